@@ -1,4 +1,4 @@
-"""What each card can do at most, by the name that its driver gives it.
+"""List the peak figures of GPUs by the names that their drivers use.
 
 FLOP/s are dense bf16 or fp16 with fp32 accumulation, at the boost clock of the reference card, from
 NVIDIA's own papers: "Ampere GA102 GPU Architecture" (RTX 30), "Ada GPU Architecture" (RTX 40),
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 GIB = 2**30
 
-# Of PCI Express by generation, after encoding.
+# Bandwidth of one PCI Express lane by generation, after encoding, in bytes per second.
 _LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
 
-# Of a bus, by copies from and to pinned memory: 22 to 26 of 31.5 GB/s on generation 4 with 16 lanes
-# (bitsandbytes, docs/streaming_analysis).
+# Share of the bus bandwidth that copies from and to pinned memory reach: 22 to 26 of 31.5 GB/s on
+# generation 4 with 16 lanes (bitsandbytes, docs/streaming_analysis).
 _REACHED = 0.8
 
 
@@ -31,9 +31,9 @@ class Card:
     """Figures of a data sheet."""
 
     name: str
-    """Without `NVIDIA` and `GeForce`."""
+    """Name without `NVIDIA` and `GeForce`."""
     flops_per_s: float
-    """Dense bf16 products of matrices, at most."""
+    """Peak of dense bf16 matrix products."""
     memory_bytes: int
     memory_bytes_per_s: float
     """Bandwidth of the card's own memory."""
@@ -52,7 +52,7 @@ class Card:
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """What copies to and from pinned host memory reach, in a slot as fast as the card.
+        """Speed of copies to and from pinned host memory, in a slot as fast as the card.
 
         >>> round(find_card("RTX 4070").bus_bytes_per_s / 1e9, 1)
         25.2
@@ -100,7 +100,7 @@ _CARDS: dict[str, _Row] = {
 
 
 def find_card(name: str) -> Card | None:
-    """Return the card of that name, as its driver or a person gives it; None: not listed.
+    """Return the card with this name, as a driver or a user writes it; None: not listed.
 
     >>> find_card("NVIDIA A100-SXM4-80GB").power_w
     400

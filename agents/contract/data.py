@@ -9,7 +9,7 @@ from agents.contract.spec import RunSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreviewJob:
-    """Look data over as a run would see it; needs the model's tokenizer, and no GPU."""
+    """Request to preview data as a run would read it; needs the model's tokenizer, and no GPU."""
 
     python: str
     spec: RunSpec
@@ -19,12 +19,12 @@ class PreviewJob:
     held_out_from: str | None = None
     """The run's training data, where `train_path` is what it is evaluated with."""
     whole: bool = True
-    """Tokenize all rows, and keep the tokens for the run; False: look at the first rows only."""
+    """Whether to tokenize all rows and keep the tokens for the run; False: only the first rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedRow:
-    """A row of which something has to be said."""
+    """A row with a problem."""
 
     row: int
     """Line of the file, or place in its list, from 1."""
@@ -32,63 +32,63 @@ class NamedRow:
     file: str = ""
     """Name of its file, where there are several."""
     malformed: bool = False
-    """The row is broken; else it has nothing to learn, or is too long."""
+    """Whether the row is broken; else it has nothing to learn, or is too long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownPart:
     text: str
     learned: bool
-    """The prediction of these tokens is trained; else they are only read."""
+    """Whether the loss counts these tokens; else they are only context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownConversation:
     num_tokens: int
     num_targets: int
-    """Tokens that are learned."""
+    """Number of tokens that the loss counts."""
     parts: tuple[ShownPart, ...]
-    """The text in order, as the model reads it; of a long one parts are left out."""
+    """Text in order, as the model reads it; parts of a long one are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownRow:
     row: int
     conversations: tuple[ShownConversation, ...]
-    """One; of a preference pair the chosen and the rejected one."""
+    """The conversation; for a preference pair the chosen and the rejected one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataPreview:
-    """What a run will learn. Also a rank's journal record `preview`, written before training."""
+    """What a run will learn from. Also the journal record `preview`, written before training."""
 
     format: str
-    """What was recognised: `chat`, `alpaca`, `text` or `preference`."""
+    """Detected format: `chat`, `alpaca`, `text` or `preference`."""
     whole: bool
-    """All rows were read; False: only the first `num_rows`, and every number is of those."""
+    """Whether all rows were read; False: only the first `num_rows`, which every number counts."""
     num_rows: int
-    """Rows of the data, with those left out."""
+    """Number of rows, including skipped ones."""
     num_examples: int
     """Units of a batch: rows, packs of rows, or pairs."""
     num_tokens: int
     num_targets: int
-    """Tokens that are learned."""
+    """Number of tokens that the loss counts."""
     longest_tokens: int
-    """Of one example, after the cut."""
+    """Length of the longest example, after truncation."""
     sequence_tokens: int
-    """Where rows are cut."""
+    """Length at which rows are truncated."""
     fill: float | None = None
     """Mean share of a pack that holds tokens, 0 to 1; None: rows are not packed."""
     num_skipped: int = 0
-    """Rows left out, the malformed ones among them."""
+    """Number of skipped rows, including malformed ones."""
     num_malformed: int = 0
     num_truncated: int = 0
-    """Rows that lose their end."""
+    """Number of truncated rows."""
     skipped: tuple[NamedRow, ...] = ()
-    """The first rows that are left out."""
+    """First skipped rows."""
     truncated: tuple[NamedRow, ...] = ()
-    """The first rows that lose their end."""
+    """First truncated rows."""
     plain_template: bool = False
-    """The tokenizer has no chat template, so conversations are written in Alpaca's words."""
+    """Whether the tokenizer lacks a chat template, so that Alpaca's is used."""
     rows: tuple[ShownRow, ...] = ()
-    """The first rows of use."""
+    """First usable rows."""

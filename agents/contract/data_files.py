@@ -1,6 +1,6 @@
-"""Which files hold rows, and how a file is cut into them.
+"""Decide which files hold rows, and how a file is split into rows.
 
-The master looks before it sends data, a node before it reads them: here, so that both judge alike.
+The master checks before it sends data, a node before it reads them; here, so that both agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
-"""End of a file's name -> how it is cut into rows."""
+"""Kind of file by the suffix of its name: how it is split into rows."""
 _NAMED = "Use .jsonl, .json, .csv, .tsv, .txt or .parquet"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
@@ -22,14 +22,14 @@ _PACKED |= {b"BZh91AY&SY": "bzip2"}
 _PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _NOT_DATA = ("dataset_info", "manifest.json", "state.json")
 
-# About the data, where it is text to read.
+# Names of text files that describe the data and hold no rows.
 _NOTES = ("readme", "license")
 _START_BYTES = 4096
 _LINE_END_BYTES = 1 << 20
 
 
 class Misfit(Exception):
-    """A file is no data. The text has no full stop, and neither has the hint."""
+    """Raised when a file holds no data. Neither message nor hint ends with a full stop."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -38,12 +38,12 @@ class Misfit(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderFiles:
-    """What a folder holds."""
+    """Files of a folder."""
 
     data: tuple[Path, ...]
     """Files with rows in and below it, in the order of their names."""
     packed: Path | None
-    """A file with rows that is compressed, and not unpacked beside itself."""
+    """Compressed file with rows that has no unpacked copy beside it; None: there is none."""
 
 
 def look_through(folder: Path) -> FolderFiles:
@@ -87,7 +87,7 @@ def _is_packed(path: Path) -> bool:
 
 
 def may_be_data(name: str) -> bool:
-    """Tell by its name whether a file of a folder holds rows.
+    """Return whether a file of a folder holds rows, judged by its name.
 
     >>> [may_be_data(name) for name in ("rows.JSONL", "README.md", "readme.csv", "state.json")]
     [True, False, True, False]
@@ -98,12 +98,12 @@ def may_be_data(name: str) -> bool:
 
 
 def find_kind(path: Path) -> str:
-    """Return how a file is cut into rows: one of the values of `KINDS`.
+    """Return how a file is split into rows: one of the values of `KINDS`.
 
-    One whose name has another end is looked into, and may be JSON.
+    A file with another suffix may still be JSON, which its first bytes show.
 
     Raises:
-        Misfit: in no way that Rackless knows.
+        Misfit: it is none that Rackless reads.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
 """List, verify and delete the checkpoints of this node. Only whole folders count: `step-NNNNNNNN`.
 
-The trainer writes under another name and renames at the end, so that a folder with this name was
-complete when it got it; `verify` finds out whether it still is.
+The trainer writes under another name and renames at the end, so a folder with this name was once
+complete; `verify` finds out whether it still is.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
 
 def _weigh(folder: Path) -> int:
     """Return the bytes of what lies there, where no manifest tells."""
-    with contextlib.suppress(OSError):  # somebody deletes it
+    with contextlib.suppress(OSError):  # it may be deleted at the same time
         return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     return 0
 
@@ -93,7 +93,7 @@ def read_entries(manifest: dict[str, Any] | None) -> list[FileEntry]:
 
 
 def hash_entries(entries: list[FileEntry]) -> str:
-    """Return one hash for a list of files, whatever their order."""
+    """Return one hash for a list of files, independent of their order."""
     rows = to_wire(sorted(entries, key=lambda entry: entry.path))
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode("ascii")).hexdigest()
 
@@ -113,7 +113,7 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
 
 
 def delete(home: Home, run_id: str, step: int) -> None:
-    """Delete a checkpoint; a broken-off deletion leaves no folder that looks like one.
+    """Delete a checkpoint; an interrupted deletion leaves no folder that looks like one.
 
     Raises:
         ExpectedError: there is no such checkpoint here, or it may not be deleted.

@@ -1,6 +1,6 @@
-"""The training environment of a node: look at one, remember it, or build it from the lock file.
+"""Inspect, adopt or build the training environment of a node from the lock file.
 
-An interpreter is asked what it has by running it, never by guessing from its folders. A built
+Packages are listed by running the interpreter, never guessed from its folders. A built
 environment lies in a folder named by the lock's hash and counts only once its marker is written; a
 broken-off build is continued. A version may carry a local part (`2.13.0+cu130`) that the lock does
 not name.
@@ -38,7 +38,7 @@ headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")
 print("RACKLESS " + json.dumps({"version": version, "found": found, "headers": headers}))
 """
 CLEAN_ENVIRON = {"PYTHONPATH": "", "PYTHONHOME": ""}
-"""What the user's shell sets for another Python must not leak into this one."""
+"""Variables to clear, so that settings for the user's own Python do not leak into this one."""
 PIP_PROBLEMS = (
     (r"No space left on device", "the disk is full", "Free about 10 GB on this node"),
     (
@@ -58,7 +58,7 @@ PIP_PROBLEMS = (
 
 
 def read_adopted(home: Home) -> EnvironmentReport | None:
-    """Return the environment that this node was told to use, as it was when told."""
+    """Return the adopted environment, as it was then; None: there is none."""
     try:
         return from_wire(EnvironmentReport, read_json(home.environment_file))
     except WireError:
@@ -66,7 +66,7 @@ def read_adopted(home: Home) -> EnvironmentReport | None:
 
 
 def find(home: Home, query: EnvironmentQuery, children: Children) -> EnvironmentReport:
-    """Say how an interpreter's packages compare with the lock; adopt it if asked and it fits.
+    """Compare an interpreter's packages with the lock; adopt it if requested and it fits.
 
     Raises:
         ExpectedError: the named interpreter does not run.
@@ -108,7 +108,7 @@ def compare(
 
 
 def is_version(found: str, wanted: str) -> bool:
-    """Tell whether the versions are equal, a local part aside that only `found` has.
+    """Return whether the versions are equal, except for a local part that only `found` has.
 
     >>> is_version("2.13.0+cu130", "2.13.0"), is_version("2.13.0", "2.13.0+cpu")
     (True, False)
@@ -180,7 +180,7 @@ def build(
 
 def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]) -> None:
     if (folder / "bin" / "python").exists() and (folder / "bin" / "pip").exists():
-        progress("going on with the environment begun before")
+        progress("continuing the environment that was begun before")
         return
     progress("making a virtual environment")
     shutil.rmtree(folder, ignore_errors=True)
@@ -246,7 +246,7 @@ def run_pip(
 
 
 def _explain(what: str, lines: list[str]) -> ExpectedError:
-    """Return what pip's or venv's last lines mean."""
+    """Return the error that the last lines of pip or venv describe."""
     text = "\n".join(lines)
     for pattern, cause, hint in PIP_PROBLEMS:
         if re.search(pattern, text):

@@ -1,10 +1,10 @@
-"""Store files that come as raw bytes, and send some: the two commands with a channel of their own.
+"""Receive and send files as raw bytes: the two commands with a channel of their own.
 
 No path of the other side is trusted: every part is checked, and folders are walked one by one
 without following symlinks. A bundle (all files of one manifest) is collected beside its final place
 in `.partial-NAME` and renamed in one step when every file is there; a file gets its name only after
-its bytes are hashed and fsynced. A broken-off transfer hence keeps its finished files and no half
-one, and the next one brings only what is missing.
+its bytes are hashed and fsynced. So an interrupted transfer keeps its finished files and no partial
+one, and the next transfer sends only the missing ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK_BYTES = 1 << 20
 MAX_PATH_CHARACTERS = 1024
 _JOB_PREFIX = ".job-"
 LAYERS_PREFIX = ".layers-"
-"""Begins the names of folders with the layers that a quantization has done so far."""
+"""Prefix of folders with the finished layers of an interrupted quantization."""
 
 
 def split_path(path: str, what: str) -> list[str]:
@@ -77,7 +77,7 @@ def split_destination(destination: str) -> list[str]:
 def read_bundle_status(
     home: Home, destination: str, entries: tuple[FileEntry, ...]
 ) -> BundleStatus:
-    """Say which files of a bundle are still missing here (by presence and size).
+    """Return which files of a bundle are missing here, by presence and size.
 
     Raises:
         ExpectedError: a path is not allowed.
@@ -323,9 +323,9 @@ def _send_file(path: Path, entry: FileEntry, out: BinaryIO) -> None:
 
 
 def remove_layers(destination: Path) -> None:
-    """Remove the layers that jobs have left beside the folder that they were making.
+    """Remove layers that jobs have left beside their destination.
 
-    Those that a job works with stay: it holds a lock on their folder.
+    Folders of running jobs stay: those hold a lock.
     """
     for path in destination.parent.glob(f"{LAYERS_PREFIX}*"):
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -338,7 +338,7 @@ def remove_layers(destination: Path) -> None:
 
 @contextlib.contextmanager
 def job_folder(home: Home) -> Iterator[Path]:
-    """Give a folder for the files of a job, which vanishes with the block.
+    """Yield a folder for the files of a job, which is removed after the block.
 
     Raises:
         ExpectedError: the disk is full or may not be written.
@@ -359,16 +359,15 @@ def remove_job_folders(home: Home) -> None:
 
 
 def remove_half_made(home: Home) -> None:
-    """Remove what jobs that were killed have left among the exports of runs."""
+    """Remove partial exports of killed jobs from all runs."""
     for exports in home.runs.glob("*/exports"):
         _remove_abandoned_in(exports)
 
 
 def remove_abandoned(destination: Path) -> None:
-    """Remove what jobs that were killed have left beside the folder that they were making.
+    """Remove partial results of killed jobs beside a destination.
 
-    That is what they made it with, such as a measured original, too. Bundles that are collected
-    there stay: a lock lies beside them.
+    Bundles that are being received there stay: a lock file lies beside them.
     """
     _remove_abandoned_in(destination.parent)
 
@@ -382,7 +381,7 @@ def _remove_abandoned_in(folder: Path) -> None:
 
 
 def _remove_of_the_dead(paths: Iterable[Path]) -> None:
-    """Remove folders whose names end with the id of a process, save those of living ones."""
+    """Remove folders whose names end with the pid of a process that no longer runs."""
     for path in paths:
         pid = path.name.rpartition("-")[2]
         if pid.isdecimal() and identify(int(pid)) is None:

@@ -1,7 +1,8 @@
-"""The hub's token on a node, where the hub's own tools keep it, so that all that fetches finds it.
+"""Keep the hub token on a node, in the file of the hub's own tools, so that every download finds
+it.
 
-A token that somebody else put there is left alone. Its digest is enough to tell whose it is, so
-that the token itself travels only to be kept. It is never logged, nor part of an answer.
+A token of the user's own is left alone. A digest is enough to compare tokens, so the token itself
+travels only to be kept. It is never logged, nor part of an answer.
 https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
 """
 
@@ -16,7 +17,7 @@ from agents.state import write_bytes
 
 
 def find_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
-    """Tell whether this node has a token, and whether it is the one with that digest."""
+    """Return whether this node has a token, and whether its digest is this one."""
     token = read_token(environ)
     if not token:
         return "none"

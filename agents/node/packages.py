@@ -1,7 +1,7 @@
-"""Packages beside the training environment: what one way of quantizing needs, in its own folder.
+"""Install packages for an export format beside the training environment, in their own folder.
 
-They are installed without their dependencies, which the lock names one by one, so that nothing of
-the environment that trains is changed or hidden. The folder is named by the lock's hash and counts
+They are installed without dependencies, which the lock lists one by one, so that nothing in the
+training environment is changed or shadowed. The folder is named by the lock's hash and is valid
 once its marker is written. An interpreter that has them all already needs no folder.
 """
 
@@ -21,7 +21,7 @@ from agents.state import Home, locked, require_name
 def build(
     home: Home, job: PackagesBuild, children: Children, progress: Callable[[str], None]
 ) -> PackagesReport:
-    """Install the packages if they are not there yet, and say where they are.
+    """Install the packages if they are missing, and return their folder.
 
     Raises:
         ExpectedError: the interpreter does not run, or pip could not do it and why.
@@ -51,7 +51,7 @@ def _install(
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise explain_os_error(error, f"making {folder}") from error
-    # Sources that are built here are to see the environment's torch, not to fetch another one.
+    # Source packages must build against the environment's torch and not download another one.
     options = ("--no-deps", "--no-build-isolation", "--target", str(folder))
     what = "installing the packages for quantizing failed"
     try:

@@ -1,4 +1,4 @@
-"""Measure between two nodes: is the way open, how long is a round trip, how many bytes a second.
+"""Measure the link between two nodes: reachability, round trip and bytes per second.
 
 The listener takes one connection on a port that the system chose, since training too listens on
 ephemeral ports. The connecting side sends its greeting and the number of bytes to come, plays
@@ -29,9 +29,9 @@ HEADER = struct.Struct("!16sQ")
 @dataclass(frozen=True)
 class LinkProbe:
     round_trip_s: float
-    """Median over the pings."""
+    """Median round trip of the pings, in seconds."""
     bytes_per_s: float | None
-    """None: no bytes were sent."""
+    """Throughput; None: no bytes were sent."""
 
 
 def choose_port(address: str) -> int:
@@ -60,7 +60,7 @@ def open_listener(address: str) -> socket.socket:
             reason = error.strerror or str(error)
         raise ExpectedError(
             f"This node cannot listen on {address}: {reason}.",
-            "Look at the node's addresses with: rackless nodes show NAME",
+            "See the node's addresses: rackless nodes show NAME",
         ) from error
 
 
@@ -95,7 +95,7 @@ def answer_probe(listener: socket.socket, timeout_s: float) -> None:
 
 def _answer(connection: socket.socket) -> bool:
     """Answer one caller; False when it is not a probe of ours."""
-    _be_prompt(connection)
+    _disable_delay(connection)
     greeting, num_bytes = HEADER.unpack(_receive(connection, HEADER.size))
     if greeting != GREETING or num_bytes > MAX_BYTES:
         return False
@@ -113,10 +113,10 @@ def _answer(connection: socket.socket) -> bool:
 
 
 def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
-    """Measure the way to a listener on another node.
+    """Measure the link to a listener on another node.
 
     Raises:
-        ExpectedError: the way is closed, or breaks during the measurement.
+        ExpectedError: no connection is possible, or it breaks during the measurement.
     """
     read_family(address)
     if not 0 < port < 1 << 16:
@@ -137,7 +137,7 @@ def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
 
 
 def _measure(connection: socket.socket, num_bytes: int) -> LinkProbe:
-    _be_prompt(connection)
+    _disable_delay(connection)
     connection.sendall(HEADER.pack(GREETING, num_bytes))
     _receive(connection, 1)
     trips_s = []
@@ -175,7 +175,8 @@ def _explain_closed(where: str, error: OSError) -> ExpectedError:
     )
 
 
-def _be_prompt(connection: socket.socket) -> None:
+def _disable_delay(connection: socket.socket) -> None:
+    # Nagle's algorithm would hold single bytes back and spoil the round trip.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

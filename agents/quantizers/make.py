@@ -1,8 +1,8 @@
 """Quantize a merged model and prove the result: `agents.program agents.quantizers.make JOB.json`.
 
 One model is in memory at a time: the original (which answers, and leaves its distributions in a
-file), the control, then what was made. The folder appears when all of it is proved; a verdict
-against it does not keep it from appearing, since what to do about it is a person's choice.
+file), the baseline, then the result. The folder appears once everything is measured, even with a
+bad verdict, since what to do about that is the user's choice.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from agents.trainer.data.tokenizer import load_tokenizer
 
 _LLAMA_CPP_ROWS, _FEWEST_ROWS = 12, 2
 
-# Of the original: with more of it fewer rows are judged, since llama.cpp is asked for one token
-# after the other, which takes as long as reading all weights.
+# Size of the original up to which llama.cpp is judged by all rows. Larger models get fewer: it
+# predicts one token at a time, and each one takes as long as reading all weights.
 _LLAMA_CPP_BYTES = 1 << 30
 
 
@@ -64,7 +64,7 @@ def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
     """Do the job.
 
     Raises:
-        ExpectedError: the model, the data or the method is of no use here, or the disk is full.
+        ExpectedError: the model, the data or the format cannot be used here, or the disk is full.
     """
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
@@ -136,7 +136,7 @@ def _make(
 
 
 def count_tokens(model: Path) -> int:
-    """Return how many tokens of a row are taken; llama.cpp refuses more than a model holds."""
+    """Return the maximum tokens of a row; llama.cpp refuses more than the model's context."""
     config = read_json(model / "config.json")
     about = config if isinstance(config, dict) else {}
     text = about.get("text_config")
@@ -145,7 +145,7 @@ def count_tokens(model: Path) -> int:
 
 
 def count_rows(size_bytes: int) -> int:
-    """Return how many rows llama.cpp is judged by.
+    """Return the number of rows that llama.cpp is judged by.
 
     >>> count_rows(1 << 30), count_rows(6 << 30), count_rows(140 << 30)
     (12, 2, 2)
@@ -160,7 +160,7 @@ def _name(job: MakeJob) -> str:
 def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
     progress.begin("proof", "Loading the result in Transformers and measuring it")
     times = None
-    if job.method == "nf4" and job.device == "cpu":  # its layers keep what they have computed with
+    if job.method == "nf4" and job.device == "cpu":  # layers keep unpacked weights after a use
         times = time_answer(load_model(folder, job.device), first.prompts[0])
     made = load_model(folder, job.device)
     if times is None:
@@ -199,7 +199,7 @@ def _prove_gguf(
 
 
 def _read_lineage(model: Path) -> dict[str, Any]:
-    """Return what the merge has left: hashes, and what it took."""
+    """Return the record of the merge: hashes and measured phases."""
     found = read_json(model / LINEAGE_FILE)
     return found if isinstance(found, dict) else {}
 
@@ -230,7 +230,7 @@ def _finish(
 
 
 def read_job(path: Path) -> tuple[MakeJob, Path]:
-    """Read the job file, and say where its relative paths start.
+    """Return the job of a file, and the folder where its relative paths start.
 
     Raises:
         ExpectedError: it is not one.

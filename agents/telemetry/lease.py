@@ -1,8 +1,8 @@
-"""Keep one recorder running per agent home, for as long as somebody wants its samples.
+"""Keep one recorder per agent home running while a server renews its lease.
 
-A server that lives renews the lease; a recorder that sees no renewal for LEASE_S ends by itself,
-unless an attempt is alive. A server that starts asks a recorder of another version of the agent to
-make room, once: two masters of different versions must not end each other's recorder for ever.
+A recorder without renewal for LEASE_S ends by itself, unless an attempt is alive. A server that
+starts ends a recorder of another agent version, once: two masters of different versions must not
+end each other's recorder forever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def keep_recorder(home: Home, archive: str, replace: bool) -> None:
 
 
 def renew(home: Home) -> None:
-    """Tell the recorder that somebody still wants samples."""
+    """Renew the lease of the recorder."""
     lease = home.telemetry / "lease"
     try:
         lease.touch(mode=0o600)

@@ -1,8 +1,8 @@
 """The recorder: one detached process per agent home that takes a sample each second.
 
-It is apart from the server so that ten minutes of history are there after a reconnect, and so that
-the memory of the GPU library is spent once. Its pid, and what it found out about the GPUs, stand in
-recorder.json for the servers to read.
+It is separate from the server, so that ten minutes of history survive a disconnect and the GPU
+library is loaded only once. Its pid and the facts about the GPUs are in recorder.json, where
+servers read them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from agents.telemetry.sampler import take_sample
 
 PERIOD_S = 1.0
 LOCK_TIMEOUT_S = 3.0
-"""How long a recorder of another version may take to make room."""
+"""Maximum wait for a recorder of another version to end, in seconds."""
 
 
 def record(home: Home) -> int:
-    """Sample until nobody wants it any more; return at once when another recorder is at it."""
+    """Sample until the lease expires; return at once if another recorder is running."""
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -1,7 +1,7 @@
-"""The last ten minutes of samples in one file of fixed size.
+"""Keep the last ten minutes of samples in one file of fixed size.
 
-Allocated whole at the start, so that a full disk cannot silence the telemetry that would tell of
-it. Slot 0 is the header, slot 1 + seq % NUM_SLOTS holds sample `seq` as `CRC32 JSON`. A reader that
+Allocated as a whole at the start, so that a full disk cannot stop the telemetry that reports it.
+Slot 0 is the header, slot 1 + seq % NUM_SLOTS holds sample `seq` as `CRC32 JSON`. A reader that
 catches a slot half written sees a wrong checksum and looks again; no lock is needed.
 """
 
@@ -21,7 +21,7 @@ from agents.errors import explain_os_error
 NUM_SLOTS = 600
 HOST_BYTES = 1024
 GPU_BYTES = 1024
-"""Room for one GPU in a sample, process ids included; what does not fit is left out."""
+"""Size of one GPU in a sample, including process ids, in bytes; a longer sample is dropped."""
 
 
 class RingWriter:

@@ -27,12 +27,12 @@ SCRATCH = ".scratch"
 """In the folder that is being made. gptqmodel writes the whole model, layer by layer: among the
 system's temporary files it would stay when the job is killed, and may not fit."""
 
-# Losses of layers; nothing loads it.
+# Losses of layers, which gptqmodel writes beside the model; nothing loads the file.
 _LOG_FILE = "quant_log.csv"
 
 
 class LayerFiles:
-    """Hears from an engine when a layer is done."""
+    """Reports finished layers to the progress of the job."""
 
     def __init__(self, progress: JobProgress, total: int) -> None:
         self.total = total
@@ -58,7 +58,7 @@ class LayerFiles:
         self._progress.look()
 
     def tell(self, done: int, total: int) -> None:
-        """Tell of so many layers."""
+        """Report the number of finished layers."""
         text = f"Quantized {done} of {total} layers"
         self._progress.tell(text, done=done, total=total)
 

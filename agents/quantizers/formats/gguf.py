@@ -31,11 +31,11 @@ from agents.quantizers.job.job import JobProgress
 QUANTIZER = "llama-quantize"
 _CONVERTED = EXPORTS["gguf"].converted_types
 
-# Signs of one: the system's words, and those of numpy and of C++ for what was not all written.
+# Signs of a full disk: the system's message, and those of numpy and C++ about short writes.
 _FULL_DISK = (os.strerror(errno.ENOSPC), "requested and", "iostream error")
 _GPT2_SPLIT = "gpt-2"
 
-# Regular expression of a tokenizer -> what llama.cpp calls it.
+# Name in llama.cpp of a tokenizer's regular expression for splitting text.
 _SPLITS = {
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+"
     "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+": "llama-bpe",
@@ -118,7 +118,7 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
 
 
 def name_split(model: Path) -> str | None:
-    """Return what llama.cpp calls the rule by which a tokenizer splits text; None: it has none."""
+    """Return llama.cpp's name of a tokenizer's rule for splitting text; None: it has none."""
     try:
         tokenizer = json.loads((model / "tokenizer.json").read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Go on with AWQ or GPTQ at the layer where a job was broken off, as far as gptqmodel can.
+"""Resume AWQ or GPTQ at the layer where a job was interrupted, where gptqmodel can.
 
 gptqmodel 7.6 keeps the layers that are done, and what goes into the next one, for Llamas and for
 Qwen3 with experts; what comes out is the same bits. They lie beside the merged model, under a name
@@ -25,13 +25,13 @@ from agents.state import read_json, take_lock
 
 _FAMILIES = ("llama", "qwen3_moe")
 
-# gptqmodel hashes with a function that older ones do not have.
+# gptqmodel hashes with a function of hashlib that older versions lack.
 _LEAST_PYTHON = (3, 11)
 
-# Of how they are made; layers of another one are no use.
+# Version of how layers are made; kept layers of another version are not used.
 _EDITION = 2
 
-# Of one job: each keeping reads and hashes all layers that are done.
+# Maximum number of saves in one job, since each save reads and hashes all finished layers.
 _KEPT_TIMES = 8
 
 

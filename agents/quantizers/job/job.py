@@ -1,7 +1,7 @@
-"""What all jobs on models have in common: a job file in, progress out, a whole folder or none.
+"""Run jobs on models: a job file in, progress out, and a complete folder or none.
 
-Progress goes to the real stdout as JSON lines, and the last one tells what went wrong; whatever
-libraries print goes to stderr. A result appears with one rename when it is whole.
+Progress goes to the real stdout as JSON lines, the last of which may report a failure; output of
+libraries goes to stderr. A result appears by one rename when it is complete.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JobProgress:
         self._phase = ""
 
     def begin(self, phase: str, message: str, folder: Path | None = None) -> None:
-        """Tell that a phase begins, and measure it until the next one does.
+        """Report that a phase begins, and measure it until the next one.
 
         Args:
             phase: its name, the same in every job.
@@ -53,17 +53,17 @@ class JobProgress:
         self.tell(message)
 
     def count(self, folder: Path) -> None:
-        """Measure the room that another folder takes, too."""
+        """Include another folder in the measured disk space."""
         if self._meter is not None:
             self._meter.count(folder)
 
     def look(self) -> None:
-        """Measure now, when more is there than in a moment."""
+        """Measure now, at the peak of the disk space."""
         if self._meter is not None:
             self._meter.look()
 
     def end(self) -> list[Phase]:
-        """Return what the phases took; measuring is over."""
+        """Stop measuring and return the measured phases."""
         meter, self._meter = self._meter, None
         return meter.end() if meter is not None else []
 

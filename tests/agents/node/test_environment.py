@@ -205,7 +205,7 @@ def test_pips_failures_are_explained(
         build(home, job("torch==2.13.0\n"), children, lines.append)
     assert message in caught.value.message
     assert hint in caught.value.hint
-    assert lines == ["going on with the environment begun before", "Collecting torch", said]
+    assert lines == ["continuing the environment that was begun before", "Collecting torch", said]
     assert (folder / "requirements.txt").read_text() == "torch==2.13.0\n"
     assert not (folder / "complete").exists()
 
