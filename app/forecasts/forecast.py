@@ -1,4 +1,4 @@
-"""What is stored of a plan when a run is launched. Pure."""
+"""Reduce a plan to the forecast that is stored when a run is launched. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from app.planning.forecast_accuracy import Forecast, RankForecast
 
 def make_forecast(
     candidate: Candidate,
-    question: PlanRequest,
+    request: PlanRequest,
     ranks: Sequence[RankPlacement],
     assumptions: Sequence[str],
 ) -> Forecast:
-    """Return what is stored of a candidate, in the order of ranks."""
-    spec, learned = question.spec, question.learned
+    """Return the forecast of a candidate, with its ranks in order."""
+    spec, learned = request.spec, request.learned
     by_place = {(gpu.node, gpu.device): gpu for gpu in candidate.gpus}
     network = learned.network.value
     return Forecast(
         mode=candidate.mode,
-        family=question.shape.family,
+        family=request.shape.family,
         adapter=spec.adapter.kind,
-        longest_tokens=question.data.longest_tokens or spec.sequence_tokens,
-        ranks=tuple(_of_rank(by_place[p.node, p.device], question) for p in ranks),
+        longest_tokens=request.data.longest_tokens or spec.sequence_tokens,
+        ranks=tuple(_of_rank(by_place[p.node, p.device], request) for p in ranks),
         step_s=candidate.step_s,
         network_s=candidate.parts_s.network_s,
         tokens_per_s=candidate.tokens_per_s,
@@ -36,14 +36,14 @@ def make_forecast(
     )
 
 
-def _of_rank(gpu: GpuPlan, question: PlanRequest) -> RankForecast:
+def _of_rank(gpu: GpuPlan, request: PlanRequest) -> RankForecast:
     is_cpu = gpu.device == "cpu"
-    planned = _planned(question.cluster, gpu)
+    planned = _planned(request.cluster, gpu)
     is_calibrated = planned.calibration is not None
-    known = question.learned.find(
+    known = request.learned.find(
         gpu.card,
-        question.shape.family,
-        question.spec.adapter.kind,
+        request.shape.family,
+        request.spec.adapter.kind,
         is_calibrated=is_calibrated,
     )
     memory = gpu.memory

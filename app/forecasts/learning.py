@@ -1,4 +1,4 @@
-"""What this PC remembers for plans: measured links, counted data, and how forecasts came out."""
+"""Learn from checks, previews and finished runs what the next plan needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from app.storage.runs import RunRecord
 
 
 class MeasuredLink(Protocol):
-    """A row of the check that may tell of a way between two nodes."""
+    """Row of the check that may describe a link between two nodes."""
 
     @property
     def node(self) -> str: ...
@@ -44,7 +44,7 @@ class MeasuredLink(Protocol):
 
 
 def store_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
-    """Remember the ways between nodes that a check has measured."""
+    """Store the links between nodes that a check has measured."""
     now_s = time.time()
     links = [
         LinkRecord(
@@ -62,7 +62,7 @@ def store_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
 
 
 def store_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> None:
-    """Remember how much there is to learn, once all of it has been tokenized."""
+    """Store the size of a run's data, once all of it has been tokenized."""
     if data.whole and data.num_examples > 0:
         counted = CountedData(
             num_rows=data.num_examples,
@@ -73,36 +73,38 @@ def store_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> Non
 
 
 def load_corrections(store: PlanningStore) -> Corrections:
-    """Return all that past runs taught."""
+    """Return the corrections that past runs give."""
     return Corrections(outcomes=store.outcomes())
 
 
 def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None:
-    """Return forecast and measurement of a run's newest attempt; None: nothing was foretold."""
+    """Return forecast and measurement of a run's newest attempt; None without a forecast."""
     plain, measured = services.planning.forecast(run.run_id, run.attempt)
     if not plain:
         return None
     try:
         forecast = from_wire(Forecast, plain)
         seen = from_wire(Measured, measured) if measured else None
-    except WireError:  # another version wrote it
+    except WireError:  # written by another version
         return None
     return ForecastComparison(forecast=forecast, measured=measure_run(services, run) or seen)
 
 
 def measure_run(services: Services, run: RunRecord) -> Measured | None:
-    """Return what the journals of a run's newest attempt tell; None: no step was done yet."""
+    """Return the measurements of a run's newest attempt; None before its first step."""
     attempt = services.runs.history(run.run_id).attempt(run.attempt)
     if not attempt.steps:
         return None
     ranks = [attempt.ranks.get(place.rank) for place in services.runs.placements(run)]
     waits = [median_of([pace.wait_s for pace in rank.paces]) for rank in ranks if rank]
     known = [wait for wait in waits if wait is not None]
+    # Only an attempt that trained from the first to the last step has a total time to compare.
     ended = run.state == "done" and attempt.first_step == 0 and run.ended_s and run.started_s
     return Measured(
         num_steps=len(attempt.steps),
         ranks=tuple(_measure_rank(rank) for rank in ranks),
         step_s=_median_step(attempt, "step_s"),
+        # The rank that waits least waits for the network alone, the others for slower ranks too.
         network_s=min(known) if len(known) == len(ranks) > 1 else None,
         tokens_per_s=_median_step(attempt, "tokens_per_s"),
         total_s=(run.ended_s or 0.0) - (run.started_s or 0.0) if ended else None,
@@ -134,7 +136,7 @@ def _median_step(attempt: AttemptHistory, name: str) -> float | None:
 
 
 def learn_from_run(services: Services, run: RunRecord) -> None:
-    """Store what an attempt that has ended measured, and what it teaches."""
+    """Store the measurements of an attempt that has ended, and the corrections that follow."""
     store = services.planning
     data = services.runs.history(run.run_id).data
     if data is not None:
@@ -149,7 +151,7 @@ def learn_from_run(services: Services, run: RunRecord) -> None:
         return
 
     def estimate(gpu: GpuMemory, setting: MemorySetting) -> int:
-        """Return torch's peak as the formulas alone say it."""
+        """Return torch's peak memory by the formulas alone, without corrections."""
         memory = estimate_memory(
             shape,
             run.spec,

@@ -1,8 +1,8 @@
-"""Ask the planner: gather what is known of model, data and nodes, and have the plan made.
+"""Gather what is known about model, data and nodes, and make plans and forecasts from it.
 
-All reading happens here, so that the planner itself is arithmetic. What had to be guessed comes
-back among the plan's assumptions. A shape is remembered while its config stays what it is, since
-the New run dialog asks at every key.
+All reading happens here, so that `app.planning` is arithmetic alone. Guesses are listed among the
+plan's assumptions. Shapes are cached while their config is unchanged, since the New run dialog
+plans at every key press.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from app.runs.services import LaunchForecast, Services
 from app.storage.planning import PlanningStore
 from app.text import show_list
 
-MOST_SHAPES = 64
+# Shapes are small; this bounds them while a person types model names.
+MAX_SHAPES = 64
 
 
 class Planner:
-    """Makes plans; remembers shapes of models between them."""
+    """Makes plans and caches the shapes of models between them."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -54,23 +55,23 @@ class Planner:
         """Return the plan for a run.
 
         Args:
-            spec: what is asked for.
-            cluster: every PC that may take part.
+            spec: requested run.
+            cluster: PCs that may take part.
             online: nodes that can be asked for the model's config.
             silent: nodes that did not answer, which the plan leaves out.
-            ask_remote: also ask nodes and the hub for the config; False: only what is here counts.
+            ask_remote: also ask nodes and the hub for the config; False uses what is here.
 
         Raises:
-            UserError: the model's sizes cannot be found out, or there is no such node.
+            UserError: the model's sizes are unknown, or there is no such node.
         """
-        question, notes = await self.ask(
+        request, notes = await self.build_request(
             spec, cluster, online=online, silent=silent, ask_remote=ask_remote
         )
-        plan = _lead_with_asked(spec, await asyncio.to_thread(make_plan, question))
-        advice = (*plan.advice, *_say_nodes(spec, plan, cluster))
+        plan = _put_requested_first(spec, await asyncio.to_thread(make_plan, request))
+        advice = (*plan.advice, *_advise_nodes(spec, plan, cluster))
         return replace(plan, advice=advice, assumptions=(*plan.assumptions, *notes))
 
-    async def ask(
+    async def build_request(
         self,
         spec: RunSpec,
         cluster: Cluster,
@@ -79,7 +80,7 @@ class Planner:
         silent: Sequence[str] = (),
         ask_remote: bool = True,
     ) -> tuple[PlanRequest, tuple[str, ...]]:
-        """Return the planner's question, and what was assumed for it."""
+        """Return the plan request, and the assumptions made for it."""
         shape, shape_note = await self._find_shape(spec.model, online, ask_remote)
         data, data_note = await asyncio.to_thread(find_data_size, self._services.planning, spec)
         notes = [note for note in (shape_note, data_note) if note]
@@ -88,14 +89,14 @@ class Planner:
             notes.append(
                 f"{show_list(list(silent))} {verb} not answer and took no part in this plan"
             )
-        question = PlanRequest(
+        request = PlanRequest(
             spec=spec,
             shape=shape,
             data=data,
             cluster=cluster,
             learned=load_corrections(self._services.planning),
         )
-        return question, tuple(notes)
+        return request, tuple(notes)
 
     async def forecast(
         self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
@@ -109,15 +110,15 @@ class Planner:
         # A resume may run on other nodes than the run file names.
         asked = spec if spec.nodes == "all" else replace(spec, nodes=tuple(facts))
         try:
-            question, _ = await self.ask(asked, cluster, ask_remote=False)
+            request, _ = await self.build_request(asked, cluster, ask_remote=False)
         except UserError:  # the model's sizes are not known here
             return LaunchForecast()
-        plan = await asyncio.to_thread(make_plan, question)
+        plan = await asyncio.to_thread(make_plan, request)
         candidate = _find_candidate(plan, ranks)
         is_free = spec.nodes == "all" and spec.parallel == "auto"
         forecast = None
         if candidate is not None:
-            forecast = make_forecast(candidate, question, ranks, plan.assumptions)
+            forecast = make_forecast(candidate, request, ranks, plan.assumptions)
         return LaunchForecast(
             forecast=forecast,
             advice=tuple(one.text for one in plan.advice if is_free and "nodes" in one.change),
@@ -132,19 +133,19 @@ class Planner:
         if found is None and not ask_remote:
             raise UserError(
                 f"the sizes of {model} are not known here",
-                "Name a folder with its config.json, or wait until it has been looked up.",
+                "Give a folder with its config.json, or wait until the model has been looked up.",
             )
         if found is None:
             found = await self._ask_remote(model, online)
         known = self._shapes.get(model)
         if known is None or known[0].config != found.config:
             shape = read_shape(found.config)
-            if len(self._shapes) >= MOST_SHAPES:
+            if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
             self._shapes[model] = known = (found, shape)
         shape = known[1]
         if not shape.is_exact:
-            return shape, f"{shape.family} is no family that is known; counted like Llama"
+            return shape, f"{shape.family} is an unknown family; planned like Llama"
         return shape, f"sizes of {model}: {found.source}" if found.source else ""
 
     async def _ask_remote(self, model: str, online: Sequence[str]) -> FoundConfig:
@@ -181,11 +182,11 @@ def describe_nodes(
     facts: Mapping[str, NodeFacts],
     samples: Mapping[str, Sample] | None = None,
 ) -> Cluster:
-    """Return the cluster of real nodes, with everything that was measured of it."""
+    """Return the cluster of real nodes, with all measurements."""
     try:
         endpoints = choose_endpoints(facts)
         interfaces = {name: endpoint.interface for name, endpoint in endpoints.items()}
-    except UserError:  # they cannot reach each other: the start says so; a plan is still of use
+    except UserError:  # no common network: the start reports it, a plan is useful all the same
         interfaces = {}
     calibrations = {(node, found.card): found for (node, _), found in store.calibrations().items()}
     return make_cluster(
@@ -198,7 +199,7 @@ def describe_nodes(
 
 
 def _measured_links(store: PlanningStore) -> dict[Pair, LinkSpeed]:
-    """Return each way with the slower of its two directions."""
+    """Return each link with the slower of its two directions."""
     links: dict[Pair, LinkSpeed] = {}
     for record in store.links():
         if record.bytes_per_s is None:
@@ -213,8 +214,8 @@ def _measured_links(store: PlanningStore) -> dict[Pair, LinkSpeed]:
     return links
 
 
-def _lead_with_asked(spec: RunSpec, plan: Plan) -> Plan:
-    """Show first what was asked for, where that is a way that this version cannot train."""
+def _put_requested_first(spec: RunSpec, plan: Plan) -> Plan:
+    """Put the requested mode first among the others, when this version cannot train it yet."""
     refusal = refuse_parallel(spec.parallel)
     if refusal is None:
         return plan
@@ -224,20 +225,20 @@ def _lead_with_asked(spec: RunSpec, plan: Plan) -> Plan:
     return replace(plan, others=tuple(others), advice=(advice,))
 
 
-def _say_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, ...]:
-    """Say how to leave out what the plan leaves out: a start takes every node of the run file."""
+def _advise_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, ...]:
+    """Advise on leaving out nodes, since a start uses every node of the run file."""
     chosen, known = plan.chosen, [node.name for node in cluster.nodes]
     if chosen is None or spec.nodes != "all" or set(chosen.nodes) == set(known):
         return ()
     if any("nodes" in advice.change for advice in plan.advice):
         return ()
     left = [name for name in known if name not in chosen.nodes]
-    text = f"A start takes every node: to leave out {show_list(left)}, name the others in nodes"
+    text = f"A start uses every node: to leave out {show_list(left)}, list the others in nodes"
     return (Advice(text=text, change={"nodes": chosen.nodes}),)
 
 
 def find_data_size(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
-    """Return how much there is to learn, as counted, else as guessed, else nothing."""
+    """Return the size of the data, counted, else guessed, else unknown, and how it is known."""
     counted = store.counted(make_data_key(spec))
     if counted is not None:
         size = DataSize(
@@ -249,7 +250,7 @@ def find_data_size(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
     path = Path(os.path.expanduser(spec.data.train))
     guess = cut_and_pack(guess_data(path), spec)
     if guess.num_rows is None:
-        note = f"how much {spec.data.train} holds is not known before it has been tokenized"
+        note = f"the size of {spec.data.train} is unknown until it has been tokenized"
         return DataSize(), f"{note}: rackless preview counts it"
     size = DataSize(
         num_rows=guess.num_rows,
@@ -257,4 +258,4 @@ def find_data_size(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
         longest_tokens=guess.longest_tokens if guess.is_whole else None,
     )
     looked = "its rows" if guess.is_whole else "its first megabyte"
-    return size, f"tokens of {path.name} guessed from {looked}, 4 characters each"
+    return size, f"tokens of {path.name} estimated from {looked}, at 4 characters each"

@@ -1,6 +1,6 @@
-"""Artifacts and where their copies lie. An artifact stays when its run is deleted.
+"""Store of artifacts and their copies. An artifact stays when its run is deleted.
 
-The files' hashes are those that were true when it was registered: every copy is held against them.
+The hashes of its files are those at registration; every copy is verified against them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class ArtifactStore:
         return added
 
     def save_copy(self, artifact: ArtifactSnapshot, copy: ArtifactCopy) -> None:
-        """Remember a copy, or how it stands; no other artifact lies at that place any more."""
+        """Store a copy or its new state; no other artifact is at that place any more."""
         with self._database.write() as connection:
-            if copy.kind != "node":  # a node holds many, each in a folder of its own
+            if copy.kind != "node":  # a node has a folder for each
                 connection.execute(
                     "DELETE FROM artifact_copies WHERE kind = ? AND place = ? "
                     "AND NOT (name = ? AND version = ?)",
@@ -91,7 +91,7 @@ class ArtifactStore:
             )
 
     def forget(self, artifact: ArtifactSnapshot) -> None:
-        """Take it out of the list, with all that is known of its copies."""
+        """Delete the artifact and the records of its copies."""
         with self._database.write() as connection:
             connection.execute(
                 "DELETE FROM artifacts WHERE name = ? AND version = ?",
@@ -121,7 +121,8 @@ class ArtifactStore:
 
 
 def content_sha256(files: Sequence[FileEntry]) -> str:
-    """Return what names a set of files: the hash of their paths and hashes."""
+    """Return the identity of a set of files: the hash of their paths and hashes."""
+    # Sorted, and without sizes and dates: the same content always has the same identity.
     listed = sorted((entry.path, entry.sha256) for entry in files)
     return hashlib.sha256(json.dumps(listed).encode("ascii")).hexdigest()
 

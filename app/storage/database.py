@@ -1,8 +1,8 @@
-"""Open the database safely: settings read back, damage moved aside, schema brought up to date.
+"""Open the database safely: verify its settings, move damaged files aside, migrate the schema.
 
-The window and the command may write at the same time. Below SQLite 3.51.3 two connections in WAL
-mode can corrupt the file (the WAL-reset bug), so an older library gets the rollback journal with
-`synchronous=EXTRA` instead; at the rate at which people start runs nobody can measure the price.
+The window and the command line may write at the same time. Below SQLite 3.51.3 two connections in
+WAL mode can corrupt the file (the WAL-reset bug), so an older library gets the rollback journal
+with `synchronous=EXTRA` instead; at the rate at which people start runs the cost is not measurable.
 """
 
 from __future__ import annotations
@@ -20,33 +20,37 @@ from app.filelock import locked
 from app.paths import private_folder
 from app.storage.migrations import MIGRATIONS
 
+# First release with the fix of the WAL-reset bug.
 SAFE_WAL_VERSION = (3, 51, 3)
+# Transactions of ours take milliseconds; longer means a backup program or a hung process.
 BUSY_TIMEOUT_S = 10.0
 
 
 class Database:
-    """One connection to the file, usable from any thread, for one transaction at a time."""
+    """Connection to the file, usable from any thread, for one transaction at a time."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self._lock = threading.RLock()
         self._path = path
         self.notice = ""
-        """What a person should know about the opening, such as a damaged file moved aside."""
+        """Message for the user about the opening, such as a damaged file that was moved aside."""
 
     def read(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             return self._connection.execute(sql, args).fetchall()
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """Run the block as one transaction: all of it is durable afterwards, or nothing happened.
+        """Run the block as one durable transaction; roll it back when the block raises.
 
         Raises:
-            UserError: the file is locked by another program for long, or the disk is full.
+            UserError: another program keeps the file locked, or the disk is full.
         """
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
+            # IMMEDIATE takes the write lock now. A deferred transaction would read first and then
+            # fail with SQLITE_BUSY, without waiting, when another process had written meanwhile.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -56,7 +60,7 @@ class Database:
                 raise
 
     def version_of_data(self) -> int:
-        """Return a number that changes whenever another process has written."""
+        """Return a number that changes whenever another process writes."""
         return int(self.read("PRAGMA data_version")[0][0])
 
     def close(self) -> None:
@@ -64,7 +68,7 @@ class Database:
             self._connection.close()
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -72,12 +76,12 @@ class Database:
 
 
 def open_database(path: Path, fill: Callable[[Database], None] = lambda database: None) -> Database:
-    """Open, check and migrate the file; make it when missing; move it aside when damaged.
+    """Open, check and migrate the file; create it when missing; move it aside when damaged.
 
     Args:
-        path: of the file.
-        fill: puts what is known elsewhere into a new file, before another process sees it empty;
-            done again where a kill broke it off.
+        path: database file.
+        fill: restores into a new file what is known elsewhere, before another process sees it
+            empty; repeated when a kill interrupted it.
 
     Raises:
         UserError: its folder cannot be written, or a newer version of Rackless wrote it.
@@ -108,7 +112,7 @@ def _open_or_replace(path: Path) -> Database:
         database = _open(path)
         database.notice = (
             f"{path} was damaged ({error}) and is now {moved_to.name}. "
-            "A new one was made; runs are found again on their nodes."
+            "A new one was created; runs are found again on their nodes."
         )
         return database
 
@@ -128,7 +132,7 @@ def _open(path: Path) -> Database:
 
 
 def _configure(connection: sqlite3.Connection) -> None:
-    _expect_healthy(connection)
+    _check_health(connection)
     safe_wal = sqlite3.sqlite_version_info >= SAFE_WAL_VERSION
     settings = {
         "journal_mode": ("WAL", "wal") if safe_wal else ("DELETE", "delete"),
@@ -136,18 +140,19 @@ def _configure(connection: sqlite3.Connection) -> None:
         "foreign_keys": ("ON", 1),
     }
     for name, (value, expected) in settings.items():
+        # SQLite ignores a pragma that it cannot apply, so the value is read back.
         connection.execute(f"PRAGMA {name} = {value}").fetchall()
         found = connection.execute(f"PRAGMA {name}").fetchone()[0]
         if found != expected:
-            raise sqlite3.OperationalError(f"{name} stays {found!r} instead of {expected!r}")
+            raise sqlite3.OperationalError(f"{name} is {found!r} instead of {expected!r}")
 
 
-def _expect_healthy(connection: sqlite3.Connection) -> None:
+def _check_health(connection: sqlite3.Connection) -> None:
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if problem != "ok":
         raise sqlite3.DatabaseError(str(problem))
     if connection.execute("PRAGMA foreign_key_check").fetchone():
-        raise sqlite3.DatabaseError("rows refer to others that are not there")
+        raise sqlite3.DatabaseError("rows refer to missing rows")
 
 
 def _schema_of(connection: sqlite3.Connection) -> int:
@@ -174,7 +179,7 @@ def _apply(connection: sqlite3.Connection, step: int) -> None:
         for statement in MIGRATIONS[step]:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {step + 1}")
-        _expect_healthy(connection)
+        _check_health(connection)
         connection.execute("COMMIT")
     except BaseException:
         _roll_back(connection)
@@ -203,6 +208,7 @@ def _move_aside(path: Path) -> Path:
         number += 1
         target = path.with_name(f"{path.name}.damaged-{stamp}-{number}")
     path.replace(target)
+    # SQLite would apply a journal left behind to the new file of the same name.
     for suffix in ("-journal", "-wal", "-shm"):
         beside = path.with_name(path.name + suffix)
         if beside.exists():
@@ -213,6 +219,6 @@ def _move_aside(path: Path) -> Path:
 def _as_user_error(error: sqlite3.OperationalError, path: Path) -> UserError:
     return UserError(
         f"{path} cannot be used: {error}.",
-        "Close other programs that hold it, free disk space, and check that the folder is writable "
+        "Close other programs that use it, free disk space, and check that the folder is writable "
         "and not on a network share.",
     )

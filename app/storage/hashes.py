@@ -1,6 +1,6 @@
-"""SHA-256 of files that were hashed before, so that a model is not read whole at each start.
+"""Cache of file hashes, so that a model is not read completely at every start.
 
-A file counts as unchanged while its size and modification time are.
+A file counts as unchanged while its size and modification time are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ class HashStore:
         self._database = database
 
     def sha256(self, path: Path) -> str:
-        """Return the hash of a file, from memory when it has not changed. May read for minutes."""
+        """Return the SHA-256 of a file, cached while the file is unchanged. May read for
+        minutes."""
         stat = path.stat()
         rows = self._database.read(
             "SELECT sha256 FROM file_hashes WHERE path = ? AND size_bytes = ? AND modified_ns = ?",
@@ -34,6 +35,6 @@ class HashStore:
 
 
 def hash_file(path: Path) -> str:
-    """Read a file whole and return its SHA-256 in hex."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

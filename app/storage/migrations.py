@@ -1,7 +1,7 @@
-"""The steps that bring a database from one schema to the next, in order, never edited.
+"""Migrations of the database schema, in order.
 
-Step i brings `user_version` i to i + 1. A new step is added at the end; what was released stays as
-it is, because databases out there went through it.
+Migration i takes `user_version` from i to i + 1. A new one is added at the end; released ones are
+never edited, because existing databases have gone through them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The nodes that were added, in the order in which they came.
+"""Store of the added nodes, in the order in which they were added.
 
-A readable copy is kept beside the database: who loses the database keeps the addresses, and
-with them every run, since runs are found again on their nodes.
+A readable copy is kept beside the database. It preserves the addresses when the database is lost,
+and with them every run, since runs are found again on their nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.storage.database import Database
 class NodeRecord:
     name: str
     address: dict[str, Any]
-    """Plain form of the address; `app.nodes.node` knows what the keys mean."""
+    """Plain form of the address; `app.nodes.node` defines the keys."""
     added_s: float
 
 
@@ -34,7 +34,7 @@ class NodeStore:
         return tuple(NodeRecord(name=n, address=json.loads(a), added_s=t) for n, a, t in rows)
 
     def save(self, name: str, address: dict[str, Any]) -> None:
-        """Remember a node, or its new address."""
+        """Store a node or its new address."""
         self._insert(NodeRecord(name=name, address=address, added_s=time.time()))
         self._write_copy()
 
@@ -56,7 +56,7 @@ class NodeStore:
         replace_text(self._copy, json.dumps(nodes, indent=1) + "\n")
 
     def restore_from_copy(self) -> None:
-        """Take the nodes of the readable copy in, after the database was lost."""
+        """Restore the nodes from the readable copy, after the database was lost."""
         for node in _read_copy(self._copy):
             self._insert(node)
 
@@ -69,4 +69,4 @@ def _read_copy(path: Path) -> list[NodeRecord]:
             for r in rows
         ]
     except (OSError, ValueError, TypeError, KeyError):
-        return []  # a copy that is missing or edited by hand: the nodes are added again by hand
+        return []  # missing, or edited by hand: the user adds the nodes again

@@ -1,6 +1,6 @@
-"""What plans are made from, and what became of them: measurements, forecasts, outcomes.
+"""Store of what plans are based on, and of their results: measurements, forecasts, outcomes.
 
-An outcome stays when its run is deleted: what was learned of a card is true without the run.
+An outcome stays when its run is deleted: what was learned about a card holds without the run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from agents.contract.node import Calibration
 from app.planning.learning import RunOutcome
 from app.storage.database import Database
 
+# Newest outcomes that a plan learns from; reading them takes milliseconds.
 MAX_OUTCOMES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRecord:
-    """What the check measured from one node to another."""
+    """Link from one node to another, as the last check measured it."""
 
     node: str
     peer: str
@@ -32,10 +33,10 @@ class LinkRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountedData:
-    """What tokenizing all of a run's data has counted."""
+    """Size of a run's data, as counted while all of it was tokenized."""
 
     num_rows: int
-    """Examples: rows, packs of rows, or pairs."""
+    """Number of examples: rows, packs of rows, or pairs."""
     num_tokens: int
     longest_tokens: int
 
@@ -76,7 +77,7 @@ class PlanningStore:
             )
 
     def forget_node(self, node: str) -> None:
-        """Drop what was measured of a node that is removed."""
+        """Delete the measurements of a removed node."""
         with self._database.write() as connection:
             connection.execute("DELETE FROM calibrations WHERE node = ?", (node,))
             connection.execute("DELETE FROM links WHERE node = ? OR peer = ?", (node, node))
@@ -103,7 +104,7 @@ class PlanningStore:
     # ------------------------------------------------------------ forecasts
 
     def forecast(self, run_id: str, attempt: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the plain forms of an attempt's forecast and measurement; empty: none."""
+        """Return the plain forms of an attempt's forecast and measurement; empty without one."""
         rows = self._database.read(
             "SELECT forecast, measured FROM forecasts WHERE run_id = ? AND attempt = ?",
             (run_id, attempt),
@@ -129,7 +130,7 @@ class PlanningStore:
     # ------------------------------------------------------------ outcomes
 
     def outcomes(self) -> tuple[RunOutcome, ...]:
-        """Return what the newest runs taught; rows of another version are passed over."""
+        """Return the outcomes of the newest runs; skip rows of another version."""
         rows = self._database.read(
             "SELECT outcome FROM outcomes ORDER BY ended_s DESC LIMIT ?", (MAX_OUTCOMES,)
         )
@@ -142,7 +143,7 @@ class PlanningStore:
         return tuple(found)
 
     def save_outcomes(self, run_id: str, attempt: int, outcomes: dict[int, RunOutcome]) -> None:
-        """Remember what each rank of an attempt taught."""
+        """Store the outcome of each rank of an attempt."""
         with self._database.write() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?)",

@@ -1,4 +1,4 @@
-"""Prompts that a project is compared by, and what models answered to them."""
+"""Store of a project's test prompts, and of the answers that models gave to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.conversation import AnswerComparison, Project
 from app.storage.database import Database
 
 MAX_COMPARISONS = 50
-"""Of one project; the oldest go."""
+"""Maximum number of comparisons kept per project; the oldest are deleted."""
 
 
 class PromptStore:
@@ -17,7 +17,7 @@ class PromptStore:
         self._database = database
 
     def prompts(self, project: Project) -> tuple[str, ...]:
-        """Return the project's prompts; empty: none were kept yet."""
+        """Return the project's prompts; empty when none are stored."""
         rows = self._database.read(
             "SELECT prompts FROM prompt_sets WHERE base = ? AND data = ?",
             (project.base, project.data),
@@ -32,7 +32,7 @@ class PromptStore:
             )
 
     def comparisons(self, project: Project) -> tuple[AnswerComparison, ...]:
-        """Return what was answered, newest first; rows of another version are passed over."""
+        """Return the comparisons, newest first; skip rows of another version."""
         rows = self._database.read(
             "SELECT comparison FROM comparisons WHERE base = ? AND data = ? ORDER BY id DESC",
             (project.base, project.data),

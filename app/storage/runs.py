@@ -1,7 +1,7 @@
-"""Runs, their attempts and their events.
+"""Store of runs, their attempts and their events.
 
-Two processes may change one run at once, so every change is a function from the row as it stands to
-the row as it shall be, applied inside one write transaction.
+Two processes may change one run at once, so every change is a function from the current row to the
+new row, applied inside one write transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredProgress:
-    """How far a run has come, kept so that a list of runs needs no journals."""
+    """Progress of a run, stored so that a list of runs needs no journals."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -43,14 +43,14 @@ class RunRecord:
     spec: RunSpec
     attempt: int
     nodes: tuple[str, ...]
-    """Nodes of the newest attempt, in rank order."""
+    """Nodes of the newest attempt, in the order of ranks."""
     message: str = ""
     hint: str = ""
     created_s: float
     started_s: float | None = None
     ended_s: float | None = None
     stop_asked: bool = False
-    """A person wants it stopped; remembered so that a new master goes on stopping."""
+    """Whether a person has stopped it; stored so that a new master keeps stopping it."""
     progress: StoredProgress = field(default_factory=StoredProgress)
 
 
@@ -62,7 +62,7 @@ class AttemptRecord:
     resume_step: int | None = None
     launched_s: float
     inputs: dict[str, Any] = field(default_factory=dict)
-    """Plain form of the model's and the data's sources, as they were when it was launched."""
+    """Plain form of the sources of model and data at the launch."""
 
 
 class RunStore:
@@ -91,6 +91,7 @@ class RunStore:
 
     def add(self, run: RunRecord) -> bool:
         """Insert a run; return False when it is known already or was deleted."""
+        # A node that was off when its run was deleted still reports it: it must not come back.
         with self._database.write() as connection:
             gone = connection.execute("SELECT 1 FROM deleted_runs WHERE run_id = ?", (run.run_id,))
             if gone.fetchone():
@@ -104,9 +105,9 @@ class RunStore:
     def change(
         self, run_id: str, change: Callable[[RunRecord], RunRecord | None]
     ) -> RunRecord | None:
-        """Replace a run by `change(run)`; return the new value, None when nothing changed.
+        """Replace a run by `change(run)`; return the new value, or None when nothing changed.
 
-        `change` sees the row as it stands at that moment and returns None to leave it.
+        `change` gets the current row, inside the transaction, and returns None to leave it.
         """
         with self._database.write() as connection:
             row = connection.execute(
@@ -121,7 +122,7 @@ class RunStore:
             return new
 
     def delete(self, run_id: str) -> None:
-        """Forget a run and remember that it was deleted, for nodes that come back later."""
+        """Delete a run and remember its id, for nodes that come back later."""
         with self._database.write() as connection:
             connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
             connection.execute(
@@ -129,7 +130,7 @@ class RunStore:
             )
 
     def discard(self, run_id: str) -> None:
-        """Take out a run that no node has heard of."""
+        """Delete a run that never reached a node."""
         with self._database.write() as connection:
             connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
 
@@ -180,7 +181,7 @@ class RunStore:
     # ------------------------------------------------------------ facts of the whole store
 
     def must_search_nodes(self) -> bool:
-        """Tell whether nodes may hold runs that this store has lost."""
+        """Return whether nodes may hold runs that this store has lost."""
         return bool(self._database.read("SELECT 1 FROM facts WHERE key = 'search_nodes'"))
 
     def set_search_nodes(self, wanted: bool) -> None:
@@ -228,10 +229,12 @@ def _run_of(row: tuple[Any, ...]) -> RunRecord:
 
 
 def _spec_of(plain: dict[str, Any]) -> RunSpec:
-    """Return a spec; of one from before a rule of today, the nearest that today's take."""
+    """Return a stored spec; one that breaks a newer rule becomes the nearest valid spec."""
     try:
         return from_wire(RunSpec, plain)
     except WireError:
+        # Two rules are newer than released versions: the upper limit of numbers, and no fp64 with
+        # QLoRA. Refusing the row would hide the run from every list.
         nearest = cast(dict[str, Any], _limit(plain))
         kind = (nearest.get("adapter") or {}).get("kind")
         if kind == "qlora" and nearest.get("precision") == "fp64":

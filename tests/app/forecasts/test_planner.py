@@ -97,13 +97,13 @@ def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> 
 
 def test_counted_data_replaces_the_guess(services: Services, spec: RunSpec) -> None:
     Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
-    question, notes = asyncio.run(Planner(services).ask(spec, home(services)))
+    question, notes = asyncio.run(Planner(services).build_request(spec, home(services)))
     assert question.data.num_rows == 1
-    assert notes == ("tokens of chats.jsonl guessed from its rows, 4 characters each",)
+    assert notes == ("tokens of chats.jsonl estimated from its rows, at 4 characters each",)
     services.planning.save_counted(
         make_data_key(spec), CountedData(num_rows=10, num_tokens=500, longest_tokens=99)
     )
-    question, notes = asyncio.run(Planner(services).ask(spec, home(services)))
+    question, notes = asyncio.run(Planner(services).build_request(spec, home(services)))
     assert (question.data.num_rows, question.data.mean_tokens) == (10, 50)
     assert (question.data.longest_tokens, notes) == (99, ())
 
