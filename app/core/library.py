@@ -63,13 +63,13 @@ class CoreLibrary:
 
     async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
         """Return why `model`, `train` or `eval` cannot be used, for each that cannot."""
-        from app.library.data import tell_missing_data
-        from app.library.models import tell_missing_model
+        from app.library.data import explain_missing_data
+        from app.library.models import explain_missing_model
 
         def find() -> dict[str, str]:
-            checks = {"model": tell_missing_model}
+            checks = {"model": explain_missing_model}
             problems = {
-                key: checks.get(key, tell_missing_data)(name) for key, name in names.items()
+                key: checks.get(key, explain_missing_data)(name) for key, name in names.items()
             }
             return {key: problem for key, problem in problems.items() if problem}
 

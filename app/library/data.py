@@ -46,7 +46,7 @@ def is_hub_data(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None and not plain
 
 
-def tell_missing_data(name: str) -> str:
+def explain_missing_data(name: str) -> str:
     """Return why a name cannot be data, without opening it; empty: it can."""
     try:
         is_here = Path(name).expanduser().exists()
@@ -69,7 +69,7 @@ def find_data(name: str, key: str, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such file, its kind is not supported, or it is broken.
     """
-    if tell_missing_data(name):
+    if explain_missing_data(name):
         raise _no_such_file(name, key)
     path = Path(name).expanduser().absolute()
     if path.is_dir():

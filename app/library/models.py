@@ -28,7 +28,7 @@ def find_model(name: str, hashes: HashStore) -> Source:
         UserError: there is no such folder, or it has no model that can be sent.
     """
     path = Path(os.path.expanduser(name))  # unlike Path.expanduser it raises for no user name
-    missing = tell_missing_model(name)
+    missing = explain_missing_model(name)
     if missing == _A_FILE:
         raise UserError(
             f"the model {name} is a file", "Name the folder with config.json and the weights."
@@ -43,7 +43,7 @@ def find_model(name: str, hashes: HashStore) -> Source:
     return Source(value=name)  # on the hub or on the nodes; each trainer reports if it is missing
 
 
-def tell_missing_model(name: str) -> str:
+def explain_missing_model(name: str) -> str:
     """Return why a name cannot be a model, without opening it; empty: it can.
 
     An absolute path may be a folder on the nodes, which run Linux even if this PC does not.
@@ -68,7 +68,7 @@ def find_tokenizer(name: str, hashes: HashStore) -> Source:
         UserError: there is no such folder.
     """
     path = Path(os.path.expanduser(name))
-    if tell_missing_model(name) or not path.is_dir():
+    if explain_missing_model(name) or not path.is_dir():
         return find_model(name, hashes)
     folder = path.absolute()
     suffixes = _SENT_SUFFIXES - {".safetensors"}

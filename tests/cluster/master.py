@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a finished command left."""
+    """Result of a finished command."""
 
     code: int
     output: str
     problem: str
-    """What it wrote to stderr."""
+    """Text on stderr."""
 
     @property
     def document(self) -> Any:
@@ -46,7 +46,7 @@ class Master:
         return self._python(str(path), *arguments)
 
     def rackless(self, *arguments: str, timeout_s: float = 90.0) -> Answer:
-        """Run `rackless ... --json` to its end, whatever the exit code."""
+        """Run `rackless ... --json` to its end, with any exit code."""
         with self.start(*arguments) as process:
             try:
                 output, problem = process.communicate(timeout=timeout_s)

@@ -30,7 +30,7 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 class ClusterError(RuntimeError):
-    """Raised when a step of the set-up failed; carries the command and what it said."""
+    """Raised when a step of the set-up fails; contains the command and its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,7 +258,7 @@ class Cluster:
 
 
 def root_is_locked() -> bool:
-    """Tell whether sshd would turn root away without PAM (Ubuntu locks the account with `!`)."""
+    """Return whether sshd would refuse root without PAM (Ubuntu locks the account with `!`)."""
     entries = (line.split(":") for line in Path("/etc/shadow").read_text().splitlines())
     return any(name == "root" and password.startswith("!") for name, password, *_ in entries)
 
@@ -278,7 +278,7 @@ def namespaces() -> list[str]:
 
 
 def remove_namespaces(names: list[str]) -> None:
-    """Kill what lives in the namespaces, wait for it to be gone, and delete them."""
+    """Kill all processes in the namespaces, wait for their end, and delete the namespaces."""
     existing = set(namespaces()) & set(names)
     end = time.monotonic() + START_S
     while time.monotonic() < end:
@@ -295,7 +295,7 @@ def remove_namespaces(names: list[str]) -> None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Tell whether the process has ended and only waits for its parent to notice."""
+    """Return whether the process is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -303,7 +303,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def remove_stale() -> None:
-    """Remove what clusters left whose test process was killed; their names carry its pid."""
+    """Remove leftovers of clusters whose test process was killed; their names contain its pid."""
     dead = [name for name in namespaces() if not Path(f"/proc/{name.split('-')[1]}").exists()]
     if dead:
         remove_namespaces(dead)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def watching(cluster: Cluster, home: Path, *more: str) -> Iterator[Iterator[dict[str, Any]]]:
-    """A master that watches the first node; yields what it says."""
+    """A master that watches the first node; yields its output."""
     node = cluster.nodes[0]
     place = ("--host", node.address, "--key", str(cluster.key), "--home", str(home))
     process = cluster.start(

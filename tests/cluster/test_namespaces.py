@@ -1,4 +1,4 @@
-"""The namespace cluster itself: what the tests built on it may rely on."""
+"""The namespace cluster itself: the guarantees that other tests rely on."""
 
 from __future__ import annotations
 

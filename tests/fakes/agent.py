@@ -1,4 +1,4 @@
-"""A tiny agent for tests of the master's side: it answers, refuses, floods and dies on wish."""
+"""A tiny agent for tests of the master's side: it answers, refuses, floods and dies on request."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def make_folder(folder: Path, origin: Origin, method: str, *types: str) -> Path:
 
 
 def make_proof(name: str) -> dict[str, object]:
-    """Return what a proof says of one file."""
+    """Return the verification of one file."""
     return {
         "name": name, "keep": True, "problems": [], "distance": {"kl": 0.001, "perplexity": 3.98},
         "control": {"kl": 0.017}, "original_perplexity": 3.97, "size_bytes": 100,
@@ -54,7 +54,7 @@ def make_proof(name: str) -> dict[str, object]:
 
 
 def past_artifacts(now_s: float) -> tuple[ArtifactSnapshot, ...]:
-    """Return what somebody has exported in the last days, one of them lost."""
+    """Return exports of the last days, one of them lost."""
     origin = Origin(
         base="meta-llama/Llama-2-7b-hf", data="chats.jsonl", run_id="support-chat-7f3a",
         run_name="support-chat", step=400, licence="llama2",

@@ -1,4 +1,4 @@
-"""Nodes in memory, for the life of a run: they launch, fail, fall silent and forget on demand."""
+"""Nodes in memory for tests of runs: they launch, fail, hang and lose state on demand."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class FakeNode:
     stops: list[tuple[str, int, float]] = field(default_factory=list)
     wishes: list[ControlRequest] = field(default_factory=list)
     grant: Callable[[str, int, ControlRequest], None] | None = None
-    """What the trainer does with a wish."""
+    """Answer a control request as the trainer does."""
     deleted: list[str] = field(default_factory=list)
     pushed: list[str] = field(default_factory=list)
     merges: list[MergeJob] = field(default_factory=list)
@@ -134,7 +134,7 @@ class FakeNode:
     """Models that were loaded for a conversation."""
     asked: list[tuple[str, ChatTurn]] = field(default_factory=list)
     chats: set[str] = field(default_factory=set)
-    """Those that still are; a test takes one away to let it end."""
+    """Running ones; a test removes one to let it end."""
     stopped: list[str] = field(default_factory=list)
     previews: list[PreviewJob] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -411,7 +411,7 @@ class FakeCluster:
                 self.nodes[target].checkpoints[key] = info
 
     def _store(self, name: str, path: str, files: Sequence[FileEntry]) -> None:
-        """Bring what is missing by name and size, as nodes tell it."""
+        """Copy the files that are missing by name and size, as a node does."""
         artifacts = self.nodes[name].artifacts
         here = {(entry.path, entry.size_bytes): entry for entry in artifacts.get(path, ())}
         artifacts[path] = tuple(here.get((one.path, one.size_bytes), one) for one in files)

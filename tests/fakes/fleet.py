@@ -1,4 +1,4 @@
-"""A fleet for tests, and all that it publishes."""
+"""A fleet for tests, and the events that it publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.nodes.fleet import Fleet
 
 
 class Seen:
-    """What was published."""
+    """Recorder of published events."""
 
     def __init__(self) -> None:
         self.hub = EventHub()

@@ -18,7 +18,7 @@ TOKEN = "hf_" + "x" * 34
 class FakeHub:
     address: str = ""
     status: int = 200
-    """What every request is answered with; 200: as it should be."""
+    """Status of every answer; 200: normal operation."""
     models: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: dict[str, bool] = field(default_factory=dict)
 

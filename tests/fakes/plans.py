@@ -1,4 +1,4 @@
-"""A believable plan for the fake cluster: three ways, one of which this version cannot train."""
+"""A believable plan for the fake cluster: three candidates, of which one cannot be trained yet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_memory(activations: int = 1500, desktop: int = 350) -> MemoryForecast:
 
 
 def make_gpu_plan(place: int, **changes: object) -> GpuPlan:
-    """Return what the GPU at `place` of CARDS does."""
+    """Return the part of the GPU at `place` of CARDS."""
     node, device, card, gib, share, rate = CARDS[place]
     plan = GpuPlan(
         node=node,
@@ -60,7 +60,7 @@ def make_gpu_plan(place: int, **changes: object) -> GpuPlan:
 
 
 def make_plan_of_all(fits: bool = True) -> Plan:
-    """Return data parallel over four GPUs, before a single one and a sharded way."""
+    """Return data parallel over four GPUs, with one GPU and a sharded plan as runners-up."""
     chosen = Candidate(
         mode="data",
         nodes=("alpha", "beta", "gamma"),
@@ -111,7 +111,7 @@ def make_plan_of_all(fits: bool = True) -> Plan:
 
 
 def make_comparison() -> ForecastComparison:
-    """Return what was foretold of four ranks, and what they did."""
+    """Return the forecast of four ranks and their measurements."""
     plan = make_plan_of_all().chosen
     assert plan is not None
     ranks = tuple(

@@ -1,4 +1,4 @@
-"""A training rank without torch, for the supervisor's tests: `FAKE_RANKS` says what each one does.
+"""A training rank without torch, for tests of the supervisor: `FAKE_RANKS` selects its behaviour.
 
 Stands in for the interpreter of the training environment, so it is started as
 `rank.py -m agents.trainer`; it writes heartbeats and journals as the real trainer does.

@@ -109,7 +109,7 @@ class Site:
         )
 
     def rackless(self, *arguments: str, timeout_s: float = 120.0) -> Answer:
-        """Run `rackless ...` to its end, whatever the exit code."""
+        """Run `rackless ...` to its end, with any exit code."""
         with self.start(*arguments) as process:
             try:
                 output, problem = process.communicate(timeout=timeout_s)

@@ -110,7 +110,7 @@ async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> fl
 
 
 def tools_without(folder: Path, *left_out: str) -> str:
-    """Return a PATH with what the script needs, but for some tools."""
+    """Return a PATH with the tools of the script, except these."""
     folder.mkdir()
     names = ("sh", "head", "sha256sum", "mkdir", "mv", "rm", "ls", "grep", "tail", "find")
     for name in (*names, "python3"):

@@ -12,8 +12,8 @@ from agents.errors import ExpectedError
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
 from app.errors import UserError
-from app.library.data import check_form, find_data, tell_missing_data
-from app.library.models import find_model, tell_missing_model
+from app.library.data import check_form, explain_missing_data, find_data
+from app.library.models import explain_missing_model, find_model
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
 
@@ -364,7 +364,7 @@ def test_data_that_is_not_there_is_told_without_a_look_into_it(
     tmp_path: Path, name: str, is_missing: bool
 ) -> None:
     (tmp_path / "model").mkdir()
-    assert bool(tell_missing_data(name.replace("HERE", str(tmp_path)))) == is_missing
+    assert bool(explain_missing_data(name.replace("HERE", str(tmp_path)))) == is_missing
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_model_that_is_not_there_is_told_without_a_look_into_it(
     tmp_path: Path, name: str, words: str
 ) -> None:
     (tmp_path / "file").touch()
-    told = tell_missing_model(name.replace("HERE", str(tmp_path)))
+    told = explain_missing_model(name.replace("HERE", str(tmp_path)))
     assert words in told
     assert bool(told) == bool(words)
 
