@@ -59,7 +59,7 @@ def _used(row: DeviceRow) -> int | None:
 def device_columns() -> list[Column[DeviceRow]]:
     # Widths leave some 200 px for the state in a window of 1280 px: it is the column to read first.
     return [
-        Column(title="Node", text=lambda r: r.key.node, width_px=88),
+        Column(title="Node", text=lambda r: r.key.node, width_px=76),
         Column(title="Slot", text=lambda r: name_place(r.key.device), width_px=68),
         Column(title="Device", text=lambda r: short_name(r.reading.name), width_px=166),
         Column(
@@ -73,7 +73,7 @@ def device_columns() -> list[Column[DeviceRow]]:
             "Load",
             lambda r: _figure(r, "utilisation"),
             show_share,
-            width_px=62,
+            width_px=64,
             tip="Share of time the device was computing",
         ),
         Column(
@@ -81,13 +81,13 @@ def device_columns() -> list[Column[DeviceRow]]:
             text=lambda r: show_bytes_of(_used(r), r.reading.memory_total_bytes),
             sort=lambda r: unknown_first(share_of(_used(r), r.reading.memory_total_bytes)),
             is_number=True,
-            width_px=120,
+            width_px=124,
             tip="In use and total: VRAM of a GPU, or RAM of a PC that trains on its CPU",
         ),
         number_column(
-            "Temp", lambda r: _figure(r, "temperature_celsius"), show_celsius, width_px=66
+            "Temp", lambda r: _figure(r, "temperature_celsius"), show_celsius, width_px=64
         ),
-        number_column("Power", lambda r: _figure(r, "power_w"), show_watts, width_px=70),
+        number_column("Power", lambda r: _figure(r, "power_w"), show_watts, width_px=68),
         number_column(
             "MHz",
             lambda r: _figure(r, "clock_mhz"),
@@ -99,14 +99,14 @@ def device_columns() -> list[Column[DeviceRow]]:
             "Fan",
             lambda r: _figure(r, "fan"),
             show_share,
-            width_px=58,
+            width_px=62,
             tip="Fan speed as a share of its maximum",
         ),
         number_column(
             "Tokens/s",
             lambda r: _figure(r, "tokens_per_s"),
             show_number,
-            width_px=82,
+            width_px=80,
             tip="Tokens trained per second on this device",
         ),
     ]
