@@ -1,4 +1,4 @@
-"""What is allowed in a run, and still not what a person would want: said, never refused."""
+"""Advice on settings of a run that are allowed but probably not intended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from agents.contract.spec import RunSpec
 
 HIGH_LEARNING_RATE = 0.01
-"""Above it most runs diverge, whatever the method."""
+"""Learning rate above which most runs diverge, with any method."""
 HIGH_DPO_LEARNING_RATE = 1e-4
-"""Rafailov et al. 2023 (arXiv:2305.18290, appendix B) train all weights with 1e-6; adapters take
-more, but not a hundred times as much."""
+"""Learning rate above which DPO tends to ruin a model. Rafailov et al. 2023 (arXiv:2305.18290,
+appendix B) train all weights with 1e-6; adapters take more, but not a hundred times as much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +22,11 @@ class FieldAdvice:
 
 
 def advise(spec: RunSpec, devices: Sequence[str]) -> tuple[FieldAdvice, ...]:
-    """Return what a careful person would say about a run.
+    """Return advice on the settings of a run.
 
     Args:
-        spec: what was asked for.
-        devices: of each rank, `cpu` or `cuda:0`; empty: not known, and nothing is said about them.
+        spec: run to check.
+        devices: device of each rank, such as `cpu` or `cuda:0`; empty when unknown.
     """
     return (
         *_advise_rates(spec),

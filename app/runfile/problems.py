@@ -1,6 +1,6 @@
-"""What is wrong with the values of a run file, in words a person can act on.
+"""Find the problems in the values of a run file, and describe them so that a person can act.
 
-Each problem names the line, the key, the value, the limit and the nearest right word. pydantic
+Each problem names the line, the key, the value, the limit and the nearest valid word. pydantic
 checks the types of RunSpec, RunSpec its own limits; this module turns both into sentences.
 """
 
@@ -27,11 +27,11 @@ class Problem:
     line: int | None
     text: str
     meant: KeyPath = ()
-    """The key that was probably meant, so that it is not called missing as well."""
+    """Key that was probably meant, so that it is not reported as missing as well."""
 
 
 def find_problems(data: Any, lines: dict[KeyPath, int]) -> list[Problem]:
-    """Return everything wrong with `data`; `lines` tells where each key stands."""
+    """Return all problems of `data`; `lines` maps each key to its line."""
     problems = _unknown_keys(data, RunSpec, (), lines) + _not_finite(data, (), lines)
     meant = {problem.meant for problem in problems}
     return problems + _invalid_values(data, lines, meant)
@@ -81,7 +81,7 @@ def _unknown_key(path: KeyPath, known: list[str], line: int | None) -> Problem:
 
 
 def _key_elsewhere(key: str) -> KeyPath:
-    """Find a key that stands in another part of the file, such as `rank` for `adapter.rank`."""
+    """Find a key that belongs to another section, such as `rank` for `adapter.rank`."""
     for name, hint in typing.get_type_hints(RunSpec).items():
         if key == name:
             return (name,)

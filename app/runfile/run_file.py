@@ -1,8 +1,8 @@
-"""Read and write run files: YAML that a person wrote, to the one RunSpec and back.
+"""Read and write run files: from YAML that a person wrote to the one RunSpec, and back.
 
-All misspelt keys and wrong values are told at once, each with its line. Only plain values are
-built, never objects; scientific numbers without a dot (`2e-4`) are numbers here, as everybody
-expects and YAML 1.1 does not. Paths are relative to the run file's own folder.
+All misspelt keys and wrong values are reported at once, each with its line. Only plain values are
+built, never objects. Scientific numbers without a dot (`2e-4`) are numbers here, as people expect
+and YAML 1.1 does not. Paths are relative to the run file's own folder.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from app.errors import UsageError, UserError
 from app.paths import replace_text
 from app.runfile.problems import KeyPath, Problem, dotted, find_problems, validate
 
+# A run file has a few dozen lines: more means that a person picked the wrong file.
 MAX_FILE_BYTES = 1 << 20
 
 
@@ -51,7 +52,7 @@ def read_run_file(path: Path) -> RunSpec:
     """Read a run file; paths in it that exist become absolute.
 
     Raises:
-        UsageError: the file is missing, is not YAML, or says something that is not allowed.
+        UsageError: the file is missing, is not YAML, or has invalid keys or values.
     """
     try:
         raw = path.read_bytes()
@@ -62,7 +63,7 @@ def read_run_file(path: Path) -> RunSpec:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is not a text file in UTF-8: {error}", "Is it a run file?"
+            f"{path} is not a text file in UTF-8: {error}", "Check that it is a run file."
         ) from error
     except OSError as error:
         raise UsageError(
@@ -73,7 +74,7 @@ def read_run_file(path: Path) -> RunSpec:
 
 
 def parse_run(text: str, source: str = "run file") -> RunSpec:
-    """Read the text of a run file; `source` is what errors call it.
+    """Read the text of a run file; errors refer to it as `source`.
 
     Raises:
         UsageError: with every problem found, each with its line.
@@ -93,7 +94,7 @@ def parse_run(text: str, source: str = "run file") -> RunSpec:
 
 
 def _restore_off(data: Any) -> None:
-    """Put the word `off` back where it is a value: YAML 1.1 reads it as false."""
+    """Restore the word `off` where it is a valid value: YAML 1.1 reads it as false."""
     if not isinstance(data, dict):
         return
     for key, hint in typing.get_type_hints(RunSpec).items():
@@ -102,7 +103,7 @@ def _restore_off(data: Any) -> None:
 
 
 def format_run(spec: RunSpec) -> str:
-    """Return the run file of a spec; reading it gives the same spec again."""
+    """Return a spec as the text of a run file; reading it gives the same spec."""
     return yaml.dump(
         to_wire(spec),
         Dumper=_Dumper,
@@ -114,10 +115,10 @@ def format_run(spec: RunSpec) -> str:
 
 
 def write_run_file(spec: RunSpec, path: Path) -> None:
-    """Write a run file, whole or not at all.
+    """Write a run file atomically.
 
     Raises:
-        UserError: the place cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         replace_text(path, format_run(spec))
@@ -160,14 +161,14 @@ def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[
 def _index(
     node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], problems: list[Problem]
 ) -> None:
-    """Note the line of each key, and keys that stand twice (YAML would silently take the last)."""
+    """Record the line of each key, and duplicate keys (YAML would silently use the last one)."""
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         for key_node, value_node in node.value:
             key = (*path, str(key_node.value))
             line = key_node.start_mark.line + 1
             if key in lines:
-                problems.append(Problem(line, f"{dotted(key)} stands twice"))
+                problems.append(Problem(line, f"{dotted(key)} is given twice"))
             lines[key] = line
             _index(value_node, key, lines, problems)
     elif isinstance(node, yaml.SequenceNode):

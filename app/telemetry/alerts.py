@@ -1,7 +1,7 @@
-"""Say what deserves a look: hot, throttled, nearly full, silent, stalled, a loss that is no number.
+"""Alerts on devices, nodes and runs: hot, throttled, nearly full, stalled, loss not a number.
 
-Pure: figures in, sentences out. An alarm with a limit is raised at the limit and cleared some way
-below it, so that a value dancing on the line does not flicker; the caller passes what was active.
+Pure: figures in, sentences out. An alert with a limit is raised at the limit and cleared some way
+below it, so that a value close to the limit does not flicker; the caller passes the active kinds.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from app.text import show_celsius, show_duration, show_share
 AlertKind = Literal["hot", "throttled", "memory_full", "disk_full", "stalled", "loss_not_finite"]
 
 GPU_HOT_CELSIUS = 85.0
-"""GeForce cards begin to slow themselves down a little below 90."""
+"""Temperature of a hot GPU; GeForce cards begin to throttle a little below 90."""
 CPU_HOT_CELSIUS = 95.0
-"""Desktop CPUs throttle at 95 to 105."""
+"""Temperature of a hot CPU; desktop CPUs throttle at 95 to 105."""
+# How far below its limit a value has to fall before its alert is cleared.
 HOT_RELEASE_CELSIUS = 5.0
+SHARE_RELEASE = 0.02
 MEMORY_FULL_SHARE = 0.97
 DISK_FULL_SHARE = 0.95
-SHARE_RELEASE = 0.02
 SILENT_AFTER_S = 5.0
-"""Samples come every second; a pause of five is not jitter any more."""
+"""Time without a sample after which a node counts as silent; samples come every second."""
 STALL_FLOOR_S = 60.0
 STALL_STEPS = 10.0
-"""No step for this many steps' time (and STALL_FLOOR_S) is a stall."""
+"""Step times without a new step that count as a stall, but at least `STALL_FLOOR_S`."""
 
-_WAY_OUT = "a new run like this one, with a lower learning rate, is the way out"
+_WAY_OUT = "start a new run like this one with a lower learning rate"
+# NVML's throttle reasons that are no problem: it reports `gpu idle` whenever a card is idle.
 _HARMLESS_THROTTLE = ("idle", "application clocks", "display")
-"""Reasons that say nothing is wrong (NVML reports `gpu idle` whenever a card rests)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class Alert:
     kind: AlertKind
     severity: Literal["warning", "error"]
     text: str
-    """One sentence without its end, to stand behind the name of the device."""
+    """Phrase that follows the name of the device or node."""
 
 
 def _over(value: float | None, limit: float, release: float, active: bool) -> bool:
@@ -66,7 +67,7 @@ def check_heat(
 
 
 def check_throttle(reasons: tuple[str, ...] | None) -> Alert | None:
-    """Return an alert when a clock is held down for a reason that costs speed."""
+    """Return an alert when the clock is throttled for a reason that costs speed."""
     costly = [
         reason
         for reason in reasons or ()
@@ -102,7 +103,7 @@ def check_disk(
 
 
 def check_run(run: RunSnapshot, last_step_age_s: float | None) -> tuple[Alert, ...]:
-    """Return what is wrong with a run that is under way."""
+    """Return the alerts of a run that is under way."""
     found = []
     if run.loss is not None and not math.isfinite(run.loss):
         found.append(

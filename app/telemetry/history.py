@@ -1,7 +1,7 @@
-"""Keep what was measured: rings for devices, growing series for runs, fewer points to draw.
+"""Time series for charts: rings for devices, growing series for runs, and downsampling.
 
-Unknown values are NaN in here, since the arrays are of floats. Reducing keeps the smallest and the
-largest value of every bucket: a peak of a single sample is drawn however far one zooms out.
+Unknown values are NaN here, since the arrays hold floats. Downsampling keeps the minimum and the
+maximum of every bucket, so that a peak of a single sample is drawn at every zoom level.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Array = NDArray[np.float64]
 
 
 class Ring:
-    """The newest `capacity` rows of `num_series` values each, readable without a copy.
+    """Ring of the newest `capacity` rows of `num_series` values each, readable without a copy.
 
-    Every value is written twice, `capacity` apart, so that the newest rows always lie in one
-    piece: `view` is a slice, never a roll.
+    Every value is written twice, `capacity` apart, so that the newest rows are always contiguous:
+    `view` is a slice, never a roll.
     """
 
     def __init__(self, num_series: int, capacity: int) -> None:
@@ -46,7 +46,7 @@ class Ring:
 
 
 class GrowingSeries:
-    """Points (x, y) in order of arrival; room doubles when it runs out."""
+    """Points (x, y) in the order of arrival; the capacity doubles when it runs out."""
 
     def __init__(self) -> None:
         self._points = np.empty((2, 256))
@@ -64,7 +64,7 @@ class GrowingSeries:
         return self._points[1, : self._count]
 
     def extend(self, x: Sequence[float] | Array, y: Sequence[float] | Array) -> None:
-        """Add points behind the ones that are there."""
+        """Append points."""
         needed = self._count + len(x)
         if needed > self._points.shape[1]:
             grown = np.empty((2, max(needed, 2 * self._points.shape[1])))
@@ -76,10 +76,10 @@ class GrowingSeries:
 
 
 def downsample(x: Array, y: Array, num_buckets: int) -> tuple[Array, Array]:
-    """Return at most `2 * num_buckets` of the points: each bucket's smallest and largest y.
+    """Return at most `2 * num_buckets` of the points: each bucket's minimum and maximum of y.
 
-    The points kept are real ones, in their old order. Values that are not finite are left out of
-    a bucket; a bucket of nothing else keeps its first point, so that a gap stays a gap.
+    Only existing points are returned, in their order. Values that are not finite are ignored; a
+    bucket without any other keeps its first point, so that a gap stays a gap.
     """
     count = len(y)
     if num_buckets < 1 or count <= 2 * num_buckets:
@@ -107,7 +107,7 @@ def _find_lowest(values: Array, size: int) -> NDArray[np.intp]:
 
 
 def finite_parts(y: Array) -> list[slice]:
-    """Return the stretches of `y` without a gap, as slices."""
+    """Return the contiguous finite parts of `y`, as slices."""
     finite = np.isfinite(y)
     if finite.all():
         return [slice(0, len(y))] if len(y) else []

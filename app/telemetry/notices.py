@@ -1,7 +1,7 @@
-"""Say what is worth a notification: a run that finished, failed or was interrupted, a hot device.
+"""Desktop notifications: a run that finished or failed, a hot device, a nearly full disk.
 
-Pure: snapshots in, sentences out. Only changes count: what was so when Rackless opened is no news.
-A device that dances around its limit is told at most every REPEAT_S.
+Pure: snapshots in, sentences out. Only changes of a run count, not its state when Rackless starts.
+A device close to its limit is reported at most every `REPEAT_S`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from app.telemetry.stream import Device
 from app.text import show_duration, show_loss, show_moment
 
 NoticeKind = Literal["finished", "failed", "interrupted", "hot", "disk_full"]
+# Minimum time between two notifications about the same hot device.
 REPEAT_S = 600.0
 OLD_AFTER_S = 120.0
-"""What ended longer ago is told with its time: Rackless was not there to see it."""
+"""Age from which a run's end is reported with its time: Rackless was closed when it ended."""
 
 SETTING_OF: dict[NoticeKind, str] = {
     "finished": "notify_finished",
@@ -27,7 +28,7 @@ SETTING_OF: dict[NoticeKind, str] = {
     "hot": "notify_hot",
     "disk_full": "notify_problems",
 }
-"""Which setting switches a kind off."""
+"""Setting that switches each kind on or off."""
 
 _KINDS: dict[RunState, tuple[NoticeKind, Tone, str]] = {
     "done": ("finished", "good", "has finished"),
@@ -43,12 +44,12 @@ class Notice:
     title: str
     text: str
     run_id: str = ""
-    """The run to open; empty: it is about a node."""
+    """Run to open; empty for a notice about a node."""
     node: str = ""
 
 
 class Notices:
-    """Remembers what was so before. One owner, one thread."""
+    """Turns changes into notices. Not thread-safe: one owner, one thread."""
 
     def __init__(self) -> None:
         self._states: dict[str, RunState] = {}
@@ -56,7 +57,7 @@ class Notices:
         self._full_disks: set[str] = set()
 
     def take_run(self, run: RunSnapshot, now_s: float) -> Notice | None:
-        """Return what is to be told of a run's new snapshot."""
+        """Return the notice for a run's new snapshot, if there is one."""
         before = self._states.get(run.run_id)
         self._states[run.run_id] = run.state
         if before not in ACTIVE_STATES or run.state not in _KINDS:
@@ -74,7 +75,7 @@ class Notices:
         self._states.pop(run_id, None)
 
     def take_devices(self, devices: Iterable[Device], now_s: float) -> tuple[Notice, ...]:
-        """Return what is to be told of devices with new figures."""
+        """Return the notices for devices with new readings."""
         found = []
         for device in devices:
             found += [self._take_heat(device, now_s), self._take_disk(device)]
@@ -91,12 +92,12 @@ class Notices:
             kind="hot",
             tone="warning",
             title=f"{device.reading.name} in {device.key.node} is {hot.text}",
-            text=f"{work}Look after its fans and the air around it; it will slow itself down.",
+            text=f"{work}Check its fans and the air flow; it will throttle to cool down.",
             node=device.key.node,
         )
 
     def _take_disk(self, device: Device) -> Notice | None:
-        """A disk stays full for days, unlike a hot device: it is reported once, until freed."""
+        # A disk stays full for days, unlike a hot device: it is reported once, until freed.
         node = device.key.node
         full = next((alert for alert in device.node_alerts if alert.kind == "disk_full"), None)
         if full is None or node in self._full_disks:

@@ -1,4 +1,4 @@
-"""Say in a few words what a node, a device or a run is doing, the same words wherever it shows."""
+"""Describe the state of nodes, devices and runs in a few words, the same ones everywhere."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from app.telemetry.stream import Device
 from app.text import show_duration
 
 Tone = Literal["good", "busy", "calm", "warning", "error"]
-"""How a state looks; a word and a glyph always stand beside the colour."""
+"""Tone of a state; a word and a glyph always accompany its colour."""
 
 BUSY_UTILISATION = 0.1
-"""Above this share a device without a rank of ours works for somebody else."""
+"""Minimum utilisation of a device without a rank that counts as other work, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def describe_node(node: NodeSnapshot, now_s: float) -> Status:
 
 
 def describe_device(device: Device, node: NodeSnapshot, now_s: float) -> Status:
-    """Return what a device does now: a lost node first, then alarms, then its work."""
+    """Return the state of a device: a lost node first, then alerts, then its work."""
     if node.state != "online":
         return describe_node(node, now_s)
     if node.last_seen_s is not None and now_s - node.last_seen_s > SILENT_AFTER_S:
@@ -55,7 +55,7 @@ def _describe_work(device: Device) -> Status:
         phase = device.rank.phase or device.run.phase or "starting"
         return Status("busy", f"{phase} {device.run.name} \u00b7 rank {device.rank.rank}")
     if device.reading.time_s is None:
-        return Status("calm", "waiting for figures")
+        return Status("calm", "waiting for readings")
     if (device.reading.utilisation or 0.0) > BUSY_UTILISATION:
         return Status("calm", "busy with other work")
     return Status("calm", "idle")
@@ -74,14 +74,14 @@ _RUN_TONES: dict[RunState, Tone] = {
 
 
 def describe_run(state: RunState, phase: str | None = None) -> Status:
-    """Return a run's state; a running one tells its phase while it is not training yet."""
+    """Return a run's state, with its phase while it is running but not training."""
     if state == "running" and phase not in (None, "training", "done"):
         return Status("busy", f"running, {phase}")
     return Status(_RUN_TONES[state], state)
 
 
 def progress_share(run: RunSnapshot) -> float | None:
-    """Return how much of a run is done, 0 to 1."""
+    """Return the progress of a run, 0 to 1."""
     if run.step is None or not run.total_steps:
         return 0.0 if run.state in ACTIVE_STATES else None
     return run.step / run.total_steps

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on one rank, as shares of it, and its memory. No Qt."""
+"""Split one rank's step time into its parts, and describe its memory. No Qt."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class StepPart:
     name: str
     share: float
-    """Of the whole step, 0 to 1."""
+    """Share of the whole step, 0 to 1."""
 
 
 def split_step(rank: RankProgress) -> tuple[StepPart, ...]:
-    """Return input, compute, waiting and optimizer; empty while one of them is not known."""
+    """Return input, compute, waiting and optimizer; empty while one of them is unknown."""
     parts = {
         "input": rank.input_s,
         "compute": rank.compute_s,
@@ -35,13 +35,13 @@ def split_step(rank: RankProgress) -> tuple[StepPart, ...]:
 
 
 def describe_split(rank: RankProgress) -> str:
-    """Return the parts in words; a dash while they are not known."""
+    """Return the parts in words; a dash while they are unknown."""
     parts = split_step(rank)
     return ", ".join(f"{part.name} {show_share(part.share)}" for part in parts) or DASH
 
 
 def show_rank_memory(rank: RankProgress) -> str:
-    """Return what training needed at most, then what is filled beside it because it is to spare."""
+    """Return the peak memory of training, plus the spare memory filled with unpacked weights."""
     needed, spare = show_bytes(rank.memory_bytes), show_bytes(rank.memory_unpacked_bytes)
     if not rank.memory_unpacked_bytes:
         return needed

@@ -1,7 +1,7 @@
 """Turn the stream of samples into the newest reading and the history of every device.
 
-A device is what trains: each GPU of a node, or its CPU when it has no NVIDIA GPU. The window and
-`rackless monitor` both read this. One owner, one thread: it is not locked.
+A device is what trains: each GPU of a node, or its CPU when it has no NVIDIA GPU. Not thread-safe:
+one owner, one thread.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from app.telemetry.alerts import (
 from app.telemetry.history import Ring
 
 HISTORY_SAMPLES = 600
-"""Ten minutes at one sample per second, as much as a node replays."""
+"""Length of a device's history in samples: ten minutes, as much as a node replays."""
 
 CLOCK_SAMPLES = 20
-"""Samples that a clock is judged by."""
+"""Number of samples from which a clock offset is estimated."""
 
 TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
 """Rows of a device's history."""
 
+# Phases in which a rank's speed is shown; saving is only a moment between two steps.
 _TRAINING_PHASES = (None, "training", "saving")
-"""Phases in which a rank's speed holds; a checkpoint is but a moment between two steps."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,12 +44,12 @@ class DeviceKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamReading:
-    """The newest figures of one device."""
+    """Newest reading of one device."""
 
     name: str
     is_gpu: bool
     time_s: float | None = None
-    """Wall clock of the node; None: nothing arrived yet."""
+    """Time by the node's clock, in seconds since the epoch; None before the first sample."""
     utilisation: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -60,7 +60,7 @@ class StreamReading:
     fan: float | None = None
     throttle: tuple[str, ...] | None = None
     tokens_per_s: float | None = None
-    """Of the rank that trains on it; None: none does, or not known yet."""
+    """Speed of the rank that trains on it; None without one, or while unknown."""
 
 
 @dataclass(slots=True)
@@ -70,15 +70,15 @@ class Device:
     history: Ring = field(default_factory=lambda: Ring(6, HISTORY_SAMPLES))
     alerts: tuple[Alert, ...] = ()
     node_alerts: tuple[Alert, ...] = ()
-    """What is wrong with the whole node, such as a full disk; all its devices carry the same."""
+    """Alerts of the whole node, such as a full disk; the same for all its devices."""
     rank: RankProgress | None = None
     run: RunSnapshot | None = None
-    """The run that holds the device now."""
+    """Run that uses the device now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """Sums over the devices that answer; None: no device told."""
+    """Sums over the devices that report a figure; None when none does."""
 
     num_gpus: int
     num_cpus: int
@@ -108,9 +108,9 @@ class Telemetry:
         return sorted((d for d in self if d.key.node == node), key=_device_order)
 
     def expect(self, node: NodeSnapshot) -> bool:
-        """Make room for the devices that a node says it has; tell whether any is new.
+        """Add the devices in a node's facts; return whether the set of devices changed.
 
-        A device keeps its history over reconnects; one that the facts do not list any more goes.
+        A device keeps its history across reconnects; one that is no longer listed is removed.
         """
         if node.facts is None:
             return False
@@ -137,7 +137,7 @@ class Telemetry:
         return bool(gone or fresh)
 
     def forget(self, node: str) -> None:
-        """Drop a node that was removed."""
+        """Remove a node and its devices."""
         for device in self.of_node(node):
             del self._devices[device.key]
         self._samples.pop(node, None)
@@ -145,19 +145,21 @@ class Telemetry:
         self._offsets.pop(node, None)
 
     def clock_offset(self, node: str) -> float | None:
-        """Return by how many seconds a node's clock is ahead of ours; None: not known.
+        """Return by how many seconds a node's clock is ahead of ours; None when unknown.
 
-        A sample is always under way for a while, so the largest of the last offsets is nearest.
+        A sample always arrives late, so the largest of the last offsets is the most accurate.
         """
         return max(self._offsets.get(node, ()), default=None)
 
     def take(self, node: str, sample: Sample, arrived_s: float | None = None) -> list[DeviceKey]:
-        """Add a sample; return the devices whose figures changed.
+        """Add a sample; return the devices whose readings changed.
 
-        Samples that are not newer than the newest are dropped: a replay overlaps what was seen.
+        Samples that are not newer than the newest are dropped: a replay overlaps with live ones.
 
         Args:
-            arrived_s: our wall clock when it came; None for a sample of long ago.
+            node: name of the node.
+            sample: its sample.
+            arrived_s: arrival by our clock, in seconds since the epoch; None for a replay.
         """
         if arrived_s is not None:
             recent = self._offsets.setdefault(node, deque(maxlen=CLOCK_SAMPLES))
@@ -176,7 +178,7 @@ class Telemetry:
         return [self._add(node, "cpu", _cpu(sample, name), sample)]
 
     def follow_runs(self, runs: Iterable[RunSnapshot]) -> list[DeviceKey]:
-        """Note which rank of which run each device carries; return the devices that changed."""
+        """Assign the ranks of active runs to devices; return the devices that changed."""
         carried: dict[DeviceKey, tuple[RankProgress, RunSnapshot]] = {}
         for run in runs:
             if run.state in ACTIVE_STATES:
@@ -196,7 +198,7 @@ class Telemetry:
         return changed
 
     def totals(self, nodes: frozenset[str]) -> Totals:
-        """Sum over the devices of `nodes` (the ones that are online)."""
+        """Return the sums over the devices of `nodes`."""
         readings = [d.reading for d in self if d.key.node in nodes]
         used = [r.memory_used_bytes for r in readings if r.memory_used_bytes is not None]
         total = [r.memory_total_bytes for r in readings if r.memory_total_bytes is not None]
@@ -212,7 +214,7 @@ class Telemetry:
         )
 
     def _check_node(self, node: str, sample: Sample) -> None:
-        """Raise or clear what is wrong with the node itself rather than with a device."""
+        """Raise or clear the alerts of the node itself."""
         active = frozenset(alert.kind for alert in self._node_alerts.get(node, ()))
         disk = check_disk(sample.disk_used_bytes, sample.disk_total_bytes, active)
         self._node_alerts[node] = (disk,) if disk else ()

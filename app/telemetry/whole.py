@@ -1,4 +1,4 @@
-"""Say how the whole cluster stands in one line: for the tray, which has room for no more."""
+"""Summarise the whole cluster in one line, for the tray, which has no room for more."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from app.text import count_of, show_duration, show_share
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whole:
     tone: Tone
-    """`calm` idle, `busy` running, `warning` or `error` a problem."""
+    """Tone: `calm` when idle, `busy` when running, `warning` or `error` for a problem."""
     share: float | None
-    """Of all running runs' steps, 0 to 1, by the run that is done last; None: nothing runs."""
+    """Progress of the run that is furthest from its end, 0 to 1; None when nothing runs."""
     text: str
 
 
 def describe_whole(
     nodes: Iterable[NodeSnapshot], runs: Iterable[RunSnapshot], devices: Iterable[Device]
 ) -> Whole:
-    """Return the state of everything: a problem goes before work, work before rest."""
+    """Return the state of the cluster: problems come before work, work before idleness."""
     active = [run for run in runs if run.state in ACTIVE_STATES]
     share = min((progress_share(run) or 0.0 for run in active), default=None)
     doing = describe_work(active)
     lost = [node.name for node in nodes if node.state in ("unreachable", "refused")]
     needed = [name for name in lost if any(name in run.nodes for run in active)]
     if needed:
-        text = f"{needed[0]} is not reached, and {doing}"
+        text = f"{needed[0]} cannot be reached; {doing}"
         return Whole(tone="error", share=share, text=text)
     alerts = [found for d in devices if d.key.node not in lost for found in _list_alerts(d)]
     alerts.sort(key=lambda pair: pair[1].severity != "error")
@@ -51,12 +51,12 @@ def _list_alerts(device: Device) -> list[tuple[str, Alert]]:
 
 
 def describe_work(active: Sequence[RunSnapshot]) -> str:
-    """Return what is under way, in a few words."""
+    """Return the work under way, in a few words."""
     if not active:
         return "nothing runs"
     if len(active) == 1:
         return describe_progress(active[0])
-    return f"{count_of(len(active), 'run')} go on"
+    return f"{count_of(len(active), 'run')} keep training"
 
 
 def describe_progress(run: RunSnapshot) -> str:

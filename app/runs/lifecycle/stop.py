@@ -76,7 +76,7 @@ def _handle_unreachable(
         run_id,
         run.attempt,
         "stopped",
-        f"given up: {show_list(silent)} could not be reached; whatever still runs there is stopped "
+        f"given up: {show_list(silent)} could not be reached; what still runs there is stopped "
         "once it answers again",
         "",
     )

@@ -154,7 +154,7 @@ def test_lists_become_tuples() -> None:
             f"{RIGHT}batch_sequences: {10**30}\n",
             f"run.yaml, line 3: batch_sequences is {10**30}; it must be at most {10**15}",
         ),
-        (f"{RIGHT}model: other\n", "run.yaml, line 3: model stands twice"),
+        (f"{RIGHT}model: other\n", "run.yaml, line 3: model is given twice"),
         (f"{RIGHT}dpo_beta: 0\n", "run.yaml, line 3: dpo_beta is 0.0; it must be above 0"),
         (f"{RIGHT}memory_gib: -1\n", "run.yaml, line 3: memory_gib is -1.0; it must be above 0"),
         (
@@ -204,7 +204,7 @@ def test_lists_become_tuples() -> None:
         ),
         (
             "model: m\ndata: {train: a, train: b}\n",
-            "run.yaml, line 2: data.train stands twice",
+            "run.yaml, line 2: data.train is given twice",
         ),
     ],
 )

@@ -98,7 +98,7 @@ def test_the_cluster_in_one_line():
     assert whole.text.startswith("support-chat 34 %")
     assert (whole.tone, round(whole.share, 2)) == ("busy", 0.34)
     two = replace(run, run_id="b", step=600)
-    assert describe_whole(online(), [run, two], []).text == "2 runs go on"
+    assert describe_whole(online(), [run, two], []).text == "2 runs keep training"
 
 
 def test_a_problem_goes_before_work():
@@ -108,6 +108,6 @@ def test_a_problem_goes_before_work():
     nodes = [replace(n, state="unreachable") if n.name == "beta" else n for n in online()]
     whole = describe_whole(nodes, [run], [device(HOT)])
     assert whole.tone == "error"
-    assert whole.text.startswith("beta is not reached, and support-chat")
+    assert whole.text.startswith("beta cannot be reached; support-chat")
     off: list[NodeSnapshot] = [replace(node, state="unreachable") for node in online()]
     assert describe_whole(off, [], []).tone == "calm", "a PC that sleeps while nothing runs"

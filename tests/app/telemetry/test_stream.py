@@ -192,7 +192,7 @@ def test_words():
     telemetry = Telemetry()
     telemetry.expect(node())
     device = telemetry[DeviceKey("alpha", "cpu")]
-    assert describe_device(device, node(), 100.0).text == "waiting for figures"
+    assert describe_device(device, node(), 100.0).text == "waiting for readings"
     telemetry.take("alpha", Sample(time_s=1.0, seq=1, cpu_utilisation=0.0))
     assert describe_device(device, node(), 100.0).text == "idle"
     assert describe_device(device, node(), 120.0).text == "silent for 20 s"
