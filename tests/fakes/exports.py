@@ -23,7 +23,7 @@ def ask_export(run_id: str, to: str = "merged", **options: Any) -> ExportRequest
 
 def make_export_plan(to: str, types: tuple[str, ...] = ()) -> ExportPlan:
     """Return a plan of Llama-2-7B: two nodes can make it, the others say why not."""
-    files = tuple((name, int(_GIB[name] * GIB)) for name in types or (to,))
+    files = tuple((name, int(_GIB.get(name, 6.0) * GIB)) for name in types or (to,))
     made = ArtifactForecast(merged_bytes=int(12.6 * GIB), files=files, temporary_bytes=GIB)
     phases = (
         PhaseForecast(name="merge", seconds=70.0, ram_bytes=9 * GIB, vram_bytes=None),
