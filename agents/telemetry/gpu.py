@@ -20,7 +20,7 @@ from agents.contract.node import GpuFacts, GpuSample
 THROTTLE_REASONS = {
     0x04: "power limit",
     0x08: "hardware slowdown",
-    0x10: "held to another card's clock",
+    0x10: "clock limited to another card's",
     0x20: "too hot",
     0x40: "too hot (hardware)",
     0x80: "power brake",

@@ -120,7 +120,7 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
         "model_sha256": ("another copy of the model", "Let the run copy the model to every node"),
         "data_sha256": ("another training file", "Let the run copy the data to every node"),
         "checkpoint_sha256": ("another copy of the checkpoint", "Resume from another checkpoint"),
-        "num_samples": ("another number of usable rows", "Build the environments anew: versions"),
+        "num_samples": ("another number of usable rows", "Build the environments again: versions"),
     }
     for key, (what, hint) in problems.items():
         # An empty hash is that of a rank which leaves the hashing to another one of its node.

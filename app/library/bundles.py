@@ -80,7 +80,7 @@ def _refuse_odd_name(path: Path) -> None:
     except UnicodeEncodeError as error:
         shown = str(path).encode("utf-8", "backslashreplace").decode()
         raise UserError(
-            f"the name of {shown} is not UTF-8, so it cannot be told to a node", "Rename it."
+            f"the name of {shown} is not UTF-8, so it cannot be sent to a node", "Rename it."
         ) from error
 
 

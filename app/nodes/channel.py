@@ -245,5 +245,5 @@ class MasterChannel:
     def _why(self, reason: str) -> NodeUnreachable:
         return NodeUnreachable(
             f"The connection to {self._where} was lost: {reason}",
-            "Check that the PC is on and reachable; runs on it go on",
+            "Check that the PC is on and reachable; runs on it keep training",
         )

@@ -252,7 +252,7 @@ class NodeWatch:
         self._publish(
             state="unreachable",
             problem=f"{self.node.name} has not answered for {STALE_AFTER_S:.1f} s",
-            hint="It may be overloaded or disconnected; runs on it go on",
+            hint="It may be overloaded or disconnected; runs on it keep training",
             round_trip_s=None,
         )
 

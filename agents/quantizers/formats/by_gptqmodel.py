@@ -96,7 +96,7 @@ class Gptqmodel:
         except CheckpointStopped as error:
             raise ExpectedError(
                 "Quantizing was stopped; the layers that are done are kept.",
-                "Export again to go on with them",
+                "Export again to continue with them",
             ) from error
         except CheckpointError:  # they are of another version, or damaged
             self._quantize(None)

@@ -134,7 +134,7 @@ class LlamaCpp:
             answer = self._complete([0], 1, n_probs=1, logit_bias={str(token): _ALWAYS})
             if answer["choices"][0]["logprobs"]:
                 return token
-        raise RuntimeError("llama.cpp tells no probabilities of any token")
+        raise RuntimeError("llama.cpp returns no token probabilities")
 
     def predict(self, row: Sequence[int]) -> Tensor:
         """Return log-probabilities (T - 1, V); words beyond the likeliest share what is left."""

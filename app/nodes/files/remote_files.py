@@ -165,7 +165,7 @@ class Sender:
             if not is_safe_path(entry.path) or entry.size_bytes < 0:
                 raise UserError(
                     f"{self._client.name} offers a file with the name {entry.path!r}",
-                    "Nothing was written. Look at that PC: its agent does not send such names",
+                    "Nothing was written. Check that PC: its agent does not send such names",
                 )
         return entries
 

@@ -106,7 +106,7 @@ class SshConnection:
     def _lost(self, reason: str) -> NodeUnreachable:
         return NodeUnreachable(
             f"The connection to {self._address} was lost: {reason}",
-            "Check that the PC is on and its network cable or Wi-Fi works; runs on it go on",
+            "Check that the PC is on and its network works; runs on it keep training",
         )
 
 

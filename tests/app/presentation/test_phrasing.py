@@ -24,6 +24,7 @@ BANNED = {
     "as it should": "normally",
     "run goes on": "run keeps training",
     "runs go on": "runs keep training",
+    "runs on it go on": "runs on it keep training",
     "done again": "replayed",
     "Do logged steps again": "replay the last steps",
     "Same to the last bit": "bit-exact resume",
