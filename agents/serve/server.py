@@ -53,10 +53,10 @@ class Server:
     def __init__(self, home: Home, channel: AgentChannel) -> None:
         self._home = home
         self._channel = channel
+        # Programs by the id of their request; those of a chat outlive it.
         self._children: dict[int, Children] = {}
-        """Programs by the id of their request; those of a chat outlive it."""
+        # Threads by the id of the request that they handle.
         self._workers: dict[int, threading.Thread] = {}
-        """Threads by the id of the request that they handle."""
         self._follows: dict[int, threading.Event] = {}
         self._chats: dict[str, Chat] = {}
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)

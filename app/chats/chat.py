@@ -54,8 +54,8 @@ class Chats:
         self._services = services
         self._talks: dict[int, _Talk] = {}
         self._keys = itertools.count(1)
+        # Locks that allow one answer at a time per node, so that measured speeds compare.
         self._queues: dict[str, asyncio.Lock] = {}
-        """Locks that allow one answer at a time per node, so that measured speeds compare."""
 
     async def open(self, subject: Subject, tell: Say) -> Loaded:
         """Load a model.

@@ -53,12 +53,12 @@ class CoreRuns:
         self._repository = services.runs
         self._fleet = fleet
         self._background = upkeep
+        # Planner, created by the first plan: importing it takes a tenth of a second.
         self._planner: Planner | None = None
-        """Planner, created by the first plan: importing it takes a tenth of a second."""
         services.hooks.forecast = self._forecast
         services.hooks.learn = self._learn
+        # Newest sample of each node: a plan reads from it how much of a GPU others hold.
         self._samples: dict[str, Sample] = {}
-        """Newest sample of each node: a plan reads from it how much of a GPU others hold."""
 
     async def plan(
         self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True

@@ -22,8 +22,8 @@ from tests.agents.trainer.ranks import DEMO
 
 SIZES = (100_000, 400_000)
 MILLION = 1_000_000
+# Examples that are read back.
 _READ = 20_000
-"""Examples that are read back."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

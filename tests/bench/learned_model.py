@@ -33,8 +33,8 @@ _TELLING = (
 ROW_TOKENS = 256
 COMPARED_FILE = "compared.jsonl"
 _HELD_OUT_ROWS, _CALIBRATION_ROWS = 32, 128
+# Held out too, for measures whose own noise is larger than what they are held against.
 _COMPARED_ROWS = 200
-"""Held out too, for measures whose own noise is larger than what they are held against."""
 _SENTENCES = 12
 _LEARNING_RATE = 1.2e-3
 _WARMUP_SHARE = 0.08

@@ -27,8 +27,8 @@ from app.planning.model_shape import read_shape
 ROOT = Path(__file__).parents[2]
 TARGETS = ("q_proj", "v_proj")
 RANK = 16
+# Lines of a job that failed, or whose time was over, which show where that went.
 _LAST_SAID = 12
-"""Lines of a job that failed, or whose time was over, which show where that went."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,8 +57,8 @@ class Arena:
         self._is_pinned = is_pinned
         self._max_chunks = capacity_bytes // _CHUNK_BYTES
         self._chunks: list[Tensor] = []
+        # Offset of the next allocation across all chunks, in bytes.
         self._place = 0
-        """Offset of the next allocation across all chunks, in bytes."""
 
     @property
     def capacity_bytes(self) -> int:
@@ -143,8 +143,8 @@ class Offloader:
         self._copies = CopyStream(device)
         self._shared: set[int] = set()
         self._layer = -1
+        # Layers with offloaded tensors not yet prefetched, in the order of the forward pass.
         self._order: list[int] = []
-        """Layers with offloaded tensors not yet prefetched, in the order of the forward pass."""
         self._whole: set[int] = set()
         self._offloaded: dict[int, list[_OffloadedTensor]] = {}
         self._copied: dict[tuple[int, int, torch.Size, tuple[int, ...]], _OffloadedTensor] = {}

@@ -66,14 +66,14 @@ class GraphReplayer:
         self._clock = clock
         self._record = record
         self._graph: Graph | None = None
+        # Shape of the last micro-batch.
         self._shape: object = None
-        """Shape of the last micro-batch."""
+        # Tensors that the graph reads; later micro-batches are copied into them.
         self._inputs: list[Tensor] = []
-        """Tensors that the graph reads; later micro-batches are copied into them."""
         self._num_recorded = 0
         self.num_replayed = 0
+        # Shape whose recording failed.
         self._refused: object = None
-        """Shape whose recording failed."""
 
     def try_replay(self, batch: MicroBatch, plan: LayerPlan, add: Add) -> bool:
         """Replay a micro-batch; return False if nothing was done and the caller has to run it.

@@ -36,8 +36,8 @@ class GpuPressure:
     def __init__(self, read: ReadMemory, now_s: Callable[[], float] = time.monotonic) -> None:
         self._read = read
         self._now_s = now_s
+        # Maximum that other programs used during the baseline checks.
         self._baseline_bytes = 0
-        """Maximum that other programs used during the baseline checks."""
         self._num_checks = 0
         self._next_s = now_s()
 

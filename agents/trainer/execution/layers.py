@@ -61,8 +61,8 @@ class LayerStack:
         self._norms = [*_find_norms(model.module, self._layers)]
         self._modes: list[Mode] = []
         self._dequantized: list[nn.Module] = []
+        # Reserved memory for the largest packed weight, so that repacking cannot run out.
         self._repack_buffer: Tensor | None = None
-        """Reserved memory for the largest packed weight, so that repacking cannot run out."""
         self.offloader = offloader
         self.compiled = compiled
         self._compiled = torch.compile(_compute, fullgraph=True)

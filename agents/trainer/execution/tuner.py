@@ -99,12 +99,12 @@ class Tuner:
         """Settings with their measured speeds."""
         self.finalists: list[ExecutionSetting] = []
         """Settings of the final, with the speeds measured in it."""
+        # Tried settings whose passes were replayed as CUDA graphs.
         self._recorded: set[ExecutionSetting] = set()
-        """Tried settings whose passes were replayed as CUDA graphs."""
+        # Extra bytes that the packed weights of a tried setting would take dequantized.
         self._dequantizable_bytes: dict[ExecutionSetting, int] = {}
-        """Extra bytes that the packed weights of a tried setting would take dequantized."""
+        # Whether the passes timed last were replayed.
         self._is_recorded = False
-        """Whether the passes timed last were replayed."""
         self._deadline_s = math.inf
 
     def choose(self) -> ExecutionSetting:

@@ -38,8 +38,8 @@ class FusedSet:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = list(layers)
+        # Input that `_outputs` belong to.
         self._input: Tensor | None = None
-        """Input that `_outputs` belong to."""
         self._outputs: list[Tensor] = []
 
     def compute(self, place: int, x: Tensor) -> Tensor:

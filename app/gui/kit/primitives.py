@@ -46,8 +46,8 @@ class WrappedLabel(QLabel):
     anywhere, so that they widen no window; `text` and the clipboard get them without the breaks.
     """
 
+    # Width given by the layout, in pixels; 0 before the first layout.
     _room_px = 0
-    """Width given by the layout, in pixels; 0 before the first layout."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__()

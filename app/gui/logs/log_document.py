@@ -61,8 +61,8 @@ class LogDocument:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._blocks: list[Block] = []
+        # Line number of the first line of each block.
         self._firsts: list[int] = []
-        """Line number of the first line of each block."""
         self.first_line = 0
         """Line number of the oldest line that is kept."""
         self.size_bytes = 0

@@ -84,8 +84,8 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         super().__init__(parent)
         self.columns = tuple(columns)
         self._key = key
+        # Text that a filter searches besides the columns' own.
         self._words = words
-        """Text that a filter searches besides the columns' own."""
         self._rows: list[T] = []
         self._places: dict[Any, int] = {}
 
