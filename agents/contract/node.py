@@ -187,7 +187,8 @@ class AllReduceProbe:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationJob:
     """Measurement of one GPU's real speed: takes about 20 seconds, with no other work on the
-    GPU."""
+    GPU.
+    """
 
     python: str
     device: str

@@ -46,7 +46,8 @@ class Replay:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptIntent:
     """Everything a node needs to run its part of an attempt. Written and fsynced before any
-    fork."""
+    fork.
+    """
 
     run_id: str
     attempt: int

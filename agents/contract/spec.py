@@ -171,7 +171,7 @@ class RunSpec:
     """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         if not self.model:
             raise ValueError("model is empty; it must be a hub id or a folder")
         if self.dpo_beta <= 0:

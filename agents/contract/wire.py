@@ -53,7 +53,7 @@ def from_wire(cls: type[T], value: Any, where: str = "") -> T:
     return result
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
+def _convert(hint: Any, value: Any, where: str) -> Any:  # noqa: C901 - one case per kind of type
     origin = typing.get_origin(hint)
     if hint is Any:
         return value

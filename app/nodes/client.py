@@ -135,7 +135,8 @@ class _Token:
 
 class NodeClient:
     """Client of one node. Every method raises UserError (which names the node), NodeUnreachable
-    when no answer can arrive any more, or AgentBug."""
+    when no answer can arrive any more, or AgentBug.
+    """
 
     def __init__(self, name: str, link: Callable[[], Awaitable[Link]]) -> None:
         self.name = name
@@ -277,7 +278,8 @@ class NodeClient:
 
     async def run_fence(self, run_id: str, attempt: int) -> int:
         """Refuse checkpoints of attempts older than `attempt`; return the newest one known
-        there."""
+        there.
+        """
         args = {"run_id": run_id, "attempt": attempt}
         return await self._ask_number("attempt", "run.fence", args)
 

@@ -236,7 +236,8 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 def _nominal_gbit(facts: NodeFacts, interface: str | None) -> float | None:
     """Return the speed of the interface that training uses, else of the one with the address,
-    in Gb/s."""
+    in Gb/s.
+    """
     for one in facts.interfaces:
         wanted = one.name == interface if interface else one.address == facts.address
         if wanted and one.speed_mbit:

@@ -98,7 +98,7 @@ class LayerShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """The sizes of a model. Llama-2-7B has 6,738,415,616 parameters:
+    """The sizes of a model. Llama-2-7B has 6,738,415,616 parameters.
 
     >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
     ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})

@@ -46,7 +46,8 @@ class Worker:
     @property
     def like(self) -> tuple[object, ...]:
         """Everything that decides how it trains; equal for equal cards, so results can be
-        reused."""
+        reused.
+        """
         card = (self.gpu.name, self.memory, self.host_bytes)
         return (*card, self.rates, self.correction)
 
@@ -151,7 +152,8 @@ class Case:
 
     def total_s(self, step_s: float) -> float | None:
         """Return the duration of the whole run in seconds; None: the number of steps is not
-        known."""
+        known.
+        """
         return None if self.num_steps is None else self.num_steps * step_s
 
     def energy_wh(

@@ -30,7 +30,7 @@ from app.planning.memory.phases import measure_widest, worst_pass_bytes
 from app.planning.model_shape import ModelShape
 
 
-def choose_setting(
+def choose_setting(  # noqa: PLR0913 - all that the search depends on
     shape: ModelShape,
     spec: RunSpec,
     *,
@@ -127,7 +127,8 @@ class _Search:
 
     def _room_bytes(self) -> float:
         """Return the bytes that passes may use, weights and states subtracted, as the trainer
-        counts."""
+        counts.
+        """
         rest_bytes = count_rest_bytes(self.shape, self.spec, self.gpu)
         most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
         return most * MEMORY_SHARE - rest_bytes - count_state_bytes(self.shape, self.spec)

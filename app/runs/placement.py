@@ -63,7 +63,8 @@ def keep_single(ranks: Sequence[RankPlacement]) -> tuple[RankPlacement, ...]:
 
 def choose_checkpoint_ranks(ranks: Sequence[RankPlacement], copies: int) -> tuple[int, ...]:
     """Return the ranks that write checkpoints: the first rank of each of the first `copies`
-    nodes."""
+    nodes.
+    """
     first: dict[str, int] = {}
     for place in ranks:
         first.setdefault(place.node, place.rank)

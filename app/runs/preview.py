@@ -106,7 +106,7 @@ async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> 
     raise problem or UserError("there are no nodes yet", "Add one: rackless nodes add")
 
 
-async def _run_there(
+async def _run_there(  # noqa: PLR0913 - the parts of one job
     services: Services,
     node: str,
     python: str,

@@ -17,7 +17,8 @@ class HashStore:
 
     def sha256(self, path: Path) -> str:
         """Return the SHA-256 of a file, cached while the file is unchanged. May read for
-        minutes."""
+        minutes.
+        """
         stat = path.stat()
         rows = self._database.read(
             "SELECT sha256 FROM file_hashes WHERE path = ? AND size_bytes = ? AND modified_ns = ?",

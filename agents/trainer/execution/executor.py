@@ -52,7 +52,7 @@ class GradientOverlap(Protocol):
 class Executor:
     """Adds the gradients of examples to the flat buffer, and the objective's sums to `sums`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a pass touches
         self,
         model: TrainedModel,
         flat: FlatParameters,

@@ -59,7 +59,7 @@ def register() -> None:
     AttentionInterface.register(NAME, attend_segments)
 
 
-def attend_segments(
+def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     module: nn.Module,
     query_1HMD: Tensor,
     key_1HMD: Tensor,

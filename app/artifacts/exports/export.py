@@ -165,7 +165,7 @@ def _name_result(request: ExportRequest, step: int) -> str:
     return "-".join((request.to, str(step), *request.types, *engine))
 
 
-async def _make(
+async def _make(  # noqa: PLR0913 - the parts of one job
     services: Services,
     request: ExportRequest,
     inputs: Inputs,

@@ -44,7 +44,8 @@ Found = tuple[tuple[CheckpointSnapshot, ...], tuple[ArtifactSnapshot, ...], Proj
 
 class ChatDialog(QDialog):
     """Chat with a run's models; its checkpoints and artifacts are listed while it is already
-    open."""
+    open.
+    """
 
     def __init__(
         self,

@@ -46,7 +46,8 @@ class LivePlan(QObject):
 
     def again(self) -> None:
         """Plan the same spec again, since its inputs (such as the data size) may be known
-        better now."""
+        better now.
+        """
         self._answered = None
         self._ask(ask_remote=False)
 

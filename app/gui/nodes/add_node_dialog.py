@@ -1,6 +1,7 @@
 """Add a PC: ask for its address, confirm its fingerprint, show its hardware.
 
-A host key that has changed since it was confirmed is a hard stop, not a question."""
+A host key that has changed since it was confirmed is a hard stop, not a question.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ class DeviceCard(QWidget):
 
     def _backdrop(self) -> QPixmap:
         """Return the static parts (frame, captions, base lines) as a pixmap shared by like
-        cards."""
+        cards.
+        """
         is_loud = self.status.tone in ("warning", "error")
         edge = "accent" if self.hasFocus() else self.status.tone if is_loud else "border"
         scale = self.devicePixelRatioF()

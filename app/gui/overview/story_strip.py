@@ -39,7 +39,8 @@ class StoryStrip(QFrame):
 
     def show_steps(self, steps: Sequence[tuple[str, str]], note: str = "") -> None:
         """Show (title, `done` | `now` | `todo` | `failed`) of each step, and a note on the
-        current one."""
+        current one.
+        """
         if len(steps) != len(self._marks):
             self._make_marks(len(steps))
         self._steps = tuple(steps)

@@ -127,7 +127,8 @@ class Wall(QWidget):
 
     def rebuild(self) -> None:
         """Create heads and cards for new devices, keep existing ones, and remove those that are
-        gone."""
+        gone.
+        """
         cluster = self._context.cluster
         self._order = [
             (node.name, [device.key for device in cluster.telemetry.of_node(node.name)])

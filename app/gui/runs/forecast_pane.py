@@ -21,13 +21,15 @@ _NOTHING = "No forecast: this PC did not know the size of the model when the run
 
 async def load_comparison(core: CoreApi, run_id: str) -> ForecastComparison | None:
     """Return the forecast of a run compared with its measurements so far, or None without
-    forecast."""
+    forecast.
+    """
     return core.runs.forecast_comparison(run_id)
 
 
 class ForecastPane(QWidget):
     """Table of forecast and measurement; queries the core when shown and at each visible
-    `refresh`."""
+    `refresh`.
+    """
 
     def __init__(self, context: Context) -> None:
         super().__init__()

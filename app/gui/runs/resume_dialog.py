@@ -117,7 +117,8 @@ class ResumeDialog(QDialog):
 
     def choice(self) -> ResumeChoice:
         """Return the answers; a verified resume picks its checkpoint itself, so its step is
-        None."""
+        None.
+        """
         chosen = self.table.selected()
         verifies = self.verify.isChecked()
         return ResumeChoice(

@@ -59,7 +59,8 @@ class Receiver:
 
     async def write(self, block: bytes) -> bool:
         """Send a block; return False if the node takes no more, and `finish` will raise the
-        reason."""
+        reason.
+        """
         if not self._refused:
             try:
                 await self._process.write(block)

@@ -37,7 +37,8 @@ _HOST_KEY_NAME = ".loopback_host_key"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopbackNode:
     """A running loopback server: a process of its own, which outlives its parent unless it was
-    started with `--until-eof`."""
+    started with `--until-eof`.
+    """
 
     home: Path
     address: str

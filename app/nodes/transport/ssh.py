@@ -124,7 +124,8 @@ class _HostKeyJudge:
 
     def algorithms(self) -> tuple[str, ...]:
         """Return the types to request: that of the known key, so that a host with keys of several
-        types always shows the same one."""
+        types always shows the same one.
+        """
         if self._known is None:
             return _ALL_HOST_KEY_ALGORITHMS
         name = self._known.get_algorithm()

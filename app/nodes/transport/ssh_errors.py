@@ -89,7 +89,8 @@ def no_common_host_key(address: SshAddress, offered: Sequence[str]) -> NodeUnrea
 
 def _no_common_algorithm(address: SshAddress, reason: str) -> NodeUnreachable:
     """Return the error for asyncssh's `reason`, such as `No matching MAC algorithm found, sent a,b
-    and received c`."""
+    and received c`.
+    """
     match = _NO_MATCH.search(reason)
     if match is None:
         text, option = reason, "KexAlgorithms, Ciphers and MACs"
