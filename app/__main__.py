@@ -1,4 +1,4 @@
-"""The `rackless` command: without arguments it opens the window, else it does what they say."""
+"""The `rackless` command: runs the named command, or opens the window without arguments."""
 
 from __future__ import annotations
 

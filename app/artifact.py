@@ -1,8 +1,8 @@
 """An artifact: the result of an export with its origin, measured quality and copies.
 
 Its name is that of the run and the format; making it again makes the next version. `NAME` means the
-newest version, `NAME:2` the second. What it is, is decided by its files' hashes: the same files are
-the same artifact wherever they lie.
+newest version, `NAME:2` the second. The hashes of its files identify it: the same files are the
+same artifact in any place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.text import count_of, show_list
 
 CopyKind = Literal["folder", "node", "hub"]
 CopyState = Literal["whole", "missing", "damaged", "unknown"]
-"""`unknown`: it could not be asked."""
+"""State of a copy. `unknown`: its place did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,7 @@ class ArtifactCopy:
     @property
     def counts(self) -> bool:
         """Return whether the artifact can be fetched from there, as far as is known."""
+        # A node that is off now still has its copy, so unknown is not lost.
         return self.state in ("whole", "unknown")
 
 
@@ -70,7 +71,7 @@ class ArtifactSnapshot:
     """One of `agents.contract.formats.FORMATS`."""
     types: tuple[str, ...] = ()
     origin: Origin | None = None
-    """Origin; None: it was made elsewhere and does not name one."""
+    """Origin; None: made elsewhere, without one."""
     size_bytes: int
     created_s: float
     files: tuple[FileEntry, ...] = ()
@@ -94,7 +95,7 @@ class ArtifactSnapshot:
 
     @property
     def checkpoint(self) -> str | None:
-        """Checkpoint it was made from, as a path below an agent's home."""
+        """Checkpoint of its origin, as a path below an agent's home; None without an origin."""
         if self.origin is None:
             return None
         return checkpoint_path(self.origin.run_id, self.origin.step)
@@ -123,13 +124,14 @@ def describe_places(artifact: ArtifactSnapshot) -> str:
 
 
 def describe_verdicts(artifact: ArtifactSnapshot) -> str:
-    """Return the verdict of all its files in a word or two.
+    """Summarise the verdicts of all files in a few words.
 
     >>> describe_verdicts(ArtifactSnapshot(name="a", version=1, format="merged", size_bytes=1,
     ...     created_s=0.0))
     'not measured'
     """
     if not artifact.verdicts:
+        # Our own merge is exact; nothing is known of one that was made elsewhere.
         is_ours = artifact.format == "merged" and artifact.origin is not None
         return "lossless" if is_ours else "not measured"
     bad = [verdict.name for verdict in artifact.verdicts if not verdict.keep]
@@ -149,11 +151,11 @@ def describe_kind(artifact: ArtifactSnapshot) -> str:
 
 
 def tell_last(artifact: ArtifactSnapshot, place: str | None) -> str:
-    """Return a warning when deleting leaves no copy; empty: another one stays.
+    """Return a warning if deleting leaves no copy; empty: another copy is left.
 
     Args:
-        artifact: as it stands.
-        place: of the copy that goes; None: all of them.
+        artifact: the artifact with its current copies.
+        place: place of the copy to delete; None: all copies.
     """
     stays = [one for one in artifact.copies if place is not None and one.place != place]
     if any(one.counts for one in stays):

@@ -1,7 +1,7 @@
 """Models to chat with, and the saved test prompts that compare them.
 
 A project is a base model with the data that it is trained on: its runs and artifacts are compared
-by the same prompts, and what they answered is kept.
+by the same prompts, and their answers are saved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MOST_PROMPTS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A model to chat with, as the user names it."""
+    """Model to chat with, as the user names it."""
 
     what: str
     """A run by its id or its beginning, an artifact by its name, or a folder of one on this PC."""

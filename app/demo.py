@@ -5,8 +5,8 @@ added, checked and train one small model together; one of them loses its power i
 run goes on with the others; the result is exported and answers a question. Every step is verified:
 the story ends well only if each of them happened and the loss fell.
 
-Who tells it (terminal or window) opens a core on `master_home` after `prepare`, calls `tell`, and
-at the end `close`. The nodes stay up until the core is closed, so that a person can look around.
+The caller (terminal or window) calls `prepare`, opens a core on `master_home`, calls `tell`, and
+finally `close`. The nodes stay up until the core is closed, so that a person can explore them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Story:
     counts_steps: bool = False
     """Whether `note` repeats the run's step and loss, which a progress bar shows as well."""
     run: RunSnapshot | None = None
-    """The run as it stands, once there is one."""
+    """Newest snapshot of the run; None: not started yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class Demo:
 
     @property
     def master_home(self) -> Path:
-        """The home on which the core has to be opened."""
+        """Home folder on which to open the core."""
         return self._folder / "master"
 
     def prepare(self) -> None:
@@ -111,6 +111,7 @@ class Demo:
             UserError: a demo is running in this folder now.
         """
         self._site.open()
+        # Of all names: the earlier demo may have had more nodes than this one.
         leftovers = [self._folder / "nodes" / name for name in NAMES]
         for folder in (self.master_home, self._folder / "model", *leftovers):
             shutil.rmtree(folder, ignore_errors=True)
@@ -123,9 +124,10 @@ class Demo:
         """Run the demo from beginning to end.
 
         Raises:
-            UserError: a step did not happen; its message says which and why.
+            UserError: a step failed; the message says which and why.
         """
         self._report = report
+        # The servers end only after the core has disconnected from its nodes.
         core.at_end.append(self._site.end)
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S * 2):
@@ -136,6 +138,7 @@ class Demo:
                 f"the demo made no progress in the step '{self.TITLES[self._current]}'",
                 "This PC may be very busy; close other programs and start the demo again.",
             ) from error
+        # Not `Exception`: a cancelled step has to be shown as failed, too.
         except BaseException as error:
             self._say("failed", str(error) or "cancelled")
             raise
@@ -185,6 +188,7 @@ class Demo:
         try:
             await core.nodes.add(name, address)
         except HostKeyUnknown as error:
+            # Compared with the key of our own server, as a person would compare it on that PC.
             if error.fingerprint != node.fingerprint:
                 raise UserError(f"{name} shows a host key that is not its own") from error
             await core.nodes.add(name, address, error.fingerprint)
@@ -206,6 +210,7 @@ class Demo:
             if plan.chosen is not None:
                 self._note(f"{describe_plan(plan)} {describe_step(plan.chosen)} a step")
             self._run = await core.runs.start(spec)
+        # Ranks have no shares until the measurement at the start is over.
         run = await self._until(core, lambda run: all(rank.share for rank in run.ranks))
         shares = [f"{rank.node} {show_share(rank.share)}" for rank in run.ranks]
         self._next(f"each batch is shared as measured: {', '.join(shares)}")
@@ -218,6 +223,7 @@ class Demo:
         self._next(f"{name} loses power")
         await asyncio.to_thread(power_cut, lost.home)
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
+        # The supervisor must name the node that died, not one that only lost its peer.
         if run.state != "interrupted" or name not in run.message:
             raise UserError(
                 f"after {name} lost power the run is {run.state}: {run.message}", run.hint
@@ -234,6 +240,7 @@ class Demo:
             told = describe_certificate(proof) if proof else "no step finished"
             raise UserError(f"the resumed run differs from the original: {told}")
         self._note(describe_certificate(proof))
+        # The run may have ended during the wait for the certificate, and no event would follow.
         self._run = await core.runs.refresh(run_id)
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
         if run.state != "done" or run.nodes != rest:
@@ -247,10 +254,10 @@ class Demo:
         return proof
 
     async def _until(self, core: Core, reached: Callable[[RunSnapshot], bool]) -> RunSnapshot:
-        """Follow the demo's run until `reached`; say on the way how far it is.
+        """Follow the demo's run until `reached`, and report its progress.
 
         Raises:
-            UserError: it ended before.
+            UserError: the run ended before.
         """
         changed = asyncio.Event()
 
@@ -274,8 +281,9 @@ class Demo:
                 changed.clear()
 
     async def _ask(self, model: Path) -> tuple[str, str]:
-        """Let plain Transformers load the base model and the result, and ask both."""
+        """Ask the base model and the result, both loaded by plain Transformers."""
         with resources.as_file(resources.files("resources") / "demo") as folder:
+            # A process of its own: the app never imports torch.
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, str(folder / "answer.py"), QUESTION),
                 *(str(folder / "model"), str(model)),

@@ -33,7 +33,7 @@ class UserError(RacklessError):
 
 
 def describe_error(error: RacklessError) -> str:
-    """Return what happened and what to do next, in one text.
+    """Return message and hint in one text.
 
     >>> describe_error(UserError("the disk is full", "Free some room."))
     'the disk is full. Free some room.'
@@ -44,7 +44,7 @@ def describe_error(error: RacklessError) -> str:
 
 
 class UsageError(UserError):
-    """Raised when a command line or a run file is not right."""
+    """Raised when a command line or a run file is not valid."""
 
     exit_code = 2
 
@@ -91,11 +91,11 @@ class LoginRefused(UserError):
 
 
 class NotAvailableYet(UserError):
-    """Raised by commands whose work a later version brings."""
+    """Raised by commands that a later version implements."""
 
 
 class AgentBug(RacklessError):
-    """Raised when the agent answered with an error that is ours."""
+    """Raised when the agent answers with an internal error."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)

@@ -22,6 +22,7 @@ NodeState = Literal["connecting", "online", "unreachable", "refused"]
 RunState = Literal[
     "created", "launching", "running", "stopping", "stopped", "interrupted", "failed", "done"
 ]
+# Nodes are asked for news of these runs only; in every other state the attempt is over.
 ACTIVE_STATES: frozenset[RunState] = frozenset({"created", "launching", "running", "stopping"})
 RESUMABLE_STATES: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed"})
 TransportKind = Literal["ssh", "local", "wsl"]
@@ -66,19 +67,19 @@ class RankProgress:
     tokens_per_s: float | None = None
     step_s: float | None = None
     input_s: float | None = None
-    """Time per step spent on choosing the batch and reading its rows."""
+    """Time per step spent on choosing the batch and reading its rows, in seconds."""
     compute_s: float | None = None
     wait_s: float | None = None
-    """Time per step spent on waiting for other ranks and the network."""
+    """Time per step spent on waiting for other ranks and the network, in seconds."""
     optimizer_s: float | None = None
     mfu: float | None = None
     """Model FLOPs utilisation: model FLOPs over the device's peak FLOPs, 0 to 1."""
     memory_bytes: int | None = None
-    """Peak of the memory that training needs."""
+    """Peak of the memory that training needs, in bytes."""
     memory_unpacked_bytes: int | None = None
-    """Spare memory on top of that, filled with unpacked 4-bit weights."""
+    """Spare memory on top of that, filled with unpacked 4-bit weights, in bytes."""
     memory_reserved_bytes: int | None = None
-    """Peak of the memory that the allocator reserved on the device."""
+    """Peak of the memory that the allocator reserved on the device, in bytes."""
     share: float | None = None
     """Share of each batch, 0 to 1."""
 
@@ -122,7 +123,7 @@ class RunSnapshot:
     first_loss: float | None = None
     learning_rate: float | None = None
     tokens_per_s: float | None = None
-    """Speed of all ranks together."""
+    """Speed of all ranks together, in tokens/s."""
     mfu: float | None = None
     """Model FLOPs utilisation over all devices, 0 to 1."""
     eta: float | None = None
@@ -160,7 +161,7 @@ class EvaluationRecord:
 
     attempt: int
     step: int
-    """Step after which it was made."""
+    """Step after which it ran."""
     loss: float | None
     perplexity: float | None
 
@@ -177,7 +178,7 @@ class CheckpointSnapshot:
     """Whether all listed copies were hashed and are equal; None when not verified."""
     problem: str = ""
     stall_s: float | None = None
-    """Time that training paused for it, on the slowest rank."""
+    """Time that training paused for it, on the slowest rank, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,9 +188,9 @@ class SaveResult:
     step: int | None
     """Step after which it is saved; None while no rank has finished its current step."""
     stall_s: float | None = None
-    """Time that training paused."""
+    """Time that training paused, in seconds."""
     seconds: float | None = None
-    """Time until it was written and hashed; None while it is being written."""
+    """Time until it was written and hashed, in seconds; None while it is being written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,7 +211,7 @@ class TraceRow:
     name: str
     count: int
     seconds: float
-    """Self time, without the operations that it called."""
+    """Self time, without the operations that it called, in seconds."""
     share: float
     """Share of the time of all operations, 0 to 1."""
 
@@ -226,7 +227,7 @@ class RankTrace:
     """Path of the gzipped Chrome trace on this PC, once it has been fetched."""
     size_bytes: int
     top: tuple[TraceRow, ...] = ()
-    """Operations that took longest, longest first."""
+    """Slowest operations, slowest first."""
     problem: str = ""
     """Reason why there is no trace; empty when there is one."""
 
@@ -395,6 +396,8 @@ class EventHub:
 
         with self.listening(take):
             while True:
+                # Cleared before the queues are emptied, so that an event that arrives during a
+                # `yield` wakes the loop again.
                 await wake.wait()
                 wake.clear()
                 while queue or samples:

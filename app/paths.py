@@ -107,6 +107,7 @@ def replace_text(path: Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    # In the same folder: a rename replaces atomically only within one file system.
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)

@@ -48,6 +48,8 @@ class Setting:
         raise ValueError(f"{self.key} is {value!r}; it must be {self._allowed()}")
 
     def _in_range(self, value: float) -> bool:
+        # `bool` is an `int` to Python, but `true` is no number to a person. NaN fails both
+        # comparisons below.
         if isinstance(value, bool):
             return False
         return (self.minimum is None or value >= self.minimum) and (
@@ -166,11 +168,13 @@ class Settings:
             stored = json.loads(self._path.read_text(encoding="utf-8"))
             return {
                 key: self._known[key].checked(value)
+                # A key of another version is skipped; it must not cost the other settings.
                 for key, value in stored.items()
                 if key in self._known
             }
         except FileNotFoundError:
             return {}
+        # AttributeError: the file is valid JSON, but not an object.
         except (OSError, ValueError, AttributeError) as error:
             self.problem = f"{self._path} cannot be read ({error}); the defaults are used"
             return {}

@@ -1,4 +1,4 @@
-"""Write figures the way people read them; everywhere else values stay in base units.
+"""Format figures for people; everywhere else values stay in base units.
 
 An unknown value (`None`, or a float that is not a number) is an en dash, never 0.
 """
@@ -16,6 +16,7 @@ BREAK = "\u200b"
 """Zero-width space, at which a line may break."""
 MOST_OF_NAME = 60
 """Maximum length of a file name made from a free text; file systems end at 255 bytes."""
+# What Windows forbids in file names, the strictest of the systems that we support.
 _NO_NAME = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 MOST_UNBROKEN = 24
 """Maximum number of unbreakable characters; more do not fit beside a form."""
@@ -43,7 +44,7 @@ def show_number(value: float | None, digits: int = 0) -> str:
 
 
 def show_loss(value: float | None) -> str:
-    """Return a loss with four significant digits; one that is not finite is named.
+    """Return a loss with four significant digits; a value that is not finite becomes a word.
 
     >>> show_loss(2.34567), show_loss(3.02e43)
     ('2.346', '3.02e+43')
@@ -89,6 +90,7 @@ def show_bytes(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return DASH
     scaled, unit = float(value), 0
+    # From 1000 on, not 1024: "1,023 KiB" would need a fourth digit.
     while abs(scaled) >= 1000 and unit < len(_BYTE_UNITS) - 1:
         scaled, unit = scaled / 1024, unit + 1
     digits = 0 if unit == 0 or abs(scaled) >= 100 else 1
@@ -147,6 +149,7 @@ def show_duration(seconds: float | None) -> str:
     """
     if seconds is None or not math.isfinite(seconds):
         return DASH
+    # Both limits are where rounding would reach the next form: 1000 ms, 10.0 s.
     if seconds < 0.9995:
         return f"{max(seconds, 0.0) * 1000:.0f} ms"
     if seconds < 9.95:
@@ -165,7 +168,7 @@ def show_duration(seconds: float | None) -> str:
 
 
 def show_moment(time_s: float | None, now_s: float) -> str:
-    """Return a wall clock time in local time: today's without its date.
+    """Return a wall clock time in local time; a time of today has no date.
 
     >>> show_moment(None, 0.0) == DASH
     True
@@ -188,7 +191,7 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
 
 
 def show_model(model: str) -> str:
-    """Shorten a model's folder to its last two parts; a hub id has no more than that anyway.
+    """Shorten a model's folder to its last two parts; a hub id has at most two.
 
     >>> show_model("/home/anna/models/Llama-2-7b-hf/")
     'models/Llama-2-7b-hf'
@@ -211,7 +214,7 @@ def show_list(names: Sequence[str]) -> str:
 
 
 def free_name(wanted: str, taken: Collection[str]) -> str:
-    """Return `wanted` with the next free number behind it.
+    """Return `wanted`, with the next free number appended if it is taken.
 
     >>> free_name("poems", {"poems", "poems-2"})
     'poems-3'
@@ -228,7 +231,7 @@ def free_name(wanted: str, taken: Collection[str]) -> str:
 
 
 def let_break(text: str) -> str:
-    """Return a text whose long words, such as names of files, may be broken anywhere.
+    """Insert a BREAK between the letters of long words, such as file names.
 
     >>> let_break("step-1 is in /home") == "step-1 is in /home"
     True
@@ -239,7 +242,7 @@ def let_break(text: str) -> str:
 
 
 def shorten(text: str, most: int = 200) -> str:
-    """Return a text without blanks around it; one that is longer than `most` ends in dots.
+    """Strip a text, and cut it to `most` characters followed by dots.
 
     >>> shorten(" 1.5 "), shorten("9" * 400, 20)
     ('1.5', '99999999999999999999...')
@@ -249,7 +252,7 @@ def shorten(text: str, most: int = 200) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return what a file of that name can be called on any disk.
+    """Return a valid file name on every system, made from a free text.
 
     >>> file_name("a/b: c"), len(file_name("x" * 300))
     ('a-b- c', 60)

@@ -1,9 +1,8 @@
 """Conversations with a run's model, its base model, or an artifact on this PC, run on a node.
 
 A model is loaded once and stays on its node until the conversation is closed; nothing listens on a
-port, since turns travel over the agent's own connection. A model that the node let go of, because
-nobody asked for long, a run wanted its GPU or the connection was lost, is loaded anew at the next
-question.
+port, since turns travel over the agent's own connection. A model that its node has unloaded (it was
+idle, a run needed its GPU, or the connection was lost) is loaded again for the next question.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Chats:
         """Load a model.
 
         Raises:
-            UserError: there is no such thing, or it cannot be loaded.
+            UserError: there is no such model, or it cannot be loaded.
         """
         found = await _load(self._services, subject, tell, next(self._keys))
         self._talks[found.key] = _Talk(subject, found)
@@ -76,6 +75,7 @@ class Chats:
             UserError: the conversation is closed, too long, or the node cannot be asked.
         """
         talk = self._talk(key)
+        # Once more after loading again; a second loss means that the node is in use.
         for _ in range(2):
             node = talk.loaded.node
             async with self._queues.setdefault(node, asyncio.Lock()):
@@ -84,6 +84,8 @@ class Chats:
                     agent = self._services.pool.agent(node)
                     reply = await agent.chat_ask(talk.loaded.chat, turn, say)
                 except asyncio.CancelledError:
+                    # Before `is_asked` is reset, or `stop` would do nothing; shielded, because
+                    # this task is already being cancelled.
                     await asyncio.shield(self.stop(key))
                     raise
                 finally:
@@ -111,6 +113,7 @@ class Chats:
             return
         try:
             await self._services.pool.agent(talk.loaded.node).chat_close(talk.loaded.chat)
+        # Nothing to do: the model ends with the agent's connection, or when it is idle.
         except RacklessError:
             return
 
@@ -146,7 +149,7 @@ def find_project(services: Services, what: str) -> Project:
     """Return the base model and data of the run or artifact `what`.
 
     Raises:
-        UserError: there is no such thing.
+        UserError: there is no such run or artifact.
     """
     folder = find_folder(services, what)
     if folder is None:
@@ -154,6 +157,7 @@ def find_project(services: Services, what: str) -> Project:
         return Project(base=spec.model, data=spec.data.train)
     origin = read_origin(folder)
     if origin is None:
+        # Made elsewhere: it shares a project with nothing but itself.
         return Project(base=str(folder), data="")
     return Project(base=origin.base, data=origin.data)
 
@@ -201,6 +205,7 @@ async def _load_run(
     job = replace(
         _make_job(copy.node, facts, model),
         checkpoint=None if subject.of_base else checkpoint,
+        # The adapter was trained on 4-bit weights; on others it would answer differently.
         in_4_bits=run.spec.adapter.kind == "qlora",
     )
     opened = await _open(services.pool.agent(copy.node), job, tell)
@@ -250,6 +255,7 @@ async def _open(agent: NodeAgent, job: ChatJob, tell: Say) -> ChatOpened:
     try:
         return await agent.chat_open(job, tell)
     except asyncio.CancelledError:
+        # The id is ours, so it can be unloaded although the answer never came.
         await asyncio.shield(agent.chat_close(job.chat))
         raise
 

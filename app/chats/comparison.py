@@ -38,6 +38,7 @@ async def compare_models(
         except RacklessError as error:
             problems.append(error)
             title = f"{subject.what}{', base' if subject.of_base else ''}, not loaded: {error}"
+            # Only a UserError has a hint; an AgentBug has none.
             tell(f"{title} {getattr(error, 'hint', '')}".strip())
             models.append(Compared(title=title, answers=(None,) * len(prompts)))
     if problems and len(problems) == len(models):

@@ -47,6 +47,7 @@ OnMessage = Callable[[str], None]
 OnProgress = Callable[[Progress], None]
 
 
+# Properties, here and below: a frozen dataclass does not satisfy a settable attribute.
 class CheckRowView(Protocol):
     """Result of one check of a node, or of a pair of nodes."""
 

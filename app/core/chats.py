@@ -53,9 +53,9 @@ class CoreChats:
         """Return a loaded model's next message.
 
         Args:
-            key: of `open`.
+            key: key that `open` returned.
             turn: the whole conversation so far, and the generation settings.
-            progress: called with what happens before the answer.
+            progress: called with each step before the answer, such as loading.
             piece: called with each piece of the answer as it is generated.
 
         Raises:
@@ -65,7 +65,7 @@ class CoreChats:
         return await self._chats.ask(key, turn, tell, say)
 
     async def stop(self, key: int) -> None:
-        """Stop the answer that a loaded model is generating; what it has stays."""
+        """Stop the answer that a loaded model is generating, and keep its text so far."""
         await self._chats.stop(key)
 
     async def close(self, key: int) -> None:

@@ -77,6 +77,8 @@ class Core:
         database = await asyncio.to_thread(
             open_database, paths.database, functools.partial(_refill, paths)
         )
+        # Unwound in reverse: background tasks, fleet, `at_end`, and last the database that the
+        # others write to.
         stack = contextlib.AsyncExitStack()
         stack.callback(database.close)
         at_end: list[Callable[[], Awaitable[None]]] = []

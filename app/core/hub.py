@@ -49,6 +49,8 @@ class CoreHub:
         from app.hub.hub_token import find_token, forget_token
 
         found = await asyncio.to_thread(find_token)
+        # Nodes first: without the token here, its copies there could not be recognised. A token
+        # from the environment is not ours to delete, and `forget_token` says so.
         asked = await self.remove_token() if found == "kept" else ()
         await asyncio.to_thread(forget_token)
         return asked

@@ -57,6 +57,7 @@ class CoreLibrary:
         found = await preview_data(
             self._services, spec, part=part, node=node, whole=whole, progress=progress
         )
+        # Plans need the size of the training data only.
         if part == "train":
             store_counted(self._services.planning, spec, found)
         return found

@@ -90,6 +90,7 @@ class CoreNodes:
         Raises:
             UserError: there is no such node, or an active run needs it.
         """
+        # Raises for an unknown name before anything is changed.
         self._fleet.node(name)
         stop.require_unused(self._services, name)
         await self._fleet.remove(name)

@@ -89,6 +89,7 @@ class CoreRuns:
         known = {node.name: node for node in self._fleet.snapshots()}
         if ask_remote and any(known[name].facts is None for name in names):
             known = {node.name: node for node in await self._fleet.reach()}
+        # Plan with the nodes that are known; the others are named in the plan as silent.
         facts = {name: fact for name in names if (fact := known[name].facts) is not None}
         if not facts:
             raise UserError(
@@ -133,6 +134,7 @@ class CoreRuns:
             UserError: it is not active, or none of its nodes can be reached.
         """
         run_id = self._repository.get(run_id).run_id
+        # A person may have typed the first characters only; `get` returned the whole id.
         await stop.stop_run(self._services, run_id)
         return self._repository.full_snapshot(run_id)
 
@@ -207,6 +209,7 @@ class CoreRuns:
         """
         if self._repository.store.must_search_nodes():
             silent = await reconcile.search_nodes(self._services, self._fleet.names())
+            # A silent node may remember more runs: search again next time.
             self._repository.store.set_search_nodes(bool(silent))
         active = self._repository.store.in_states(ACTIVE_STATES)
         await asyncio.gather(*(reconcile.reconcile_run(self._services, run) for run in active))
@@ -285,6 +288,7 @@ class CoreRuns:
         return checkpoints.add_stalls(self._services, checkpoints.group_by_step(copies))
 
     def take_sample(self, event: Event) -> None:
+        # Replayed samples are up to ten minutes old; what others hold on a GPU has changed since.
         if isinstance(event, SampleArrived) and not event.replayed:
             self._samples[event.node] = event.sample
 
