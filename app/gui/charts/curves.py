@@ -59,6 +59,7 @@ class Curves:
             return
         if attempt not in self._series:
             if self._series:
+                # The first attempt needs no mark: it starts where the plot does.
                 self.marks.append(Mark(steps[0], f"attempt {attempt}"))
             self._series[attempt] = GrowingSeries()
         self._series[attempt].extend(steps, values)
@@ -79,6 +80,7 @@ class Curves:
         lost: list[Piece] = []
         kept: list[Piece] = []
         repeated_from = math.inf
+        # Newest first: an attempt is lost from the first step of any later one on.
         for attempt in sorted(self._series, reverse=True):
             series = self._series[attempt]
             # One point beyond each edge, so that the curve runs out of the plot.
@@ -86,12 +88,14 @@ class Curves:
             end = int(np.searchsorted(series.x, view.high, side="right")) + 1
             turn = int(np.searchsorted(series.x, repeated_from))
             for part, pieces in (
+                # From the last kept point on, so that no gap opens between the two colours.
                 (slice(max(first, turn - 1), end), lost),
                 (slice(first, min(end, turn)), kept),
             ):
                 is_there = part.start < min(part.stop, len(series))
                 if is_there and (pieces is kept or turn < len(series)):
                     x, y = downsample(series.x[part], series.y[part], num_columns)
+                    # A piece may consist of nothing but the extra points beyond the edges.
                     if x[0] <= view.high and x[-1] >= view.low:
                         pieces.append(Piece(x, y, is_lost=pieces is lost))
             repeated_from = min(repeated_from, float(series.x[0]))
@@ -101,6 +105,7 @@ class Curves:
         """Return (step, value, attempt) nearest to `step` in the newest attempt that covers it."""
         for attempt in sorted(self._series, reverse=True):
             series = self._series[attempt]
+            # From half a step before it, the first point of the attempt is the nearest step.
             if step >= series.x[0] - 0.5:
                 right = min(int(np.searchsorted(series.x, step)), len(series) - 1)
                 near = max(right - 1, 0)

@@ -63,6 +63,7 @@ class FiguresModel(QAbstractTableModel):
         return None
 
     def _text(self, row: int, column: int) -> str:
+        # Each end is the number of rows up to and including that part.
         part = int(np.searchsorted(self._ends, row, side="right"))
         name, attempt, x, y = self._parts[part]
         place = row - (int(self._ends[part - 1]) if part else 0)
@@ -101,6 +102,7 @@ class FiguresDialog(QDialog):
         self.model = FiguresModel(lines, view, write)
         self.table = _make_table(theme, self.model, f"Values of {title}")
         several = any(len(line.curves.attempts) > 1 for line in lines)
+        # A column that says the same in every row only takes width from the others.
         self.table.setColumnHidden(0, len(lines) == 1)
         self.table.setColumnHidden(2, not several)
         foot = QHBoxLayout()
@@ -142,6 +144,7 @@ def _make_table(theme: Theme, model: FiguresModel, name: str) -> QTableView:
     table.horizontalHeader().setHighlightSections(False)
     table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
     if model.rowCount():
+        # Column 1: column 0 may be hidden.
         table.setCurrentIndex(model.index(0, 1))
     return table
 

@@ -78,6 +78,7 @@ def paint_legend(
     """Draw the names of the lines, aligned to `right`; those that would pass `left` are omitted."""
     painter.setFont(theme.font(12))
     metrics = QFontMetricsF(painter.font())
+    # From the right, so the last name comes first.
     for line in reversed(lines):
         name = metrics.elidedText(line.name, Qt.TextElideMode.ElideRight, 180)
         width = metrics.horizontalAdvance(name)
@@ -126,6 +127,7 @@ def paint_marks(painter: QPainter, theme: Theme, frame: Frame, marks: Sequence[M
         painter.setPen(colors.color("muted"))
         width = QFontMetricsF(painter.font()).horizontalAdvance(mark.text)
         left = x + 5 if x + 5 + width < area.right() else x - 5 - width
+        # A copy: the colours of the palette are cached and shared.
         ground = QColor(colors.color("surface"))
         ground.setAlphaF(0.85)  # keeps the text readable over a curve
         painter.fillRect(QRectF(left - 2, area.top() - 1, width + 4, 15), ground)

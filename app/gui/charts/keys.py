@@ -17,7 +17,7 @@ _DIRECTIONS = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}
 
 
 class Navigable(Protocol):
-    """What the keys control."""
+    """A plot, as far as the keys control it."""
 
     def visible(self) -> Limits: ...
     def show_range(self, view: Limits | None) -> None: ...
@@ -26,7 +26,7 @@ class Navigable(Protocol):
 
 
 def handle_key(plot: Navigable, event: QKeyEvent) -> bool:
-    """Handle a key press; return whether it means anything to a plot."""
+    """Handle a key press; return whether it is one of a plot's keys."""
     key, view = Qt.Key(event.key()), plot.visible()
     middle = (view.low + view.high) / 2
     if key in _DIRECTIONS:

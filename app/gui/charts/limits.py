@@ -42,8 +42,10 @@ def fit_values(values: Array, *, from_zero: bool) -> Limits:
     finite = values[np.isfinite(values)]
     if not len(finite):
         return Limits(0.0, 1.0)
+    # In place: indexing with a mask has made a copy.
     finite.sort()
     outside = len(finite) // 1000
     low, high = float(finite[outside]), float(finite[-1 - outside])
+    # A flat curve has no range of its own, and one at 0 has no size either.
     air = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     return Limits(0.0 if from_zero else low - air, high + air)

@@ -29,4 +29,5 @@ class LineSeries:
 
 def choose_style(place: int) -> tuple[str, Qt.PenStyle]:
     """Return colour and dash pattern of line number `place`; the first 16 all differ."""
+    # The patterns shift by one with each round of colours, so no pair repeats before the 17th.
     return COLORS[place % len(COLORS)], PATTERNS[(place + place // len(COLORS)) % len(PATTERNS)]

@@ -192,6 +192,7 @@ class Plot(QWidget):
         painter.setPen(pen)
         for part in finite_parts(py):
             if part.stop - part.start == 1:
+                # A line through one point would be invisible.
                 painter.drawEllipse(QPointF(px[part.start], py[part.start]), 1.5, 1.5)
             else:
                 painter.drawPolyline(make_polygon(px[part], py[part]))

@@ -33,8 +33,10 @@ def read_lines(
         if found is None:
             continue
         nearest, value, attempt = found
+        # The first line decides where the readout stands; others may lack that very step.
         at = nearest if at is None else at
         shown = DASH if np.isnan(value) else write(value)
+        # Three spaces separate the parts: `describe_readings` splits there.
         text = f"step {nearest:,.0f}   {shown}"
         if len(lines) > 1:
             text = f"{shown}   {line.name}, step {nearest:,.0f}"
@@ -67,5 +69,6 @@ def next_step(lines: Sequence[LineSeries], step: float, gap: float) -> float | N
 
 def _neighbour(steps: np.ndarray, step: float, gap: float) -> float | None:
     place = int(np.searchsorted(steps, step + gap, side="left" if gap > 0 else "right"))
+    # To the left, the point before the one found.
     place -= gap < 0
     return float(steps[place]) if 0 <= place < len(steps) else None

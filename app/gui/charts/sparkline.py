@@ -60,6 +60,7 @@ def paint_sparklines(
     width, height = traces[0].area.width(), traces[0].area.height()
     x = width + (times - times[-1]) * (width / window_s)
     lows = np.array([[trace.low] for trace in traces])
+    # Equal limits must not divide by zero.
     spans = np.array([[trace.high - trace.low or 1.0] for trace in traces])
     y = height - np.minimum(np.maximum((rows - lows) / spans, 0.0), 1.0) * height
     scale = painter.device().devicePixelRatio()

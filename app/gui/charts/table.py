@@ -31,4 +31,5 @@ def _rows(line: LineSeries, view: Limits) -> Iterator[list[str]]:
         first = int(np.searchsorted(series.x, view.low))
         end = int(np.searchsorted(series.x, view.high, side="right"))
         for step, value in zip(series.x[first:end], series.y[first:end], strict=True):
+            # No thousands separators, and no `nan`: a spreadsheet would read either as text.
             yield [f"{step:.0f}", f"{attempt}", "" if np.isnan(value) else f"{value:.9g}"]

@@ -101,6 +101,7 @@ class AnswerField(QWidget):
             if name not in self._boxes:  # from another PC: shown, to be unticked
                 self._add_box(name, f"{name} (not among your nodes)")
         for name, box in self._boxes.items():
+            # An offline node cannot take part, so `all` ticks those that are online.
             box.setChecked(name in self._online if text == ALL_NODES else name in names)
 
     def show_finding(self, finding: Finding | None) -> None:
@@ -109,6 +110,7 @@ class AnswerField(QWidget):
         self._finding.setVisible(finding is not None)
         is_bad = finding is not None and finding.severity == "error"
         name = "problem" if is_bad else "advice"
+        # The style sheet selects by name; Qt applies a new name only when the label is polished.
         if self._finding.objectName() != name:
             self._finding.setObjectName(name)
             self._finding.style().polish(self._finding)
@@ -140,6 +142,7 @@ class AnswerField(QWidget):
             return check
         line = QLineEdit()
         line.setPlaceholderText(self.field.placeholder)
+        # Not textChanged: an answer that the form fills in is not one that a person typed.
         line.textEdited.connect(lambda text: self._touch())
         return line
 
@@ -181,4 +184,5 @@ class AnswerField(QWidget):
             chosen, _ = QFileDialog.getOpenFileName(self, self.field.label)
         if chosen:
             self.set_answer(chosen)
+            # `set_answer` emits no textEdited.
             self._touch()

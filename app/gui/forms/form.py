@@ -30,6 +30,7 @@ class FormSection(QWidget):
         place = 0
         for field in fields:
             if field.field.is_wide:
+                # A wide field starts a line of its own; the cell before it may stay empty.
                 place += place % 2
                 grid.addWidget(field, place // 2, 0, 1, 2)
                 place += 2
@@ -49,6 +50,7 @@ def make_sections(
     asked: Sequence[Field], fields: Mapping[str, AnswerField]
 ) -> tuple[FormSection, ...]:
     """Return the sections of the fields `asked`, in order of appearance."""
+    # A dict and not a set, for its order.
     titles = dict.fromkeys(field.section for field in asked)
     return tuple(
         FormSection(title, [fields[f.key] for f in asked if f.section == title]) for title in titles

@@ -26,6 +26,7 @@ class ActionText:
     """Key sequence in Qt's portable notation, such as `Ctrl+N`; empty for none."""
 
 
+# In the order of the list of shortcuts, and of the actions in the palette.
 TEXTS: dict[str, ActionText] = {
     "new_run": ActionText(text="New run", tip="Fine-tune a model", icon="add", shortcut="Ctrl+N"),
     "open_run_file": ActionText(
@@ -82,6 +83,7 @@ TEXTS: dict[str, ActionText] = {
     "quit": ActionText(
         text="Quit Rackless", tip="Quit, also from the tray; runs keep training", shortcut="Ctrl+Q"
     ),
+    # These three have the names of SCHEMES, by which the menus look them up.
     "system": ActionText(text="Match system", tip="Use the light or dark theme of your desktop"),
     "light": ActionText(text="Light", tip="Always use the light theme"),
     "dark": ActionText(text="Dark", tip="Always use the dark theme"),

@@ -29,6 +29,7 @@ class Banner(QFrame):
         self._tone: Tone = "calm"
         self._glyph = QLabel()
         self._glyph.setFixedSize(20, 20)
+        # Selectable, so that an error can be copied into a report.
         self._message = make_selectable(make_label(role="subheading", wraps=True))
         self._hint = make_selectable(make_label(wraps=True))
         self._action = Button(theme, "", self._act, role="")
@@ -71,6 +72,7 @@ class Banner(QFrame):
             self._action.setText(action[0])
             self._acted = action[1]
         set_style_property(self, "tone", tone)
+        # A screen reader does not see the colour, so the tone is part of the name.
         self.setAccessibleName(f"{tone}: {message} {hint}".strip())
         self._paint_glyph()
         self.show()

@@ -19,6 +19,7 @@ class CollapsibleSection(QWidget):
         self.head = QPushButton(f" {title}")
         self.head.setObjectName("fold")
         self.head.setCheckable(True)
+        # In a dialog, Enter would otherwise toggle the section instead of starting the action.
         self.head.setAutoDefault(False)
         self.head.setIconSize(QSize(16, 16))
         self.head.setCursor(Qt.CursorShape.PointingHandCursor)

@@ -1,4 +1,4 @@
-"""What an empty page or table shows: what belongs there, and buttons to add it."""
+"""Placeholder for an empty page or table: what belongs there, and buttons to add it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class FactRows(QGridLayout):
         self._labels: list[QLabel] = []
 
     def show_rows(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Replace all rows by (name, value) pairs."""
+        """Replace all rows with these (name, value) pairs."""
         for label in self._labels:
             self.removeWidget(label)
             label.hide()  # deleteLater waits for the event loop; until then it would overlap

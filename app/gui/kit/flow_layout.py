@@ -72,6 +72,7 @@ class FlowLayout(QLayout):
     # ------------------------------------------------------------ lines
 
     def _min_width(self, item: QLayoutItem) -> int:
+        # The lead may shrink to its minimum; the others keep the width that they ask for.
         is_lead = self._has_lead and item is self._items[0]
         return item.minimumSize().width() if is_lead else item.sizeHint().width()
 

@@ -23,6 +23,8 @@ class MarkdownView(QTextBrowser):
         document.setDocumentMargin(MARGIN_PX)
         for number in range(document.blockCount()):
             cursor = QTextCursor(document.findBlockByNumber(number))
+            # The cells of a table are blocks, too: each formats the whole table, to the same
+            # result.
             if cursor.currentTable() is not None:
                 _space_table(cursor.currentTable())
                 continue
@@ -30,6 +32,7 @@ class MarkdownView(QTextBrowser):
             is_heading = cursor.blockFormat().headingLevel() > 0
             form.setTopMargin(ABOVE_HEADING_PX if is_heading and number else 0)
             form.setBottomMargin(2 if cursor.currentList() is not None else BELOW_PX)
+            # Merged, so that heading level and indent of the block stay.
             cursor.mergeBlockFormat(form)
 
 

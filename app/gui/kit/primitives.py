@@ -64,6 +64,7 @@ class WrappedLabel(QLabel):
         return super().selectedText().replace(BREAK, "")
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
+        # QLabel's own copy would put the break characters on the clipboard.
         if event.matches(QKeySequence.StandardKey.Copy) and self.hasSelectedText():
             self._copy()
         else:
@@ -105,6 +106,7 @@ class WrappedLabel(QLabel):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if self._room_px != self.width():
+            # The minimum height depends on the width, so the layout has to ask again.
             self._room_px = self.width()
             self.updateGeometry()
 
@@ -143,6 +145,7 @@ class ElidedLabel(QLabel):
         text = self.fontMetrics().elidedText(
             self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width()
         )
+        # Only when painting is the width known that decides this.
         self.setToolTip(make_tooltip(self.text()) if text != self.text() else "")
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.contentsRect(), int(self.alignment()), text)
@@ -192,6 +195,7 @@ def make_scroll_area(content: QWidget) -> QScrollArea:
     scroll = QScrollArea()
     scroll.setWidgetResizable(True)
     scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    # Tab goes to the content; the area itself would be an extra stop without a function.
     scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
     scroll.setFrameShape(QFrame.Shape.NoFrame)
     scroll.setWidget(content)

@@ -20,6 +20,7 @@ def paint_status(
 ) -> None:
     """Draw glyph and words into `area`, vertically centred, elided where they do not fit."""
     top = area.center().y() - GLYPH_PX / 2
+    # Whole pixels: a pixmap painted between two of them is blurred.
     glyph = QRectF(area.left(), round(top), GLYPH_PX, GLYPH_PX)
     theme.paint_icon(painter, status.tone, status.tone, glyph)
     words = area.adjusted(GLYPH_PX + GAP_PX, 0, 0, 0)

@@ -90,6 +90,7 @@ class ThemeColors:
         return _color(str(getattr(self, name)))
 
 
+# The colours are shared: copy one before changing it, as `paint_marks` does.
 @lru_cache(maxsize=256)
 def _color(text: str) -> QColor:
     return QColor(text)
@@ -163,6 +164,7 @@ class Theme(QObject):
 
         Layouts are cached: the same figures recur, and laying out is most of the cost.
         """
+        # The colour is not part of the key: QStaticText is painted with the pen of the moment.
         key = (text, size_px, weight)
         if key not in self._texts:
             if len(self._texts) >= MAX_CACHED_TEXTS:
@@ -205,6 +207,7 @@ class Theme(QObject):
     def pixmap(self, name: str, color: str, size_px: int, scale: float = 1) -> QPixmap:
         """Return a cached icon of `size_px` logical pixels for a device pixel ratio of `scale`."""
         shade = str(getattr(self.palette, color))
+        # By shade and not by the colour's name, so that a change of theme leaves no stale icons.
         key = (name, shade, size_px, scale)
         if key not in self._pixmaps:
             self._pixmaps[key] = self._draw(name, shade, size_px, scale)
@@ -258,6 +261,7 @@ def _qt_palette(palette: ThemeColors) -> QtPalette:
         (role.Accent, palette.accent),
     ):
         result.setColor(part, QColor(color))
+    # Last: setting a role without a group, as above, sets it for disabled widgets, too.
     result.setColor(QtPalette.ColorGroup.Disabled, role.Text, QColor(palette.muted))
     result.setColor(QtPalette.ColorGroup.Disabled, role.ButtonText, QColor(palette.muted))
     return result

@@ -150,10 +150,12 @@ def _should_join(last: Block, num_bytes: int) -> bool:
 
 
 def _find_in(block: Block, needle: bytes, line: int | None, backward: bool) -> int | None:
+    # bytes.lower folds ASCII only: other letters of the needle match lower case in the log.
     data = block.data.lower()
     if backward:
         ends_before = len(data)
         if line is not None:
+            # The start line counts, too: the caller has moved past the match before.
             end_line = min(line + 1, block.num_lines)
             ends_before = int(block.starts[end_line]) if end_line < block.num_lines else len(data)
         found = data.rfind(needle, 0, ends_before)

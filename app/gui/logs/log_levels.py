@@ -17,11 +17,13 @@ from app.gui.logs.log_document import Block, LogDocument
 
 Level = Literal["all", "warnings", "errors"]
 Numbers = NDArray[np.int64]
+# Lower case, as `find_lines` lowers the block; bytes, so that no line has to be decoded.
 _ERRORS = (b"error", b"exception", b"critical", b"fatal", b"out of memory", b"killed")
 _WORDS: dict[Level, tuple[bytes, ...]] = {
     "warnings": (b"warn", *_ERRORS),
     "errors": _ERRORS,
 }
+# The last line names the exception and matches by its words; header and frames do not.
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
 
 
@@ -48,6 +50,7 @@ class ShownLines:
 
     def choose(self, level: Level) -> None:
         """Show the lines of another level."""
+        # The lines found so far are those of the old level.
         self._level, self._found = level, {}
         self.refresh()
 
@@ -57,6 +60,7 @@ class ShownLines:
             return
         found, parts = {}, []
         for first, block in self._document.blocks():
+            # Only the last block is ever new: appending replaces it by a longer one.
             known = self._found.get(id(block))
             lines = known[1] if known and known[0] is block else find_lines(block, self._level)
             found[id(block)] = (block, lines)
@@ -89,6 +93,7 @@ def find_lines(block: Block, level: Level) -> Numbers:
             for place in (match.start(), match.end() - 1)
         )
         lines.append(np.arange(first, last + 1))
+    # A line may match several words and be part of a traceback, too.
     return np.unique(np.concatenate(lines))
 
 
@@ -98,5 +103,6 @@ def _find_words(data: bytes, words: tuple[bytes, ...]) -> Iterator[int]:
         place = data.find(word)
         while place >= 0:
             yield place
+            # Skip to the next line: one match per line is enough.
             end = data.find(b"\n", place)
             place = data.find(word, end) if end >= 0 else -1

@@ -69,6 +69,7 @@ class LinePainter:
         colors = self._theme.palette
         painter.fillRect(area, colors.color("surface"))
         painter.setFont(self._font)
+        # From the last line of the log, so that scrolling does not change the width of the gutter.
         digits = len(str(document.end_line))
         gutter = PAD_PX + digits * self.char_px + PAD_PX
         left = gutter - skipped_chars * self.char_px
@@ -84,6 +85,8 @@ class LinePainter:
                 tint = "warning_tint" if number == marks.found_line else "calm_tint"
                 painter.fillRect(line, colors.color(tint))
             painter.setPen(colors.color("text"))
+            # Twice the width: characters of East Asian scripts take two cells, and drawText would
+            # clip.
             wide = QRect(left, y, len(text) * self.char_px * 2 + 8, self.line_px)
             painter.drawText(wide, int(Qt.AlignmentFlag.AlignVCenter), text)
             # After the text: a line that is scrolled to the left passes below its number.

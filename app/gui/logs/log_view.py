@@ -106,6 +106,7 @@ class LogView(QAbstractScrollArea):
         before, top = self.document.first_line, self.shown.number(self.verticalScrollBar().value())
         change()
         self.shown.refresh()
+        # Dropped lines shift all rows: keep the line on top that a person is reading.
         if self.document.first_line != before and not self.is_following:
             self._move_to(self.shown.row_of(top) or 0)
         self._grow()
@@ -163,6 +164,7 @@ class LogView(QAbstractScrollArea):
 
     def _search_on(self) -> None:
         for _ in range(SEARCH_BLOCKS_PER_TURN):
+            # -1 at the end: None already means that a block had no match.
             found = next(self._search, -1) if self._search is not None else -1
             if found is None:
                 continue
@@ -201,6 +203,7 @@ class LogView(QAbstractScrollArea):
             self._painter.paint_nothing(painter, area, empty)
             return
         top = self.verticalScrollBar().value()
+        # One more: the last line may be cut by the lower edge.
         end = min(top + self.visible_lines() + 1, len(self.shown))
         room_chars = self._painter.paint(
             painter,
@@ -210,6 +213,7 @@ class LogView(QAbstractScrollArea):
             Marks(is_marked=self._is_marked, words=self._query, found_line=self.found_line),
             skipped_chars=self.horizontalScrollBar().value(),
         )
+        # From the lines painted so far: measuring all of them would take a pass over the log.
         self.horizontalScrollBar().setRange(0, max(self._painter.widest_chars - room_chars + 2, 0))
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -30,9 +30,9 @@ def run_in_banner(
         banner: shows the progress.
         work: reports lines of text for people.
         success: receives the result, and shows in the banner how it ended.
-        title: what is being done.
+        title: name of the work, in the progressive form.
         hint: shown until the first report.
-        cancelled: what a cancelled run leaves behind, shown after Cancel.
+        cancelled: state that a cancelled run leaves behind, shown after Cancel.
     """
 
     def show(line: object) -> None:

@@ -20,6 +20,6 @@ class Context:
     exports: ExportBoard = field(default_factory=ExportBoard)
     """Running exports, and drafts of export wizards that were closed."""
     preferences: Preferences = field(default_factory=Preferences)
-    """The settings; defaults where there is no home."""
+    """Current settings; the defaults if nothing is stored."""
     home: Path | None = None
-    """Where this PC keeps nodes, runs and settings; None: nowhere."""
+    """Folder of this PC's nodes, runs and settings; None if nothing is stored."""

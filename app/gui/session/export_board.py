@@ -24,7 +24,7 @@ JobState = Literal["waiting", "now", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Draft:
-    """Answers of a wizard that was closed, and the step it was at."""
+    """Answers and current step of a wizard that was closed."""
 
     answers: ExportAnswers
     step: Step = "what"
@@ -83,6 +83,7 @@ class ExportBatch(QObject):
     def cancel(self) -> None:
         """Cancel the running job, on its node too, and skip the waiting ones."""
         if self._op is not None:
+            # No callback comes after this, so the row is moved on below.
             self._op.cancel()
             self._op = None
         for row in self.rows:
@@ -100,14 +101,18 @@ class ExportBatch(QObject):
         self.changed.emit()
 
     def _show_progress(self, row: ExportProgress, said: Progress) -> None:
+        # The phase never goes back: an agent of another version may report one that is unknown
+        # here.
         row.line, row.phase = said.message, place_phase(said.phase, row.phase)
         self.changed.emit()
 
     def _finish(self, row: ExportProgress, made: ExportedModel) -> None:
+        # A job ends before the next one starts: two at once would compete for a GPU.
         row.state, row.made, row.ended_s = "done", made, self._now_s()
         self.start()
 
     def _fail(self, row: ExportProgress, error: RacklessError) -> None:
+        # The jobs that still wait run all the same: they do not depend on this one.
         row.state, row.problem, row.ended_s = "failed", describe_error(error), self._now_s()
         self.start()
 
@@ -129,6 +134,7 @@ class ExportBoard:
         """Start a batch for these answers, and drop the draft of the run."""
         batch = ExportBatch(bridge, run_id, answers, now_s)
         self.batches[run_id] = batch
+        # The batch keeps the answers from here on; the wizard would prefer an older draft to them.
         self.drafts.pop(run_id, None)
         batch.start()
         return batch

@@ -70,6 +70,7 @@ class LiveState(QObject):
         return tuple(run for run in self.run_list() if run.state in ACTIVE_STATES)
 
     def _fill(self, nodes: tuple[NodeSnapshot, ...], runs: tuple[RunSnapshot, ...]) -> None:
+        # As events: a page learns of the first snapshots in the same way as of later ones.
         self.is_open = True
         for node in nodes:
             self._apply(NodeChanged(node))
@@ -92,6 +93,7 @@ class LiveState(QObject):
                 self.structure_changed.emit()
                 self.node_removed.emit(name)
             case RunChanged(run):
+                # State before signal, here as everywhere: receivers read from this object.
                 self.runs[run.run_id] = run
                 self._follow_runs()
                 self.run_changed.emit(run.run_id)
@@ -112,6 +114,7 @@ class LiveState(QObject):
         changed = set()
         before = sum(1 for _ in self.telemetry)
         for event in events:
+            # Samples wait for the next frame, by when their node may have been removed.
             if event.node in self.nodes:
                 # Replayed samples are history: they say nothing about when the node last answered.
                 arrived_s = None if event.replayed else self.now_s()

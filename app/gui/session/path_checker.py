@@ -16,12 +16,12 @@ class PathChecker(QObject):
     """Reports on the newest names only; an older check is cancelled."""
 
     checked = Signal()
-    """`missing` has changed, and is that of the current names."""
+    """`missing` changed, and belongs to the current names."""
 
     def __init__(self, bridge: Bridge, parent: QObject) -> None:
         super().__init__(parent)
         self.missing: dict[str, str] = {}
-        """Why the value of a field cannot be used, by the key of the field."""
+        """Reason why the value of a field cannot be used, by key of the field."""
         self._bridge = bridge
         self._names: dict[str, str] = {}
         self._op: Op | None = None
@@ -38,6 +38,7 @@ class PathChecker(QObject):
 
     def _start(self) -> None:
         if self._op is not None:
+            # A cancelled check reports nothing, so its result cannot replace a newer one.
             self._op.cancel()
         names = dict(self._names)
         self._op = self._bridge.run(

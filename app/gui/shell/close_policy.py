@@ -37,10 +37,13 @@ class ClosePolicy:
         """Return what to do with the window, after asking the person where needed."""
         if self.is_quiet:
             return "end"
+        # Reset at once: if the person refuses below, a later close is an ordinary one.
         is_final, self.is_final = self.is_final, False
         wants_tray = self._context.preferences.get("when_closed") == "tray"
         if wants_tray and not is_final and self.has_tray():
+            # Exports go on while the window hides, so there is nothing to ask.
             return "hide"
+        # Exports first: a person who refuses there has not yet been shown the one-time message.
         if self._may_end_exports() and self._knows_runs_go_on():
             return "end"
         return "stay"
@@ -57,6 +60,7 @@ class ClosePolicy:
         if not active or self._state.was_told_closing:
             return True
         keeps = "keeps" if len(active) == 1 else "keep"
+        # Only a confirmed message counts as read; after Cancel it appears again.
         self._state.was_told_closing = confirm(
             self._window,
             self._context.theme,

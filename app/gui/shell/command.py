@@ -1,4 +1,4 @@
-"""One row of the command palette: how it reads, and what choosing it does."""
+"""One row of the command palette: its text, and the action that runs when it is chosen."""
 
 from __future__ import annotations
 

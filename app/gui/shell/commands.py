@@ -51,7 +51,9 @@ def _actions(window: Shell) -> Iterator[Command]:
         if name in PLACES or name == "palette" or not window.actions_.has(name):
             continue
         action = window.actions_[name]
+        # A row that does nothing when chosen would look like a bug.
         if action.isEnabled():
+            # `Light` alone says nothing outside its menu.
             title = f"Theme: {texts.text}" if name in ("system", "light", "dark") else texts.text
             entry = Entry(
                 title=title,

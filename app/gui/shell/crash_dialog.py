@@ -71,6 +71,7 @@ class CrashHook(QObject):
     def install(self) -> None:
         """Replace the exception hooks of the interpreter."""
         sys.excepthook = self._caught
+        # The documentation of threading.excepthook allows exc_value to be None.
         threading.excepthook = lambda args: self._caught(
             args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
         )

@@ -33,6 +33,7 @@ class Dialogs:
         if file is not None:
             dialog.open_file(file)
         else:
+            # A run started from a file leaves the draft alone: its answers came from elsewhere.
             dialog.started.connect(lambda run_id: self._keep_draft({}))
             if self._window.state.draft:
                 dialog.take_up(self._window.state.draft)
@@ -51,6 +52,7 @@ class Dialogs:
         from app.gui.new_run.new_run_dialog import NewRunDialog
 
         dialog = NewRunDialog(self._context, self._window)
+        # The window is its parent: without this, every dialog ever opened would stay in memory.
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.started.connect(self._window.open_run)
         dialog.left.connect(self._keep_draft)
@@ -86,6 +88,8 @@ class Dialogs:
         from app.gui.shell.commands import list_commands
         from app.gui.shell.palette import CommandPalette
 
+        # Kept, unlike the dialogs: the palette has to find out that it is open, to close then.
         if self._palette is None:
             self._palette = CommandPalette(self._context.theme, self._window)
+        # Listed anew at each opening: runs and nodes come and go.
         self._palette.open_with(list_commands(self._window, self._context, self.repeat_run))

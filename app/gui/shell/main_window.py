@@ -68,6 +68,7 @@ class MainWindow(Shell):
         self._lay_out()
         fill_menus(self)
         self._connect()
+        # The stored page may come from another version of Rackless.
         self.go_to(state.page if state.page in PLACES else "overview")
         self.stack.setFocus()  # no focus ring on a button before Tab is pressed
         if state.geometry:
@@ -121,6 +122,7 @@ class MainWindow(Shell):
             "runs": self.runs,
             "artifacts": self.artifacts,
         }
+        # Settings is not in the table: building that would create its page at every start.
         page = pages[place] if place in pages else self.settings_page()
         self.stack.setCurrentWidget(page)
         self.navigation.show_place(place)
@@ -195,6 +197,7 @@ class MainWindow(Shell):
         value = self._context.preferences.get(key)
         if key == "theme":
             self._context.theme.choose_named(str(value))
+        # On the core's thread: storing writes to the disk.
         self._context.bridge.run(lambda core, report: store_setting(core, key, value))
 
     def run_demo(self) -> None:
@@ -221,6 +224,7 @@ class MainWindow(Shell):
     def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
         self._context.bridge.run(lambda core, report: core.nodes.connect())
         self._context.bridge.run(lambda core, report: read_notice(core), self._show_notice)
+        # Not on the core's loop: imports would hold up its events.
         self._context.bridge.run(lambda core, report: asyncio.to_thread(import_lazy_pages))
 
     def _show_notice(self, notice: str) -> None:

@@ -14,7 +14,7 @@ from app.gui.shell.shell import Shell
 
 
 def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
-    """Return the window's actions, connected to what they do."""
+    """Return the window's actions, connected to their handlers."""
     actions = Actions(window, context.theme)
     handlers: dict[str, Callable[[], object]] = {
         "new_run": dialogs.ask_new_run,
@@ -37,6 +37,7 @@ def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
     for name, handler in handlers.items():
         actions.add(name, handler)
     for name in SCHEMES:
+        # Not a lambda: all of them would see the last name of the loop.
         actions.add(name, partial(context.preferences.set, "theme", name))
     if window.demo is not None:
         actions.add("run_demo", window.run_demo)

@@ -58,6 +58,7 @@ class Navigation(QWidget):
         button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         button.setFixedWidth(WIDTH_PX - 24)
         button.setMinimumHeight(38)
+        # A click leaves the focus where it was; only Tab reaches the buttons.
         button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         button.clicked.connect(lambda: self.chosen.emit(name))
         self._group.addButton(button)

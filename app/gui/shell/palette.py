@@ -53,6 +53,7 @@ class CommandPalette(QWidget):
         self.field.setObjectName("palette")
         self.field.setPlaceholderText("Search actions, pages, runs and nodes")
         self.field.setAccessibleName("Search actions, pages, runs and nodes")
+        # Not textChanged: `open_with` clears the field and searches by itself.
         self.field.textEdited.connect(self._search)
         self.field.installEventFilter(self)
         self.model = QStandardItemModel(self)
@@ -61,6 +62,7 @@ class CommandPalette(QWidget):
         self.list.setAccessibleName("Results")
         self.list.setModel(self.model)
         self.list.setItemDelegate(PaletteRows(theme, self.list))
+        # The focus stays on the field, so that a person can type on after pressing an arrow key.
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -74,6 +76,7 @@ class CommandPalette(QWidget):
         column.addWidget(self.field)
         column.addWidget(self.list)
         column.addWidget(self._nothing)
+        # No layout of the window holds it, so it follows the window's size by itself.
         window.installEventFilter(self)
         self.hide()
 
@@ -122,6 +125,7 @@ class CommandPalette(QWidget):
         """Close if the focus moved within the window; another window changes nothing."""
         focused = QApplication.focusWidget()
         if focused is not None and focused is not self.field:
+            # The person chose where the focus goes: do not take it back.
             self._before = None
             self.hide()
 
@@ -133,12 +137,14 @@ class CommandPalette(QWidget):
         elif event.key() in _LIST_KEYS:
             self._move(event)
         else:
+            # Tab is swallowed: it would move the focus away, which closes the palette.
             return event.key() in (Qt.Key.Key_Tab, Qt.Key.Key_Backtab)
         return True
 
     def _move(self, event: QKeyEvent) -> None:
         last = self.model.rowCount() - 1
         row = self.list.currentIndex().row()
+        # The list itself would stop at its ends.
         if event.key() == Qt.Key.Key_Down and row == last:
             self._choose(0)
         elif event.key() == Qt.Key.Key_Up and row <= 0:
@@ -201,6 +207,7 @@ class CommandPalette(QWidget):
         ground = QRectF(self.rect()).adjusted(SHADOW_PX, SHADOW_PX, -SHADOW_PX, -SHADOW_PX)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(0, 0, 0, 5))
+        # Faint layers add up to a soft edge.
         for wide in range(SHADOW_PX, 0, -2):
             grown = ground.adjusted(-wide, 4 - wide, wide, wide)
             painter.drawRoundedRect(grown, RADIUS_PX + wide, RADIUS_PX + wide)

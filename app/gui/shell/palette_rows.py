@@ -41,6 +41,7 @@ class PaletteRows(QStyledItemDelegate):
         row.setRight(self._paint_right(painter, entry, row))
         used = self._paint_title(painter, entry.title, index.data(PLACES), row)
         row.setLeft(row.left() + used + GAP_PX)
+        # In less room, an ellipsis is all that would be left of the note.
         if entry.note and row.width() > 24:
             font = self._theme.font(12)
             note = QFontMetricsF(font).elidedText(

@@ -1,4 +1,4 @@
-"""The main window as its own parts see it: where it can go, and how it opens and closes.
+"""The main window as its own parts see it: navigation, opening and closing.
 
 Menus, commands, dialogs and tray act on a `Shell` and import nothing above it; `MainWindow`, which
 imports all of them, adds the pages.
@@ -79,11 +79,11 @@ class Shell(QMainWindow):
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Read again what the page in view shows."""
+        """Reload what the page in view shows."""
         raise NotImplementedError
 
     def find_in_log(self) -> None:
-        """Put the cursor into the search field of the run in view."""
+        """Focus the search field in the log of the run in view."""
         raise NotImplementedError
 
     def run_demo(self) -> None:
@@ -96,10 +96,11 @@ class Shell(QMainWindow):
         super().paintEvent(event)
         if not self._was_painted:
             self._was_painted = True
+            # Not within the event: the frame reaches the screen after it.
             QTimer.singleShot(0, self.painted.emit)
 
     def come_forward(self) -> None:
-        """Show the window above others, wherever it was."""
+        """Show the window above others, also if it was minimized or in the tray."""
         self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
         self.show()
         self.raise_()
@@ -107,11 +108,11 @@ class Shell(QMainWindow):
         QApplication.alert(self)  # where the desktop lets no program take the focus
 
     def expect_end(self) -> None:
-        """Close without asking from now on: the desktop's session ends."""
+        """Close without asking from now on, since the desktop's session ends."""
         self.close_policy.is_quiet = True
 
     def close_quietly(self) -> None:
-        """Close now, without asking: the system wants it."""
+        """Close now without asking, on a signal of the system."""
         self.expect_end()
         self.close()
 

@@ -42,6 +42,7 @@ class ShortcutsDialog(QDialog):
         grid.setVerticalSpacing(10)
         half = (len(self.rows) + 1) // 2
         for number, (keys, what) in enumerate(self.rows):
+            # Three grid columns for each half: keys, description, and the gap between the halves.
             place = 3 * (number // half)
             key = make_label(keys, "key")
             grid.addWidget(key, number % half, place, Qt.AlignmentFlag.AlignLeft)
@@ -60,4 +61,5 @@ class ShortcutsDialog(QDialog):
         close.setDefault(True)
         row.addWidget(close)
         column.addLayout(row)
+        # Or the first button, Copy as text, would have the focus and take Enter.
         close.setFocus()

@@ -86,6 +86,7 @@ class SingleInstance(QObject):
             socket = self._server.nextPendingConnection()
             socket.readyRead.connect(self._answer)
             self._callers.append(socket)
+        # A request may have arrived before its signal was connected.
         self._answer()
 
     def _answer(self) -> None:

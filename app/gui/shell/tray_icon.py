@@ -24,7 +24,7 @@ _WARNING, _ERROR, _EDGE = QColor("#e8a100"), QColor("#d93a3a"), QColor("#ffffff"
 
 
 def picture_key(whole: Whole) -> tuple[str, int | None]:
-    """Return what the icon depends on; equal keys mean equal icons."""
+    """Return the values that the icon depends on; equal keys mean equal icons."""
     badge = whole.tone if whole.tone in ("warning", "error") else ""
     return badge, None if whole.share is None else round(whole.share * STEPS)
 
@@ -48,6 +48,7 @@ def draw_tray_icon(theme: Theme, whole: Whole) -> QIcon:
         pen.setCapStyle(Qt.PenCapStyle.FlatCap)
         painter.setPen(pen)
         # Qt counts in sixteenths of a degree, anticlockwise from three o'clock.
+        # At least one step, so that a run that has just started shows an arc.
         painter.drawArc(ring, 90 * 16, -round(360 * 16 * max(step, 1) / STEPS))
     if badge:
         corner = QRectF(SIZE_PX - BADGE_PX, SIZE_PX - BADGE_PX, BADGE_PX, BADGE_PX)

@@ -21,12 +21,15 @@ Clock = Callable[[], float]
 
 def _judge(artifact: ArtifactSnapshot) -> Status:
     words = describe_verdicts(artifact)
+    # Lossless or not measured: neither is a reason to praise or to warn.
     if not artifact.verdicts:
         return Status("calm", words)
+    # One bad file is enough for a warning; the words then name it.
     return Status("good" if words == "keep" else "warning", words)
 
 
 def _locate(artifact: ArtifactSnapshot) -> Status:
+    # A copy on a node that cannot be reached counts: it is probably still there.
     can_be_had = any(one.counts for one in artifact.copies)
     return Status("good" if can_be_had else "error", describe_places(artifact))
 
@@ -98,6 +101,7 @@ def measured_columns() -> list[Column[Verdict]]:
 
 def _describe_state(copy: ArtifactCopy) -> Status:
     tones: dict[str, Tone] = {"whole": "good", "unknown": "calm"}
+    # Unknown means that its place did not answer, which says nothing about the copy.
     words = {"unknown": "not reached"}.get(copy.state, copy.state)
     return Status(tones.get(copy.state, "error"), words)
 

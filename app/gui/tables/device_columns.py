@@ -44,6 +44,7 @@ def name_place(device: str) -> str:
 
 def short_name(name: str) -> str:
     """Return a device's name without its brand: `RTX 3090` for `NVIDIA GeForce RTX 3090`."""
+    # In this order: the second prefix appears only once the first is gone.
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
@@ -78,7 +79,9 @@ def device_columns() -> list[Column[DeviceRow]]:
         ),
         Column(
             title="Memory",
+            # Only the part in use goes out of date with the node; the total is hardware.
             text=lambda r: show_bytes_of(_used(r), r.reading.memory_total_bytes),
+            # By share and not by bytes: how full a device is matters, not how large.
             sort=lambda r: unknown_first(share_of(_used(r), r.reading.memory_total_bytes)),
             is_number=True,
             width_px=124,

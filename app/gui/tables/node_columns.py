@@ -81,6 +81,7 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
         ),
         Column(
             title="Clock",
+            # By name: the offset comes from the stream of samples and is not part of a snapshot.
             text=lambda n: describe_clock(clock_offset(n.name)),
             sort=lambda n: unknown_first(clock_offset(n.name)),
             tip="How far the node's clock differs from this PC's",

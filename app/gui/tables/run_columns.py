@@ -40,6 +40,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
         Column(
             title="Progress",
             text=describe_steps,
+            # By share and not by step: runs differ in length.
             sort=lambda r: unknown_first(progress_share(r)),
             progress=progress_share,
             tip="Optimizer steps done, of the total",
@@ -95,6 +96,7 @@ def forecast_columns() -> list[Column[ComparedRow]]:
 
 def _describe_rank(rank: RankProgress) -> Status:
     tones: dict[str, Tone] = {"failed": "error", "lost": "error", "done": "good", "ended": "calm"}
+    # A running rank says more by its phase than by its state.
     words = rank.phase if rank.state == "running" and rank.phase else rank.state
     return Status(tones.get(rank.state, "busy"), words)
 
@@ -127,6 +129,7 @@ def rank_columns() -> list[Column[RankProgress]]:
         Column(
             title="Time split",
             text=describe_split,
+            # An empty tuple, while a part is unknown, leaves a plain cell with the dash of `text`.
             split=lambda r: tuple(part.share for part in split_step(r)),
             width_px=88,
             tip="Where step time goes, left to right: input, compute, waiting, optimizer",
@@ -168,6 +171,7 @@ def event_columns(now_s: Clock) -> list[Column[RunEvent]]:
         ),
         Column(
             title="Event",
+            # The filter searches `text`; the cell shows the status.
             text=lambda e: e.text,
             status=lambda e: Status(tones[e.severity], e.text),
             stretches=True,

@@ -103,6 +103,7 @@ class CellDelegate(QStyledItemDelegate):
         painter.drawRoundedRect(bar, 3, 3)
         if share > 0:
             painter.setBrush(colors.color("accent"))
+            # No narrower than its round ends, or the first few percent would look like none.
             bar.setWidth(max(6.0, BAR_WIDTH_PX * min(share, 1.0)))
             painter.drawRoundedRect(bar, 3, 3)
         painter.setPen(colors.color("text"))
@@ -170,6 +171,7 @@ class TableView(QTableView, Generic[T]):
 
     def show_only(self, words: str) -> None:
         """Show only rows that contain all of these words, in any column and order."""
+        # Lookaheads match from the same start, so the order of the words does not matter.
         parts = (f"(?=.*{re.escape(word)})" for word in words.split())
         anywhere = QRegularExpression.PatternOption.CaseInsensitiveOption
         self._proxy.setFilterRegularExpression(QRegularExpression("^" + "".join(parts), anywhere))
@@ -203,6 +205,7 @@ class TableView(QTableView, Generic[T]):
         self._share_room()
 
     def _make_room(self, number: int, old_px: int, new_px: int) -> None:
+        # The widths that `_share_room` sets arrive here, too, and must not start it again.
         if not self._rows.columns[number].stretches:
             self._share_room()
 
@@ -218,6 +221,7 @@ class TableView(QTableView, Generic[T]):
         )
         left = self.viewport().width() - others
         for place, number in enumerate(stretching):
+            # A part of what is still left, so that rounding loses no pixel.
             share = left // (len(stretching) - place)
             header = self.horizontalHeader().sectionSizeFromContents(number).width()
             width = max(columns[number].width_px, header, share)
