@@ -121,6 +121,7 @@ class ArtifactActions:
         ):
             return
         self._context.bridge.run(
+            # The dialog has warned if this is the last copy, so the core need not refuse.
             lambda core, report: core.artifacts.delete(artifact.label, place, even_last=True),
             success=self._show_deleted,
             failure=self._banner.show_error,

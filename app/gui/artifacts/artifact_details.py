@@ -180,6 +180,7 @@ class ArtifactDetails(QTabWidget):
             else "No measurements: this artifact was made elsewhere."
         )
         self.copies.show_copies(artifact.copies)
+        # The Serve tab may be visible already, with the commands of the previous artifact.
         self._look()
         return True
 

@@ -195,6 +195,7 @@ class ArtifactsPage(QWidget):
             # A push reads local files, so it needs a copy on this PC.
             has_folder = artifact is not None and artifact.folder() is not None
             button.setEnabled(has_folder if name == "push" else artifact is not None)
+        # This also runs after every reload; the card of an unchanged artifact is not read again.
         if artifact is not None and self.details.show_artifact(artifact):
             self._context.bridge.run(
                 lambda core, report: core.artifacts.card(artifact.label),

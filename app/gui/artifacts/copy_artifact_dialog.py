@@ -32,6 +32,7 @@ class CopyArtifactDialog(QDialog):
     ) -> None:
         super().__init__(parent)
         self.setWindowTitle(f"Copy {artifact.label}")
+        # Height 0: the layout enforces the height that it needs.
         self.resize(WIDTH_PX, 0)
         self.to_node = QRadioButton("To a node")
         self.node = QComboBox()

@@ -29,6 +29,7 @@ class ServingPane(QScrollArea):
         """Show a message instead of commands."""
         body, column = self._make_body()
         column.addWidget(make_label(text, "muted", wraps=True))
+        # `setWidget` deletes the previous body, and its buttons with it.
         column.addStretch(1)
         self.buttons = []
         self.setWidget(body)

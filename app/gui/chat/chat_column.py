@@ -52,6 +52,7 @@ class ChatColumn(QWidget):
         for node in context.cluster.node_list():
             if node.state == "online":
                 self.where.addItem(node.name, node.name)
+        # `activated` fires for user choices only: filling the boxes must not unload the model.
         for box in (self.who, self.where):
             box.activated.connect(lambda place: self._change())
 
@@ -89,10 +90,11 @@ class ChatColumn(QWidget):
         """Ask prompts one after the other.
 
         Args:
-            prompts: what is asked.
-            settings: how answers are made.
-            alone: each by itself, without what was said before.
-            done: called with the answers once all are there; not where none can come.
+            prompts: questions; more than one only with `alone`.
+            settings: system prompt, sampling and maximum length.
+            alone: asks each prompt on its own, without the conversation so far.
+            done: called with all answers; never called if the model cannot be loaded or is
+                stopped while loading.
         """
         said = () if alone else tuple(self.transcript.turns())
         self._is_stopped, self._done = False, done
@@ -106,6 +108,8 @@ class ChatColumn(QWidget):
             # One entry per prompt, also for those that failed, so that columns stay aligned.
             found: list[ChatAnswer | None] = []
             for place, prompt in enumerate(prompts):
+                # Set on the Qt thread by `stop`, which lets this loop end on its own: a cancelled
+                # operation would report nothing, and the answers so far would be lost.
                 if self._is_stopped:
                     found.append(None)
                     continue
@@ -195,6 +199,7 @@ class ChatColumn(QWidget):
             self.transcript.finish(problem=value)
 
     def _finish(self, found: Answers) -> None:
+        # Before `_end`, whose `changed` makes the window save the answers of all columns.
         if self._done is not None:
             self._done(found)
         self._end(_describe_place(self._loaded) if self._loaded else "")
@@ -219,6 +224,7 @@ def _describe_place(loaded: Loaded) -> str:
 
 async def _answer(core: CoreApi, key: int, turn: Any, report: Report) -> ChatAnswer | None:
     """Return the answer to one turn; None: it failed, and the error was reported."""
+    # An error of one prompt stays here, so that the next one is still asked.
     try:
         found = await core.chats.ask(
             key,

@@ -43,9 +43,7 @@ Found = tuple[tuple[CheckpointSnapshot, ...], tuple[ArtifactSnapshot, ...], Proj
 
 
 class ChatDialog(QDialog):
-    """Chat with a run's models; its checkpoints and artifacts are listed while it is already
-    open.
-    """
+    """Chat window; it opens at once, and adds its columns when the models have been listed."""
 
     def __init__(
         self,
@@ -57,10 +55,10 @@ class ChatDialog(QDialog):
         """Open a chat with a run's models.
 
         Args:
-            context: of the window.
-            parent: of the dialog.
-            run: whose models are offered; None: it is deleted.
-            wanted: a checkpoint or artifact that shall stand in one of the columns.
+            context: context of the main window.
+            parent: parent of this window.
+            run: run whose models are offered; None: it was deleted.
+            wanted: checkpoint or artifact that one of the columns shows.
         """
         super().__init__(parent)
         self._context, self._run, self._wanted = context, run, wanted
@@ -166,6 +164,7 @@ class ChatDialog(QDialog):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.prompt and isinstance(event, QKeyEvent):
             is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+            # Enter alone starts a new line: a question may have several.
             with_control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
             if event.type() == QEvent.Type.KeyPress and is_enter and with_control:
                 self.ask()
@@ -230,7 +229,9 @@ class ChatDialog(QDialog):
 
     def _keep_answers(self) -> None:
         """Save the answers to the test prompts once every column has finished."""
+        # Cleared at once: `_review` runs at every change, and one round is saved once.
         prompts, self._asked = self._asked, ()
+        # A column that was stopped or failed at every prompt has nothing to compare.
         models = tuple(one for one in self._answers.values() if any(one.answers))
         if self._project is None or not models:
             return
@@ -284,6 +285,7 @@ class ChatDialog(QDialog):
         self.send.setEnabled(bool(self.columns) and has_prompt and not is_busy)
         self.stop.setEnabled(is_busy)
         self.new.setEnabled(not is_busy)
+        # `_show_found` adds the first columns itself, so nothing is added before it has run.
         has_room = len(self.columns) < MOST_COLUMNS and not self._is_looking
         self.add.setEnabled(bool(self._choices) and has_room)
         self.prompts.set_busy(is_busy or not self.columns)
@@ -294,6 +296,7 @@ class ChatDialog(QDialog):
             self._keep_answers()
 
     def _leave(self) -> None:
+        # A model that is not unloaded would hold GPU memory on its node until it idles out.
         self._op.cancel()
         for column in self.columns:
             column.unload()

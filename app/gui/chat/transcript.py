@@ -40,6 +40,7 @@ class Transcript(QTextBrowser):
 
     def turns(self) -> list[tuple[str, str]]:
         """Return the turns of the conversation: questions and answers, alternating."""
+        # Only a complete answer has figures; a question without one is not sent again.
         whole = [one for one in self.exchanges if one.figures and not one.is_alone]
         return [(one.prompt, one.text) for one in whole]
 
@@ -51,8 +52,10 @@ class Transcript(QTextBrowser):
 
     def append_piece(self, piece: str) -> None:
         """Append a piece to the current answer."""
+        # Asked before the text grows, since growing moves the end away.
         follows = self._is_at_end()
         self.exchanges[-1].text += piece
+        # Inserted as text: a redraw for every piece would lay out the whole chat each time.
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.insertText(piece)
@@ -96,6 +99,7 @@ class Transcript(QTextBrowser):
             else:
                 parts.append(_paragraph(palette.text, one.text))
         self.setHtml("".join(parts))
+        # `setHtml` scrolls to the top.
         self.verticalScrollBar().setValue(place)
 
     def _is_at_end(self) -> bool:

@@ -82,6 +82,7 @@ class FormatsPage(QWidget):
         grid.setVerticalSpacing(2)
         grid.setColumnStretch(1, 1)
         for place, (target, words) in enumerate(offer_targets(to)):
+            # A format without types has one box, whose text would repeat the heading above it.
             box = QCheckBox(words if ":" in target else "Export")
             box.setAccessibleName(words)
             box.toggled.connect(lambda checked: self.edited.emit())

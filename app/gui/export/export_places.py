@@ -48,6 +48,7 @@ class PlacesPage(QWidget):
         self._wanted = ""
         self.folder = QLineEdit()
         self.folder.setAccessibleName("Output folder")
+        # `textEdited`, not `textChanged`: restoring an answer in `choose` is no edit.
         self.folder.textEdited.connect(lambda text: self._type())
         # Checking a folder may touch a slow drive: wait for a pause in typing.
         self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
@@ -107,6 +108,7 @@ class PlacesPage(QWidget):
         run_id = self._run_id
 
         async def plan(core: CoreApi, report: Report) -> list[ExportPlan]:
+            # Without a node, so that every node is estimated and not the chosen one alone.
             jobs = list_jobs(run_id, replace(answers, node="", calibration=""))
             return [await core.artifacts.plan_export(job.request) for job in jobs]
 
@@ -155,6 +157,7 @@ class PlacesPage(QWidget):
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:
+                # Deletion is deferred, and until then old rows would show beside new ones.
                 widget.hide()
                 widget.deleteLater()
         self.nodes = {}
@@ -174,6 +177,7 @@ class PlacesPage(QWidget):
         self._ops[what] = op
 
     def _type(self) -> None:
+        # The old finding is about another folder; the check after the pause replaces it.
         self._folder_problem = ""
         self._look_soon.start()
         self.edited.emit()
@@ -196,6 +200,7 @@ class PlacesPage(QWidget):
         self.nodes[node] = button
 
     def _browse(self) -> None:
+        # A save dialog, since the folder must not exist yet.
         chosen, _ = QFileDialog.getSaveFileName(self, "Output folder", self.folder.text())
         if chosen:
             self.folder.setText(chosen)

@@ -126,6 +126,7 @@ class ExportWizard(QDialog):
         if step == "where":
             self.places.look(self.answers())
         if step == "summary":
+            # Checked again, since the folder may have been created after the previous step.
             self.places.look_at_folder(self.answers())
             self.summary.show_answers(self.answers())
         self._review()
@@ -252,8 +253,9 @@ class ExportWizard(QDialog):
             self.batch.cancel()
 
     def _begin_anew(self) -> None:
-        """Return to the first step and keep the answers."""
+        """Return to the formats and keep the answers."""
         self._tick.stop()
+        # Otherwise the wizard would show the finished batch when it is opened again.
         self._context.exports.batches.pop(self._run.run_id, None)
         self.batch = None
         self.go_to("formats")
@@ -290,6 +292,7 @@ class ExportWizard(QDialog):
         self.forward.setText("Export" if self.step == "summary" else "Next")
 
     def _leave(self) -> None:
+        # A batch is not cancelled: the board owns it, and it continues without this window.
         self.places.leave()
         for op in self._ops:
             op.cancel()

@@ -13,7 +13,7 @@ from app.text import show_bytes
 
 HEIGHT_PX = 12
 COLORS = ("chart_utilisation", "chart_memory", "chart_tokens", "chart_temperature", "chart_muted")
-"""Of the groups, in order."""
+"""Colours of the memory groups, in their order."""
 
 
 class MemoryBar(QWidget):
@@ -35,8 +35,8 @@ class MemoryBar(QWidget):
         colour.
 
         Args:
-            parts: name and bytes, as many as there are colours at most.
-            room_bytes: what there is.
+            parts: name and size in bytes of each group; at most one per colour.
+            room_bytes: available memory, in bytes.
         """
         self._parts, self._room_bytes = tuple(parts), room_bytes
         words = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)

@@ -1,7 +1,7 @@
 """New run dialog: the form on the left, its plan and summary on the right.
 
-All logic is in app.flows. A problem shows at its field once the person has been there, or has
-pressed Start.
+All logic is in app.flows. A problem shows at its field once the user has visited the field, or
+has pressed Start.
 """
 
 from __future__ import annotations
@@ -241,6 +241,7 @@ class NewRunDialog(QDialog):
         answers, nodes = self.answers(), self._context.cluster.node_list()
         # Paths are checked off the Qt thread: a network drive may hang for seconds.
         self._paths.follow(name_paths(answers))
+        # The answer of the check emits `checked`, which reviews again.
         result = review(answers, nodes, self._paths.missing)
         self.form.show_review(result, shows_all=self._shows_all)
         if self._complains:
@@ -290,6 +291,7 @@ class NewRunDialog(QDialog):
         spec = self._read_spec()
         if spec is None:
             return
+        # A second click would launch a second run; failure and cancel enable the button again.
         self.start.setEnabled(False)
         self._show_start("Copying what the nodes do not have yet.")
         self._op = self._context.bridge.run(

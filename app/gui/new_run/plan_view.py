@@ -82,6 +82,7 @@ class PlanView(QWidget):
 
     def show_problem(self, message: str, hint: str) -> None:
         """Show why no plan can be made."""
+        # `str.capitalize` would change the rest to lower case, such as the name of a model.
         self.show_nothing(f"{message[0].upper()}{message[1:]}.")
         self.problem.setText(hint)
         self.problem.setVisible(bool(hint))
@@ -114,6 +115,7 @@ class PlanView(QWidget):
         self.headline.style().polish(self.headline)
 
     def _show_rows(self, rows: Sequence[tuple[str, str]]) -> None:
+        # Labels are kept and hidden: plans follow typing, and making new ones would flicker.
         while len(self._rows) < len(rows):
             pair = make_label(role="caption"), make_label(wraps=True)
             for place, label in enumerate(pair):
@@ -155,6 +157,7 @@ class _AdviceLine(QWidget):
         self._change: Mapping[str, object] = {}
         self._text = make_label(role="advice", wraps=True)
         tip = "Change the settings on the left to this plan"
+        # `_change` is read at the click, since a line is reused for later advice.
         self.apply = Button(theme, "Apply", lambda: take(self._change), role="link", tip=tip)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

@@ -71,6 +71,7 @@ class RunFileDialog(QDialog):
         self.text.setReadOnly(True)
         self.text.setObjectName("code")
         self.text.setAccessibleName("Run file")
+        # The likely file name; saving replaces it by the path that was chosen.
         self.command = make_selectable(
             make_label(describe_start(f"{file_name(spec.name)}.yaml"), "code", wraps=True)
         )
@@ -80,6 +81,7 @@ class RunFileDialog(QDialog):
         self.keep = Button(context.theme, "Save as recipe", self._keep)
         self.keep.setEnabled(False)
         self.title.textChanged.connect(lambda words: self.keep.setEnabled(bool(words.strip())))
+        # Otherwise Enter in the name field would press another button of the dialog.
         self.keep.setDefault(True)
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)

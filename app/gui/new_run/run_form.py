@@ -59,8 +59,8 @@ class RunForm(QScrollArea):
         """Show the fields that apply, with findings below them.
 
         Args:
-            result: of the answers.
-            shows_all: also at questions where the person has not been yet.
+            result: review of the current answers.
+            shows_all: also shows findings of fields that the user has not visited yet.
         """
         for key, field in self.fields.items():
             finding = result.findings.get(key)

@@ -53,6 +53,7 @@ class StartFrom(QWidget):
         self.box.currentIndexChanged.connect(self._tell)
         # `activated` fires for user choices only; `show_source` must not fill the form again.
         self.box.activated.connect(lambda place: self.chosen.emit(self._choices[place].spec))
+        # A spec needs a model and data; these placeholders are never used (see `chosen`).
         self.add("Default settings", _USUAL, RunSpec(model="-", data=DataSpec(train="-")))
 
     def add_recipes(self, recipes: Sequence[RecipeRow]) -> None:
@@ -63,6 +64,7 @@ class StartFrom(QWidget):
 
     def add(self, title: str, purpose: str, spec: RunSpec, own: str = "") -> None:
         """Add a choice; `own` is the name of a recipe that the user can delete."""
+        # Before the item: the first one emits `currentIndexChanged`, which reads the choice.
         self._choices.append(_Choice(purpose, spec, own))
         self.box.addItem(title)
 
@@ -70,6 +72,7 @@ class StartFrom(QWidget):
         """Remove a deleted recipe."""
         for place, choice in enumerate(self._choices):
             if choice.own == own:
+                # Before the item: its removal may change the index, which reads the choices.
                 del self._choices[place]
                 self.box.removeItem(place)
                 return

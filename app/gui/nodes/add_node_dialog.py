@@ -98,6 +98,7 @@ class AddNodeDialog(QDialog):
         self.found.another_wanted.connect(self._begin_again)
         # Deferred by one turn: the layout has its new height only after this event.
         self.found.changed.connect(lambda: QTimer.singleShot(0, self, self._fit))
+        # Until the answer arrives, and if it is an error, this PC counts as one without WSL.
         self._show_distros(())
         context.bridge.run(
             lambda core, report: core.nodes.wsl_distros(), self._show_distros, lambda error: None
@@ -182,6 +183,7 @@ class AddNodeDialog(QDialog):
         return review(answers, tuple(self._context.cluster.nodes))
 
     def _edited(self) -> None:
+        # A confirmed fingerprint belongs to one address, so `_ask_again` drops it at any edit.
         self._was_edited = True
         self.banner.hide()
         self._ask_again()
@@ -236,6 +238,7 @@ class AddNodeDialog(QDialog):
         )
 
     def _set_busy(self, is_busy: bool) -> None:
+        # Cancel stays enabled: a connection may take until its timeout to fail.
         for widget in (
             self.add,
             self.confirm,

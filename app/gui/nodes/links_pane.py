@@ -31,6 +31,7 @@ class LinksPane(QWidget):
         super().__init__()
         self._context = context
         self._links: tuple[LinkSnapshot, ...] = ()
+        # None, unlike (), equals no list of names, so the first `_show` makes a table.
         self._names: tuple[str, ...] | None = None
         self.table: TableView[LinkRow] | None = None
         self.summary = make_label(role="muted", wraps=True)

@@ -38,9 +38,9 @@ def describe_node_facts(
 
     Args:
         node: the node.
-        now_s: wall clock.
-        clock_offset_s: the node's clock less ours.
-        measured: what its GPUs reached, by their uuids.
+        now_s: wall-clock time, in seconds since the epoch.
+        clock_offset_s: the node's clock minus the clock of this PC, in seconds.
+        measured: measurements of its GPUs, by UUID.
     """
     facts = node.facts
     rows = [
@@ -50,6 +50,7 @@ def describe_node_facts(
         ("Clock", describe_clock(clock_offset_s)),
         ("Environment", describe_environment(node).text),
     ]
+    # Facts come with the first connection; an unreachable node may have none.
     if facts is None:
         return rows
     used = None

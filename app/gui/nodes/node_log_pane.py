@@ -73,6 +73,7 @@ class NodeLogPane(QWidget):
             )
 
     def showEvent(self, event: QShowEvent) -> None:
+        # Another node may have been selected while this tab was hidden.
         super().showEvent(event)
         self._soon.start()
 

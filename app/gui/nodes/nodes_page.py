@@ -182,11 +182,13 @@ class NodesPage(QWidget):
 
     def _choose(self) -> None:
         self._stack.setCurrentIndex(1 if self._context.cluster.nodes else 0)
+        # The tabs below are never empty while there are nodes.
         if self.table.selected() is None and self.model.rows():
             self.table.selectRow(0)
         node = self.table.selected()
         self.details.show_node(node)
         self.log.show_node(node.name if node is not None else "")
+        # This runs at every change of any node; its measurements are read once.
         if node is not None and node.name not in self._asked_measured:
             self._asked_measured.add(node.name)
             self._load_measured(node.name)
@@ -252,6 +254,7 @@ class NodesPage(QWidget):
     def _show_results(self, rows: tuple[Any, ...]) -> None:
         self.banner.hide()
         self.results.show_rows(rows)
+        # A check has measured the links as well.
         self.links.reload()
 
     def show_error(self, error: RacklessError) -> None:

@@ -152,6 +152,7 @@ class DeviceCard(QWidget):
         place = name_place(self.device.key.device)
         area = QRectF(PAD_PX, 12, width, 20)
         self._text(painter, area, place, 12, "muted", is_right=True)
+        # Leaves room for the place at the right, such as "GPU 0".
         area.setWidth(width - 48)
         name = self._short_name(self.device.reading.name, area.width())
         self._text(painter, area, name, 13, "text", weight=600)
@@ -188,6 +189,7 @@ class DeviceCard(QWidget):
         history = self.device.history.view()
         # fmax ignores NaN, which stands for steps without a figure; initial covers an empty
         # history.
+        # `or 1.0`: a history of zeros still needs a scale with a height.
         fastest = np.fmax.reduce(history[TOKENS], initial=0.0) or 1.0
         scales = (
             (0.0, 1.0, "chart_utilisation"),
@@ -213,6 +215,7 @@ class DeviceCard(QWidget):
         return QRectF(PAD_PX, 79, self.width() - 2 * PAD_PX, 6)
 
     def _tile(self, index: int) -> QRectF:
+        # Two tiles side by side: padding at both edges and once between them.
         width = (self.width() - 2 * PAD_PX - PAD_PX) / 2
         left = PAD_PX + (index % 2) * (width + PAD_PX)
         top = 98 + (index // 2) * (TILE_HEIGHT_PX + TILE_GAP_PX)
@@ -282,6 +285,7 @@ class DeviceCard(QWidget):
         return "\n".join(filter(None, (_TIPS[part], details.get(part))))
 
     def event(self, event: QEvent) -> bool:
+        # The parts are painted, not widgets, so Qt cannot give each its own tooltip.
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
             tip = self._tip(self._part_at(event.pos().x(), event.pos().y()))
             QToolTip.showText(event.globalPos(), tip, self)
@@ -289,6 +293,7 @@ class DeviceCard(QWidget):
         return super().event(event)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        # On release, as buttons do: a press can be taken back by moving off the card.
         if event.button() == Qt.MouseButton.LeftButton and QRectF(self.rect()).contains(
             event.position()
         ):

@@ -52,6 +52,7 @@ class OverviewPage(QWidget):
             upper.addWidget(widget)
         column = QVBoxLayout(self)
         set_page_margins(column, self)
+        # The scroll bar stands in the right margin, so that cards align with the panels above.
         column.setContentsMargins(24, 16, 24 - SCROLL_PX, 12)
         column.setSpacing(8)
         column.addLayout(upper)
@@ -115,6 +116,7 @@ class OverviewPage(QWidget):
 
     def _choose(self) -> None:
         cluster = self._context.cluster
+        # Before the core is open no nodes are known yet, which does not mean that there are none.
         is_empty = cluster.is_open and not cluster.nodes
         self._stack.setCurrentIndex(0 if is_empty else 2 if self._is_table else 1)
         self.view.setVisible(not is_empty)
@@ -126,6 +128,7 @@ class OverviewPage(QWidget):
         cluster = self._context.cluster
         for node in cluster.node_list():
             age_s = cluster.now_s() - (node.last_seen_s or cluster.now_s())
+            # Samples repaint the cards of a node that sends them; only silent nodes need the clock.
             if node.state != "online" or age_s > CLOCK_MS / 1000:
                 self.wall.refresh_node(node.name)
                 self.table.refresh_node(node.name)

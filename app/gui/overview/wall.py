@@ -1,7 +1,7 @@
 """Live wall: every device, grouped by node, in as many columns as fit.
 
 A node with one device takes one column, so that three small PCs stand side by side; a node with
-eight takes whole rows. Where things go is a pure function; the rest moves widgets there.
+eight takes whole rows. `arrange` computes the places and touches no widget.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def arrange(counts: list[int], num_columns: int) -> list[CardPlace]:
     places = []
     column = top = line_height = 0
     for count in counts:
+        # A node without devices still has a heading, which takes one column.
         wanted = min(max(count, 1), num_columns)
         rows = -(-max(count, 1) // wanted)
         if column + wanted > num_columns:
@@ -111,6 +112,7 @@ class Wall(QWidget):
         for key in keys:
             card = self._cards.get(key)
             node = self._context.cluster.nodes.get(key.node)
+            # Figures of one frame may arrive after their node was removed.
             if card is not None and node is not None:
                 status = describe_device(card.device, node, self._context.cluster.now_s())
                 card.refresh(status, is_live=node.state == "online")
@@ -203,12 +205,14 @@ class Wall(QWidget):
                 x = left + (index % place.num_columns) * (width + GAP_PX)
                 row = index // place.num_columns
                 y = place.top_px + HEAD_PX + row * (HEIGHT_PX + GAP_PX)
+                # Both edges are rounded, not the width: rounding errors must not add up in a row.
                 card.setGeometry(round(x), y, round(x + width) - round(x), HEIGHT_PX)
                 card.show()
                 # Tab order follows reading order, not the order of creation.
                 if previous is not None:
                     QWidget.setTabOrder(previous, card)
                 previous = card
+        # The scroll area resizes this widget; only a minimum height makes it scroll instead.
         self.setMinimumHeight(self._height())
 
 

@@ -36,6 +36,7 @@ class WallTable(QWidget):
         self._cluster.node_changed.connect(self.refresh_node)
 
     def showEvent(self, event: QShowEvent) -> None:
+        # Changes were skipped while the table was hidden.
         self.rebuild()
         super().showEvent(event)
 

@@ -159,6 +159,7 @@ class LogPane(QWidget):
         self._op = self._context.bridge.run(
             lambda core, report: read_log(core, report, run_id, rank, attempt),
             success=self._read_all,
+            # Counts as empty: live bytes beyond it are a gap, and the file is read again.
             failure=lambda error: self._read_all(0),
             progress=self._add_block,
         )
@@ -169,6 +170,7 @@ class LogPane(QWidget):
     def _read_all(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         waiting, self._waiting = self._waiting, []
+        # `_take` may find a gap and start over; it then keeps the rest for that reading.
         for event in waiting:
             self._take(event)
 

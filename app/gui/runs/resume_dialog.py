@@ -18,7 +18,7 @@ from app.gui.tables.view import TableView
 VERIFIED_STEPS = 3
 MARGIN_PX = 24
 MAX_NODES_PX = 152
-"""Of the list of nodes, from which on it scrolls."""
+"""Maximum height of the list of nodes, in pixels; a longer list scrolls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ def describe_choice(newest: int, known: int | None, damaged: int | None = None) 
     """Return a note on the newest usable checkpoint and on newer ones that cannot be used.
 
     Args:
-        newest: its step.
-        known: step of the newest that was saved.
-        damaged: step of a newer one that was found and cannot be used.
+        newest: step of the newest usable checkpoint.
+        known: step of the newest checkpoint that was saved; None: unknown.
+        damaged: step of a newer checkpoint that was found but is damaged; None: there is none.
 
     >>> describe_choice(80, 80)
     'The newest is selected. An older one repeats the steps after it.'
@@ -54,7 +54,7 @@ def describe_choice(newest: int, known: int | None, damaged: int | None = None) 
 
 
 class ResumeDialog(QDialog):
-    """Asks for checkpoint and nodes; the nodes list their checkpoints while it is already open."""
+    """Asks for checkpoint and nodes; opens at once, and lists the checkpoints as nodes answer."""
 
     def __init__(self, context: Context, parent: QWidget, run: RunSnapshot) -> None:
         super().__init__(parent)

@@ -216,6 +216,7 @@ class RunCharts(QWidget):
         self.loss.show_range(view)
 
     def _follow(self, view: object) -> None:
+        # This does not loop: a plot signals a range only if it differs from its own.
         for plot in self.plots:
             plot.show_range(view)  # type: ignore[arg-type]
 

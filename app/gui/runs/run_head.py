@@ -35,7 +35,7 @@ from app.text import (
 )
 
 TITLE_PX = 140
-"""Of a run's name, at least; a longer one ends in dots there, with the whole name as its tip."""
+"""Minimum width of a run's name, in pixels; a longer one is elided and is its own tooltip."""
 
 
 class RunHead(QWidget):
@@ -205,6 +205,7 @@ class RunProgress(QFrame):
         self.certificate.hide()
 
     def show_run(self, run: RunSnapshot) -> None:
+        # The last speeds of a run that has ended would look like current ones.
         is_running = run.state == "running"
         share = run.step / run.total_steps if run.step and run.total_steps else 0.0
         self.bar.setValue(round(share * PROGRESS_STEPS))

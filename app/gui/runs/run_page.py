@@ -51,7 +51,7 @@ _NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warnin
 
 
 MIN_SPLIT_PX = 280
-"""Of charts and tables together; a page that is shorter than its parts scrolls."""
+"""Minimum height of charts and tables together, in pixels; a shorter page scrolls."""
 
 Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[EvaluationRecord]]
 
@@ -75,6 +75,7 @@ async def load_evaluations(core: CoreApi, run_id: str) -> list[EvaluationRecord]
 def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
     """Return (tone, message, hint) of the most urgent notice about a run; None: there is none."""
     alerts = check_run(run, last_step_age_s)
+    # Once a run has ended, its own message says more than an alert about its last figures.
     if alerts and (run.state in ACTIVE_STATES or not run.message):
         return "error", f"{run.name}: {alerts[0].text}", ""
     if run.certificate is not None and not run.certificate.kept:
@@ -154,6 +155,7 @@ class RunPage(QWidget):
         self.charts.clear()
         self._newest = (0, 0)
         self._early = []
+        # A stall is timed from here on: the previous run's last step must not count.
         self._last_step_s = self._context.cluster.now_s()
         for model in (self.ranks, self.events, self.checkpoints):
             model.reset([])
@@ -234,6 +236,7 @@ class RunPage(QWidget):
         cluster.steps_arrived.connect(self._take_steps)
         cluster.run_event_arrived.connect(self._take_event)
         self.head.back.connect(self.closed)
+        # A stalled run sends nothing, so only a timer can notice it.
         self._watch = QTimer(self, interval=WATCH_MS)
         self._watch.timeout.connect(self._look_over)
         self._watch.timeout.connect(self.forecast.refresh)
@@ -351,6 +354,7 @@ class RunPage(QWidget):
 
     def _leave(self, run_id: str) -> None:
         if run_id == self.run_id:
+            # Answers still under way must not fill the page of a deleted run.
             self.run_id = ""
             self.closed.emit()
 

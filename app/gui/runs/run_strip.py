@@ -14,7 +14,7 @@ from app.telemetry.state import describe_run
 from app.text import DASH, show_duration, show_loss, show_rate
 
 PROGRESS_STEPS = 10_000
-"""A progress bar counts whole numbers; this makes it smooth."""
+"""Steps of a progress bar, which counts whole numbers; enough for it to move smoothly."""
 MAX_LINES = 4
 
 
@@ -127,4 +127,5 @@ class RunStrip(QWidget):
         line = RunLine(self._context, run)
         line.opened.connect(lambda: self.run_opened.emit(run.run_id))
         self._lines[run.run_id] = line
+        # Above the button for the rest, which stays last.
         self._column.insertWidget(len(self._lines) - 1, line)
