@@ -66,6 +66,7 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
         api.upload_folder(
             repo_id=hub_id,
             folder_path=folder,
+            # The hub's client takes these as patterns, in which a bracket or star has a meaning.
             allow_patterns=[_escape(path) for path in sent],
             commit_message="Add the model",
         )
@@ -138,6 +139,7 @@ def _translated(hub_id: str, token: str) -> Iterator[None]:
     try:
         yield
     except HfHubHTTPError as error:
+        # `from None`, here and below: the original error may quote the token.
         raise _explain(hub_id, error, token) from None
     except (HTTPError, OSError) as error:
         raise UserError(
@@ -161,6 +163,7 @@ def _explain(hub_id: str, error: Any, token: str) -> UserError:
             f"this PC's token may not write to {hub_id}",
             f"Take a token with write access to {owner}, or push to a name of your own.",
         )
+    # The hub does not tell a missing model from a private one of somebody else.
     if code == 404:
         return UserError(f"the hub has no {hub_id} that this token may see", "Check the name.")
     return UserError(f"the hub refused {hub_id}: {_first_line(error, token)}", "Try again later.")

@@ -64,6 +64,7 @@ def keep_token(token: str) -> str:
         raise UserError("That is no token of the hub", f"They begin with hf_; make one at {PAGE}")
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would print advice about git
     try:
+        # Asked before login stores anything, so that a refused token leaves no trace.
         owner = str(whoami(token)["name"])
         login(token)
     except HfHubHTTPError as error:
@@ -87,6 +88,7 @@ def forget_token() -> None:
     token = _kept_token()
     if not token:
         raise UserError("No token is kept on this PC", "One in HF_TOKEN goes with the environment.")
+    # The active token is a copy: the hub's tools also keep it by name, in a second file.
     Path(constants.HF_TOKEN_PATH).unlink(missing_ok=True)
     for name in [name for name, stored in get_stored_tokens().items() if stored == token]:
         try:

@@ -42,6 +42,7 @@ def choose_others(nodes: Sequence[NodeSnapshot], names: Sequence[str]) -> list[s
 
 async def find_tokens(agents: Mapping[str, TokenAgent], token: str) -> tuple[NodeToken, ...]:
     """Return which nodes have this PC's token."""
+    # A digest is enough to compare, so that a question does not spread the token.
     return await _ask(agents, TokenWish(deed="find", digest=digest_of(token)))
 
 

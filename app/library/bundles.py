@@ -53,6 +53,7 @@ def make_bundle(
         UserError: a file cannot be read.
     """
     entries = []
+    # Sorted: the order of a folder differs between file systems and would change the name.
     for path in sorted(files):
         _refuse_odd_name(path)
         try:

@@ -76,6 +76,7 @@ def parse_cluster(text: str, source: str = "cluster file") -> Cluster:
     """
     data, lines, problems = load_yaml(text, needed="the key nodes")
     reader = _Reader(lines, problems)
+    # Values of a file that is not YAML would only add misleading problems.
     cluster = reader.read(data) if not problems else Cluster(nodes=())
     if problems:
         problems.sort(key=lambda problem: problem.line or 0)
@@ -132,6 +133,7 @@ class _Reader:
                     name=card.name,
                     device=f"cuda:{index}",
                     memory_bytes=card.memory_bytes,
+                    # Screens are assumed to be on the first card.
                     desktop_bytes=guess_desktop(system) if index == 0 else 0,
                     power_limit_w=card.power_limit_w,
                 )

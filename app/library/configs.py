@@ -86,6 +86,7 @@ class ConfigLibrary:
                 f"there is no model folder {model} here, and it is not a hub id",
                 "Give the folder's path (relative to the run file), or a hub id such as org/name.",
             )
+        # Else every plan meanwhile would wait for the hub again, up to FETCH_S.
         failed = self._failed.get(model)
         if failed is not None and time.monotonic() - failed[0] < _FORGET_S:
             raise failed[1]
@@ -110,8 +111,10 @@ class ConfigLibrary:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             data = self._fetch(f"{endpoint}/{model}/resolve/main/config.json", headers)
+            # Validated before it is stored, so that nothing unusable stays in the cache.
             parse_config(data, model)
         except HTTPError as error:
+            # The error holds the open response.
             error.close()
             raise UserError(
                 f"the hub gives no config of {model}: {_reason(error.code)}", hint
@@ -159,6 +162,7 @@ def fetch_file(address: str, headers: Mapping[str, str]) -> bytes:
 
     request = Request(address, headers=dict(headers))
     with urlopen(request, timeout=FETCH_S) as answer:
+        # One byte more than allowed tells a file that is too large from one that just fits.
         data: bytes = answer.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")

@@ -159,6 +159,7 @@ def _open(path: Path, newline: str) -> TextIO:
 def _check_parquet(path: Path) -> None:
     with path.open("rb") as file:
         starts = file.read(4) == b"PAR1"
+        # The magic number also ends the file, so a truncated copy lacks it.
         whole = starts and path.stat().st_size >= 12 and file.seek(-4, 2) and file.read() == b"PAR1"
     if not whole:
         raise UserError(f"{path} is not a complete Parquet file", "Write or copy it again.")
@@ -185,6 +186,7 @@ class _RowCount:
         """
         num_rows = self.num_whole + self._num_broken + self.num_blank
         too_many = max(MOST_BROKEN, MOST_BROKEN_SHARE * num_rows)
+        # With no whole row at all, the first broken one says more than that the file is empty.
         if self._first and (self._num_broken > too_many or not self.num_whole):
             raise self._first
 
@@ -231,6 +233,7 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
     line, counted = 1, 0
     place = _end_of(_GAP, text, start + is_list)
     while place < len(text) and not (is_list and text[place] == "]"):
+        # Counted on from the last place: from the start each time would take quadratic time.
         line, counted = line + text.count("\n", counted, place), place
         try:
             value, place = decoder.raw_decode(text, place)
@@ -256,6 +259,7 @@ def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
 
 
 def _check_table(path: Path, lines: Iterable[str], count: _RowCount) -> None:
+    # A limit of the whole process; its default of 128 KiB is too short for chats.
     csv.field_size_limit(1 << 27)
     rows = iter(lines)
     first = []
@@ -263,6 +267,7 @@ def _check_table(path: Path, lines: Iterable[str], count: _RowCount) -> None:
         first.append(line)
         if line.strip():
             break
+    # The delimiter is guessed from the header alone: the texts below are full of commas.
     is_tabbed = path.suffix.lower() == ".tsv"
     delimiter = "\t" if is_tabbed else max(",;\t", key="".join(first).count)
     reader = csv.reader(chain(first, rows), delimiter=delimiter, strict=True)
@@ -276,6 +281,7 @@ def _check_table(path: Path, lines: Iterable[str], count: _RowCount) -> None:
                 reason = f"{len(fields)} fields, but the first line names {num_columns} columns"
                 count.add_broken(path, reader.line_num, reason)
                 continue
+            # The first row names the columns, so it is not counted.
             count.num_whole += bool(num_columns)
             num_columns = num_columns or len(fields)
     except csv.Error as error:

@@ -80,6 +80,7 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     """
     if guess.mean_tokens is None or guess.num_rows is None:
         return guess
+    # A preference pair has two answers, each of them up to the limit.
     most = spec.sequence_tokens * (2 if spec.objective == "dpo" else 1)
     mean = min(guess.mean_tokens, float(most))
     longest = min(guess.longest_tokens or most, most)
@@ -128,6 +129,7 @@ def _guess_file(path: Path) -> DataGuess:
         data = file.read(SAMPLE_BYTES)
     is_whole = len(data) == size_bytes
     if not is_whole:
+        # The sample ends inside a row, which would be counted too short or not at all.
         data = data[: data.rfind(b"\n") + 1]
     counts = [count for count in read(data.decode("utf-8-sig", "replace")) if count]
     if not counts:
@@ -189,6 +191,7 @@ def _count(row: Any) -> int:
         if isinstance(part, str):
             texts.append(len(part))
         elif isinstance(part, dict):
+            # Roles are part of the chat template, which _TURN_TOKENS covers.
             left += [v for k, v in part.items() if k not in ("role", "from", "id")]
         elif isinstance(part, list):
             left += part

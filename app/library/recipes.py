@@ -48,6 +48,7 @@ def list_recipes(own: Path | None = None) -> tuple[Recipe, ...]:
         for file in _files(own):
             try:
                 found.append(replace(_read(file), is_own=True))
+            # IndexError: the file does not begin with a comment that could be its title.
             except (UsageError, OSError, UnicodeDecodeError, IndexError) as error:
                 _log.warning("the recipe %s is skipped: %s", file, error)
     return tuple(found)
@@ -68,6 +69,7 @@ def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
         raise UsageError(f"there is a recipe '{title}' already", "Take another title.")
     name = free_name(safe_name(title.lower()), {recipe.name for recipe in there})
     purpose = f"Your own, saved from the run {spec.name}."
+    # Nodes and shares fit one cluster only; a recipe is for any.
     settings = replace(spec, name=name, nodes="all", shares=None)
     text = f"# {title}\n# {purpose}\n\n{format_run(settings)}"
     path = own / f"{name}.yaml"

@@ -54,11 +54,13 @@ SCRIPT = " ".join(
         "command -v $tool >/dev/null || fail tool $tool; done;",
         "home=${RACKLESS_AGENT_HOME:-$HOME/.local/share/rackless-agent};",
         "dir=$home/agents; zip=$dir/$sum.zip; new=$dir/.$nonce.part; got=;",
+        # sha256sum prints the name of its input after the hash, hence the patterns with a star.
         "test -f $zip && got=$(sha256sum < $zip);",
         "case $got in $sum*) ;; *)",
         "err=$(LC_ALL=C; export LC_ALL; mkdir -p $dir 2>&1) || fail folder $err;",
         "err=$(LC_ALL=C; export LC_ALL; { : > $new; } 2>&1) || fail folder $err;",
         "echo RACKLESS-BOOT $nonce NEED;",
+        # head takes no more than the archive: what follows on stdin belongs to the agent.
         "err=$(LC_ALL=C; export LC_ALL; { head -c $size > $new; } 2>&1)",
         "|| { rm -f $new; fail write $err; };",
         "got=$(sha256sum < $new);",
@@ -67,9 +69,12 @@ SCRIPT = " ".join(
         "|| { rm -f $new; fail write $err; };",
         f"ls -t $dir | grep zip$ | tail -n +{ARCHIVES_KEPT + 1} | while read -r old; do",
         "echo $old | (set +f; grep -qsFf - /proc/[0-9]*/cmdline /proc/[0-9]*/environ);",
+        # grep exits with 2 if it cannot read another user's process; a match gives 0 even then.
         "case $? in 1|2) rm -f $dir/$old;; esac; done;",
+        # Left by broken pushes; a younger one may belong to a push in progress.
         "find $dir -name .*.part -mmin +60 -exec rm -f {} +;;",
         "esac;",
+        # -I: neither PYTHONPATH nor the user's site-packages may shadow the agent's modules.
         "exec python3 -I $zip serve $nonce",
     )
 )
@@ -208,6 +213,7 @@ class _Greeting:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 code = await self._process.wait()
+                # An older wsl.exe writes UTF-16, whose zero bytes would garble the message.
                 output = self._buffer.decode("utf-8", "replace").replace("\0", "").strip()
                 text = self._process.stderr_text().replace("\0", "") or output
                 return explain_end(code, text[-_SHOWN_OUTPUT:], self._where)

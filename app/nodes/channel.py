@@ -210,6 +210,7 @@ class MasterChannel:
             self._answer(message)
 
     def _deliver(self, event: Event) -> None:
+        # Request ids start at 1, so 0 stands for an event that belongs to no request.
         callback = self._callbacks.get(event.request_id or 0)
         if callback is not None:
             callback(event.kind, event.data)

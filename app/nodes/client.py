@@ -235,6 +235,7 @@ class NodeClient:
             async with contextlib.aclosing(self._follow_once(run_id, attempt, reached)) as once:
                 async for chunk in once:
                     yield chunk
+                    # After the yield: a chunk is read once its reader asks for the next one.
                     reached[chunk.stream] = chunk.offset + decoded_size(chunk.data_base64)
 
     async def _follow_once(
@@ -247,19 +248,24 @@ class NodeClient:
             "stream.follow", args, backlog.take, timeout_s=QUICK_TIMEOUT_S
         )
         lost = asyncio.create_task(channel.wait_lost())
+        # The reader waits for this event alone, so the loss of the channel must set it, too.
         lost.add_done_callback(lambda _: backlog.wake.set())
         try:
             while True:
                 while backlog.chunks:
                     yield self._read_as(StreamChunk, backlog.next(), "stream.data")
+                # Checked after the chunks: what arrived before the loss is still delivered.
                 if lost.done():
                     raise lost.result()
+                # Ends this subscription only; `follow_streams` renews it at the offset reached.
                 if backlog.is_full:
                     return
+                # Nothing is awaited since the checks above, so no chunk slips in before the clear.
                 backlog.wake.clear()
                 await backlog.wake.wait()
         finally:
             lost.cancel()
+            # Posted without an answer: the generator may be closing, or the link gone.
             channel.unfollow(follow_id)
             channel.post("stream.unfollow", {"follow": result.get("follow", follow_id)})
 
@@ -417,6 +423,7 @@ class _Backlog:
         self._size_bytes = 0
 
     def take(self, kind: str, data: dict[str, Any]) -> None:
+        # Once full, all later chunks are dropped as well: a gap in a stream would be lost data.
         if kind != "stream.data" or self.is_full:
             return
         self._size_bytes += len(str(data.get("data_base64", "")))

@@ -62,6 +62,7 @@ def _own_address(facts: NodeFacts, peers: Sequence[str]) -> str:
 
 def _common_bits(first: str, second: str) -> int:
     try:
+        # A link-local IPv6 address may carry its device after a percent sign.
         one = ipaddress.ip_address(first.partition("%")[0])
         two = ipaddress.ip_address(second.partition("%")[0])
     except ValueError:

@@ -102,8 +102,10 @@ class Fleet:
                     f"{node.address} is already a node: {other.name}",
                     f"Use that one, or remove it first: rackless nodes remove {other.name}",
                 )
+        # A key that another node has confirmed must survive a failed join.
         keep_key = self._is_known_host(node.address)
         try:
+            # Without a watch, which would publish and keep retrying a node that may be turned down.
             link = await self._open(node, accept_host_key)
             try:
                 facts = await NodeClient(node.name, _Held(link)).facts()
@@ -210,6 +212,7 @@ class Fleet:
                 await task
 
     async def _open(self, node: Node, accept_host_key: str | None = None) -> Link:
+        # Without the lock each of the first connections would build an archive of its own.
         async with self._building:
             if self._archive is None:
                 self._archive = await asyncio.to_thread(build_archive)

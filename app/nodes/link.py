@@ -49,6 +49,7 @@ class Link:
         Raises:
             UserError: no second connection is possible, or the node refuses another command.
         """
+        # The agent itself runs from this archive, so it is on the node already.
         archive = f"{self.hello.agent_home}/agents/{self.hello.archive_sha256}.zip"
         connection = await self._connect_again()
         try:

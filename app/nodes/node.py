@@ -64,6 +64,7 @@ class WslAddress:
     """Name of the WSL distro on this PC, such as `Ubuntu-24.04`."""
 
     def __post_init__(self) -> None:
+        # wsl.exe would take a leading dash for an option.
         if not self.distro.strip() or self.distro.startswith("-"):
             raise UsageError(
                 f"{self.distro!r} is not the name of a WSL distro",
@@ -99,6 +100,7 @@ def check_node_name(name: str) -> None:
             "Use 1 to 63 letters, digits, dashes, dots or underscores, beginning with a letter "
             "or digit, such as pc-2",
         )
+    # Windows reserves con.txt as well as con.
     if name.partition(".")[0].lower() in _RESERVED:
         raise UsageError(f"the name {name!r} is reserved", "Choose another name, such as pc-2")
 
@@ -172,6 +174,7 @@ def _split_port(place: str, text: str) -> tuple[str, int]:
         if not bracket or not _is_ipv6(host) or (rest and not rest.startswith(":")):
             raise UsageError(f"{place!r} in {text!r} is not an IPv6 address in brackets", _FORM)
         return host, _read_port(rest[1:], text) if rest else DEFAULT_SSH_PORT
+    # An IPv6 address without brackets: its colons leave no room for a port.
     if place.count(":") > 1:
         if not _is_ipv6(place):
             raise UsageError(f"{place!r} in {text!r} is not a host", _FORM)
@@ -190,6 +193,8 @@ def _is_ipv6(text: str) -> bool:
 
 
 def _read_port(digits: str, text: str) -> int:
+    # isdigit accepts digits of other scripts, and int refuses thousands of digits by an error of
+    # its own, hence the two guards.
     if not (digits.isascii() and digits.isdigit()) or not 1 <= int(digits[:9]) <= 65535:
         raise UsageError(f"the port {digits!r} in {text!r} is not a number from 1 to 65535", _FORM)
     return int(digits)

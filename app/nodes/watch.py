@@ -84,6 +84,7 @@ class NodeWatch:
         self._link: Link | None = None
         self._failure: UserError | None = None
         self._failed_s = 0.0
+        # Outlives a link: after a reconnect only the samples since this one are requested.
         self._newest: Sample | None = None
         self._samples_wanted = asyncio.Event()
         self._retry = asyncio.Event()

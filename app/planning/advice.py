@@ -66,6 +66,7 @@ def _make_fit(
             text=f"It does not fit on {name_nodes(misfits)}: leave {it} out",
             change={"nodes": chosen.nodes},
         )
+    # A run that names its nodes needs all of them; otherwise one card that fits is enough.
     is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
     for change, words in _list_changes(request.spec):
@@ -124,6 +125,7 @@ def _list_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
     yield from other
     yield from shorter
     paged: Change = {"optimizer": "paged_adamw_8bit"}
+    # Pairs start from the last, strongest change: a weaker one would need more memory.
     for first, first_words in other[-1:] or small[-1:]:
         for second, second_words in (*shorter, (paged, "use the paged 8-bit optimizer")):
             lower = second_words[0].lower() + second_words[1:]

@@ -57,6 +57,7 @@ def _attended(request: PlanRequest, mean_tokens: float) -> float:
     """Return the mean length that attention spans, in tokens: one row, even within a pack."""
     if request.spec.packing:
         return min(mean_tokens, request.data.mean_tokens or mean_tokens)
+    # The two answers of a preference pair are rows of their own.
     return mean_tokens / (2 if request.spec.objective == "dpo" else 1)
 
 
@@ -89,6 +90,7 @@ def _workers(
             learned = request.learned.find(
                 gpu.name, family, spec.adapter.kind, is_calibrated=gpu.calibration is not None
             )
+            # Not part of the learned factor, which knows only card, family and adapter.
             share = arithmetic_share(spec, gpu)
             workers.append(
                 Worker(

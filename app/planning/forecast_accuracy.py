@@ -134,6 +134,7 @@ def learn(
             ended_s=ended_s,
             memory_ratio=_memory_ratio(expected, seen, estimate),
             speed_ratio=_ratio(seen.tokens_per_s, expected.tokens_per_s, expected.speed_factor),
+            # An attempt has one network: counted for each rank, large runs would outweigh others.
             network_ratio=network_ratio if number == 0 else None,
             is_calibrated=expected.is_calibrated,
         )
@@ -145,6 +146,7 @@ def learn(
 def _memory_ratio(expected: RankForecast, seen: RankMeasured, estimate: Estimate) -> float | None:
     if seen.memory_bytes is None or seen.setting is None or expected.gpu is None:
         return None
+    # Forecast anew and uncorrected, since the trainer may have chosen another setting.
     expected_bytes = estimate(expected.gpu, seen.setting)
     return seen.memory_bytes / expected_bytes if expected_bytes > 0 else None
 

@@ -220,6 +220,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     Raises:
         UserError: it does not describe a causal language model of decoder layers.
     """
+    # Multimodal models keep the config of their language model in a mapping of its own.
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
     family = str(text.get("model_type", ""))
@@ -300,9 +301,11 @@ def _layer(sizes: _Sizes, num_experts: int = 0) -> LayerShape:
     router = experts = met = 0
     if num_experts:
         router = num_experts * hidden
+        # Gate, up and down.
         one_expert = 3 * hidden * sizes.expert_ffn
         experts, met = num_experts * one_expert, int(known["num_experts_per_tok"]) * one_expert
         shared = int(known.get("shared_expert_intermediate_size") or 0)
+        # Every token passes the shared expert, so it counts as an MLP beside the routed ones.
         if shared and family == "qwen2_moe":
             gate = Linear(name="shared_expert_gate", num_inputs=hidden, num_outputs=1)
             mlp = (*_mlp(sizes, shared), gate)
@@ -323,12 +326,14 @@ def _attention(sizes: _Sizes) -> tuple[Linear, ...]:
     hidden, queries, keys = sizes.hidden, sizes.queries, sizes.keys
     on_all = bool(sizes.known.get("attention_bias", False)) and sizes.family != "phi3"
     on_qkv = on_all
+    # The biases of Qwen2 are fixed in its code; its config has no key for them.
     if sizes.family == "qwen2":
         on_qkv, on_all = True, False
     elif sizes.family == "qwen2_moe":
         on_qkv, on_all = bool(sizes.known["qkv_bias"]), False
     last = Linear(name="o_proj", num_inputs=queries, num_outputs=hidden, has_bias=on_all)
     if sizes.family == "phi3":
+        # Phi-3 fuses q, k and v, and below gate and up: an adapter targets the fused matrix.
         return (Linear(name="qkv_proj", num_inputs=hidden, num_outputs=queries + 2 * keys), last)
     outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
     return (

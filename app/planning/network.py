@@ -38,6 +38,7 @@ def ring_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
     if num_ranks < 2:
         return 0.0
     wire_s = 2 * (num_ranks - 1) / num_ranks * num_bytes / link.bytes_per_s
+    # Half of the latency: it is a round trip, and each step of the ring goes one way.
     return wire_s + 2 * (num_ranks - 1) * link.latency_s / 2
 
 
@@ -54,6 +55,7 @@ def gather_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
     if num_ranks < 2:
         return 0.0
     wire_s = (num_ranks - 1) / num_ranks * num_bytes / link.bytes_per_s
+    # One way only, as in `ring_s`.
     return wire_s + (num_ranks - 1) * link.latency_s / 2
 
 
@@ -98,6 +100,7 @@ def _power_values(shape: ModelShape, spec: RunSpec) -> float:
             sizes = [
                 pair for one in targets for pair in _factors(one.num_inputs, one.num_outputs, rank)
             ]
+        # A small matrix is sent whole where its factors would be larger.
         total += count * sum(min(a * b, _POWER_RANK * (a + b)) for a, b in sizes)
     return total
 

@@ -141,6 +141,7 @@ class Case:
             return LinkSpeed(bytes_per_s=bus / 2, latency_s=_LOCAL_LATENCY_S, source="nominal")
         pairs = zip(names, [*names[1:], names[0]], strict=True)
         links = [self.cluster.link(one, other) for one, other in pairs]
+        # Every step of a ring waits for its slowest link, in bandwidth and in latency.
         slowest = min(links, key=lambda link: link.bytes_per_s)
         return replace(slowest, latency_s=max(link.latency_s for link in links))
 

@@ -45,6 +45,7 @@ def choose_subsets(case: Case, num: int) -> list[tuple[str, ...]]:
         (_estimate_s(case, some, links, num_bytes), len(some), [one.name for one in some])
         for some in _subsets(prospects)
     ]
+    # Among equals fewer nodes win, then names, so that the order never depends on chance.
     return [tuple(names) for _, _, names in sorted(weighed)[:num]]
 
 
@@ -92,6 +93,7 @@ def _estimate_s(
     step_s = case.step_tokens / sum(one.tokens_per_s for one in some)
     if len(some) < 2:
         return step_s
+    # At place 0 the index is -1: the last node closes the ring.
     ring = [links[some[place - 1].name, one.name] for place, one in enumerate(some)]
     slowest = min(ring, key=lambda link: link.bytes_per_s)
     reduce_s = ring_s(num_bytes, slowest, sum(one.num_gpus for one in some))

@@ -109,6 +109,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     trained = count_trained(shape, spec)
     full, dpo = spec.adapter.kind == "full", spec.objective == "dpo"
     asks = int(dpo and not full)  # one more forward pass without the adapter, as reference
+    # In full training the trained weights are those of the layers, counted in `met`.
     inner = 0 if full else trained
     traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
@@ -131,6 +132,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         quantized_values=shape.num_quantized if spec.adapter.kind == "qlora" else 0,
         num_unpacked=2 + asks,
         num_layers=shape.num_layers,
+        # A backward pass counts as two forward ones, so the reference adds a third.
         launch_s=shape.num_layers * _launch_s(shape, spec) * (1 + asks / 3),
         launch_again_s=shape.num_layers
         * (_LAUNCH_AGAIN_S + (_LAUNCH_UNPACK_AGAIN_S if spec.adapter.kind == "qlora" else 0.0)),
@@ -201,6 +203,7 @@ class PlannedPace:
             return 0.0
         again = setting.num_recomputed / self.num_layers if self.num_layers else 0.0
         rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
+        # The small number keeps rounding errors from adding a pass.
         num_passes = math.ceil(max(1.0, tokens / mean_tokens) / rows_at_once - 1e-9)
         each = self.token_s + again * self.again_s
         computing_s = tokens * each + num_passes * (self.pass_s + again * self.again_pass_s)
@@ -226,6 +229,7 @@ def make_pace(
     """
     layer_rate = rates.matrix_flops_per_s * LAYER_SHARE * share
     attention_rate = rates.matrix_flops_per_s * ATTENTION_SHARE * share
+    # Traffic grows with the width of a type, not as its arithmetic slows down, hence the floor.
     traffic_rate = rates.copy_bytes_per_s * TRAFFIC_SHARE * max(share, 0.5)
     unpack_s = work.quantized_values / rates.unpack_values_per_s
     head_s = max(work.head_flops / layer_rate, work.head_weight_bytes / rates.copy_bytes_per_s)

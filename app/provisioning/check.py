@@ -133,5 +133,6 @@ def _choose_endpoints(
     try:
         return choose_endpoints({name: node.facts for name, node in nodes.items()}), ()
     except UserError as error:
+        # The error names the node in its text alone.
         name = next((name for name in nodes if name in error.message), next(iter(nodes)))
         return {}, (make_row("network", name, "fail", error.message, error.hint),)

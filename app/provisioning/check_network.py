@@ -57,6 +57,7 @@ async def check_reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
         return tuple(rows)
     first = group.endpoints[able[0].name]
     try:
+        # Chosen by the node of rank 0, which will listen there: only it knows which ports are free.
         port = await able[0].port_choose(first.address)
     except RacklessError as error:
         return (*rows, _failed(able[0].name, error))
@@ -117,6 +118,7 @@ def judge_reduce(
 
 def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -> set[str]:
     """Return the nodes that caused the all-reduce to fail."""
+    # Failures of their own, without reports that other ranks are absent.
     own = {
         name: outcome
         for name, outcome in outcomes.items()
@@ -127,6 +129,7 @@ def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -
     for outcome in outcomes.values():
         match = _ABSENT.search(str(outcome.error or ""))
         if match is not None:
+            # The numbers come from a node, so they are not trusted as indexes.
             named |= {names[int(rank)] for rank in match[1].split(",") if int(rank) < len(names)}
     if named:
         return named
@@ -187,6 +190,7 @@ async def _run_probes(
             result = await client.probe_allreduce(probe)
         except RacklessError as error:
             outcomes[client.name] = ReduceOutcome(ended_s=time.monotonic(), error=error)
+            # Raised again, so that FIRST_EXCEPTION ends the wait for the others.
             raise
         outcomes[client.name] = ReduceOutcome(ended_s=time.monotonic(), result=result)
 

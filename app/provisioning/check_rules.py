@@ -98,6 +98,7 @@ def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
     missing = []
     if facts.compiler is None:
         missing.append("a C compiler")
+    # None means unknown, which is not missing.
     if report.headers is False:
         missing.append("Python's headers")
     if not missing:
@@ -124,6 +125,7 @@ def judge_wsl(node: CheckedNode) -> tuple[CheckRow, ...]:
         text, fix = "the networking mode of WSL cannot be read", "Run on that PC: wsl --update"
         return (make_row("wsl", node.name, "unknown", text, fix),)
     text = f"WSL networking is {mode}: other nodes cannot reach this one"
+    # A run on a single node needs no connection from another one.
     status: Status = "fail" if node.num_nodes > 1 else "warn"
     return (make_row("wsl", node.name, status, text, _MIRRORED),)
 
@@ -131,6 +133,7 @@ def judge_wsl(node: CheckedNode) -> tuple[CheckRow, ...]:
 def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
     """Compare the environments' Pythons: pickled tensors need equal minor versions."""
     reports = {name: node.environment for name, node in group.nodes.items()}
+    # An environment that does not fit has a failing row of its own.
     versions = {
         name: ".".join(report.python_version.split(".")[:2])
         for name, report in reports.items()

@@ -64,6 +64,7 @@ def parse_lock(text: str) -> EnvironmentLock:
         if match[1] in requirements:
             raise ValueError(f"line {number} of the lock names {match[1]} again")
         requirements[match[1]] = match[2]
+    # Hashed sorted and without comments: only other packages or versions change the hash.
     lines = "".join(f"{name}=={version}\n" for name, version in sorted(requirements.items()))
     return EnvironmentLock(
         text=text, requirements=requirements, sha256=hashlib.sha256(lines.encode()).hexdigest()

@@ -65,6 +65,7 @@ class Receiver:
             try:
                 await self._process.write(block)
             except OSError:
+                # Its reason is on the command's stdout, which `finish` reads.
                 self._refused = True
             except NodeUnreachable as error:
                 self._refused, self._lost = True, error
@@ -84,6 +85,7 @@ class Receiver:
         while data := await self._process.read():
             output = (output + data)[-_MAX_ANSWER_BYTES:]
         code = await self._process.wait()
+        # From the end: login scripts may print before the answer.
         for line in reversed(output.splitlines()):
             with contextlib.suppress(ValueError):
                 answer = json.loads(line)

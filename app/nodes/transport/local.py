@@ -74,6 +74,7 @@ class WslConnection(LocalConnection):
 
     async def open(self, argv: Sequence[str]) -> Process:
         program = find_wsl(self._environ or {})
+        # --exec: without it wsl.exe would pass the command through the distro's login shell.
         return await super().open([program, "-d", self._address.distro, "--exec", *argv])
 
 
@@ -102,6 +103,7 @@ async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, .
         return ()
     # An older wsl.exe does not know WSL_UTF8 and writes UTF-16.
     text = output.decode("utf-16-le" if b"\0" in output else "utf-8", "replace")
+    # The distros of Docker Desktop run its engine and are no place to train.
     names = (line.strip().lstrip("\ufeff") for line in text.splitlines())
     return tuple(name for name in names if name and not name.startswith("docker-desktop"))
 
@@ -154,6 +156,7 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
         if fd == 1:
             self._process.end_output()
         elif fd == 0:
+            # Wakes a waiting writer, whose next write then raises BrokenPipeError.
             self._process.resume_writing()
 
     def process_exited(self) -> None:

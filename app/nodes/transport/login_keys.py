@@ -89,6 +89,7 @@ async def _use_only(keys: LoginKeys, path: Path) -> None:
             else f"Give yourself access to it: chmod 600 {path}",
         ) from error
     except asyncssh.KeyImportError as error:
+        # The agent may hold the same key unlocked; the .pub file beside it tells which one it is.
         keys.pairs = [pair for pair in from_agent if pair.public_data == _public_data(path)]
         if not keys.pairs:
             raise _unusable(path, error) from error

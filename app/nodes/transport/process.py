@@ -59,6 +59,7 @@ class Process:
         Raises:
             NodeUnreachable: the connection broke.
         """
+        # Output that arrived before the connection broke is returned before the error is raised.
         while not self._chunks:
             if self._error is not None:
                 raise self._error

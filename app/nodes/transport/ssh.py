@@ -46,6 +46,7 @@ _HOST_KEY_ALGORITHMS = {
     "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
     "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
     "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
+    # One RSA key signs in several ways; the one with SHA-1, also called ssh-rsa, is left out.
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
 _ALL_HOST_KEY_ALGORITHMS = tuple(name for names in _HOST_KEY_ALGORITHMS.values() for name in names)
@@ -65,6 +66,7 @@ async def connect_ssh(
         connection = await _log_in(address, judge, keys)
     finally:
         await keys.close()
+    # After the login: a first contact that fails leaves no confirmed key behind.
     if judge.to_confirm is not None:
         host_keys.confirm(address, judge.to_confirm)
     return SshConnection(address, connection)
@@ -101,6 +103,7 @@ class SshConnection:
         self._connection.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._connection.wait_closed(), 2.0)
+        # A peer that is gone never confirms the close.
         self._connection.abort()
 
     def _lost(self, reason: str) -> NodeUnreachable:
@@ -180,6 +183,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 
     def eof_received(self) -> bool:
         self._process.end_output()
+        # True: the channel stays open for our input after the end of its output.
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -236,6 +240,7 @@ async def _handshake(
                 x509_trusted_certs=None,
                 username=address.user,
                 client_keys=keys.pairs or None,
+                # The agent's keys are among `client_keys` already.
                 agent_path=None,
                 preferred_auth=["publickey"],
                 password_auth=False,
@@ -282,6 +287,7 @@ async def _open_port(address: SshAddress) -> socket.socket:
                     opened.close()
                     failure = error
                 except BaseException:
+                    # The deadline cancels the connect; the socket must not leak then, either.
                     opened.close()
                     raise
     except (OSError, TimeoutError, UnicodeError) as error:
