@@ -140,6 +140,7 @@ async def _push(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
     found = await core.artifacts.verify(args.name, out.note)
     tell_artifact(found, out)
+    # A copy that could not be asked counts as a failure too: it was not checked.
     return 0 if all(one.state == "whole" for one in found.copies) else 1
 
 
@@ -149,6 +150,8 @@ async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
 
     artifact = await core.artifacts.get(args.name)
     warning = tell_last(artifact, find_place(artifact, args.copy))
+    # Without a warning a copy is left, and `even_last` stays off: should that copy vanish
+    # meanwhile, the deletion is refused.
     is_meant = args.yes or (
         bool(warning) and not out.as_json and confirm(f"{warning} Delete for good?")
     )

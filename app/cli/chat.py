@@ -124,6 +124,7 @@ async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output)
 
     said: list[ChatMessage] = []
     while True:
+        # On a thread: the loop has to keep the connection to the node alive meanwhile.
         prompt = await asyncio.to_thread(_read_line, out)
         if prompt is None or prompt in _LEAVE:
             return
@@ -134,6 +135,7 @@ async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output)
                 expect_text(prompt, "this line")
                 out.line(await _ask(core, key, args, out, said, prompt))
             except UserError as error:
+                # One failed question does not end the conversation.
                 out.note(f"{error} {error.hint}".strip())
 
 
@@ -168,6 +170,7 @@ async def _ask(
         found = await core.chats.ask(
             key, turn, progress=out.note, piece=lambda text: out.raw(text.encode("utf-8"))
         )
+    # Only now: a question that failed must not be part of the next turn.
     said += [asked, ChatMessage(role="assistant", content=found.text)]
     out.text("")
     out.note(f"{describe_answer(found)}, in {found.runtime}")
@@ -183,6 +186,7 @@ def _stopping(core: Core, key: int) -> Iterator[None]:
     tasks = set[asyncio.Task[None]]()
 
     def stop() -> None:
+        # Kept in a set, because the loop itself holds tasks only weakly.
         tasks.add(loop.create_task(core.chats.stop(key)))
 
     with contextlib.suppress(NotImplementedError):  # Windows: there it ends the command

@@ -69,6 +69,8 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
+        # Declared for the program and each command: a default here would overwrite the --json
+        # that came before the command's name.
         default=argparse.SUPPRESS,
         help="print JSON on stdout and nothing else",
     )

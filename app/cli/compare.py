@@ -48,6 +48,7 @@ async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
     base = [Subject(what=first, of_base=True, node=args.node)] if args.base else []
     subjects = (*base, *(Subject(what=what, node=args.node) for what in args.what))
     project = core.chats.project_of(first)
+    # Saved first: `compare` asks the saved prompts of the project.
     if args.prompts is not None:
         core.chats.save_prompts(project, core.chats.read_prompt_file(args.prompts))
     found = await core.chats.compare(

@@ -43,6 +43,7 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
     from app.paths import Paths, default_home
 
     demo = Demo(Paths(default_home()).demo, args.nodes)
+    # Before `try`: a demo that did not get its folder has nothing to close.
     demo.prepare()
     try:
         if not (args.headless or out.as_json) and has_display():
@@ -72,6 +73,7 @@ async def _tell(demo: Demo, out: Output) -> DemoOutcome:
 
     _end_on_terminate()
     began_s = time.monotonic()
+    # Outside the core, so that the bar is gone only after the core has closed.
     with _Teller(out) as teller:
         async with Core.open(demo.master_home) as core:
             outcome = await demo.tell(core, teller.take)
@@ -82,6 +84,7 @@ async def _tell(demo: Demo, out: Output) -> DemoOutcome:
 def _end_on_terminate() -> None:
     """Make SIGTERM end the demo as Ctrl-C does, with everything cleaned up."""
     task = asyncio.current_task()
+    # Windows event loops have no signal handlers.
     if sys.platform != "win32" and task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
@@ -127,6 +130,7 @@ class _Teller:
             (step for step in reversed(story.steps) if step[1] in ("now", "failed")),
             story.steps[-1],
         )
+        # A new step is always printed; notes within one are limited to PLAIN_EVERY_S.
         if title != self._title:
             self._finish_step()
             self._title, self._began_s = title, time.monotonic()
@@ -149,6 +153,7 @@ class _Teller:
         self._title = ""
 
     def _print_note(self, story: Story) -> None:
+        # The bar shows step and loss already.
         is_shown = story.counts_steps and self._bar is not None
         if story.note != self._printed_note and not is_shown:
             self._print(f"  {story.note}")

@@ -36,4 +36,5 @@ def has_display() -> bool:
     """Return whether a window can be shown here."""
     if sys.platform in ("win32", "darwin"):
         return True
+    # QT_QPA_PLATFORM: with `offscreen` a window needs no display, as in tests.
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"))

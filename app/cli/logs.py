@@ -22,6 +22,7 @@ async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> 
     files = _known(core, run_id, rank)
     document = []
     for file in files:
+        # Decoded as a whole: a character may be cut at the edge of a piece.
         data = b"".join(piece for _, piece in file.pieces())
         document.append(
             {
@@ -49,6 +50,7 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
         done = printed.get(key, 0)
         if of_rank is None or rank not in (None, of_rank) or offset + len(data) <= done:
             return
+        # Pieces of file and events overlap; only the unseen rest is printed.
         data = data[max(0, done - offset) :]
         printed[key] = max(done, offset) + len(data)
         text = data.decode("utf-8", "replace")
@@ -63,6 +65,8 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
     for file in core.runs.logs(run.run_id, rank, run.attempt):
         for offset, data in await asyncio.to_thread(list, file.pieces()):
             show(file.attempt, file.path.name, offset, data)
+    # Bytes may be mirrored between the reading above and this subscription, so the files are
+    # read again after the end; `printed` drops what was shown.
     with core.events.listening(while_read(take)):
         await core.runs.watch(run.run_id)
     for file in core.runs.logs(run.run_id, rank, run.attempt):

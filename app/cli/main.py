@@ -71,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; never raises for a user's mistake."""
+    # Read from the arguments, since parsing them may be what fails.
     as_json = "--json" in argv
     try:
         args = build_parser().parse_args(argv)

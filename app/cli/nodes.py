@@ -76,8 +76,10 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
     try:
         node = await core.nodes.add(args.name, address, args.accept_host_key)
     except HostKeyUnknown as error:
+        # Never asked with --json: a program reads the output, and cannot compare fingerprints.
         if args.accept_host_key or out.as_json or not _confirmed(error):
             raise
+        # The fingerprint that was shown, not the one of a second connection.
         node = await core.nodes.add(args.name, address, error.fingerprint)
     out.document(node)
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
@@ -88,6 +90,7 @@ def _address(args: argparse.Namespace) -> NodeAddress:
     from app.nodes.node import LocalAddress, WslAddress, parse_ssh_address
 
     if args.ssh:
+        # Stored with the node: later commands and the window start in other folders.
         key = args.key.expanduser().absolute() if args.key else None
         return parse_ssh_address(args.ssh, key)
     return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
@@ -161,6 +164,7 @@ async def _token(core: Core, args: argparse.Namespace, out: Output) -> int:
     for one in found:
         if one.problem:
             out.note(f"{one.node}: {one.problem}")
+    # A node that did not answer may still have the token.
     return 1 if any(one.place == "unknown" for one in found) else 0
 
 

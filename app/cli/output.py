@@ -1,6 +1,6 @@
 """Output of a command: human text, or with `--json` one document and nothing else on stdout.
 
-Progress and notes go to stderr, so that stdout is always the answer alone. Streams are JSON lines.
+Progress and notes go to stderr, so that stdout has only the answer. Streams are JSON lines.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Output:
             # A terminal without a dash or degree sign in its encoding shows "?" instead of failing.
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
+                # A stream that was detached or closed.
                 with contextlib.suppress(ValueError):
                     reconfigure(errors="replace")
 
@@ -83,11 +84,12 @@ class Output:
         self.raw(_WIPE.encode())
 
     def _print(self, text: str) -> None:
+        # Flushed: the reader of a pipe follows a run live.
         print(text, file=self._out, flush=True)
 
 
 def confirm(question: str) -> bool:
-    """Ask on the terminal; without one the answer is no."""
+    """Ask a yes or no question on the terminal; without a terminal the answer is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     # On stderr: stdout is the answer alone, and may be piped away.
@@ -109,7 +111,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON allows it: a number that is not finite becomes null.
+    """Convert `value` to what JSON can hold; a number that is not finite becomes null.
 
     >>> plain({"loss": float("nan"), "steps": (1, 2)})
     {'loss': None, 'steps': [1, 2]}

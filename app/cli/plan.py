@@ -48,6 +48,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     if plan.chosen is not None:
         for caption, text in describe_candidate(plan.chosen):
             out.text(f"  {caption:<20}{text}")
+    # If nothing fits, the first alternative shows which GPU lacks memory.
     shown = plan.chosen or (plan.others[0] if plan.others else None)
     if shown is not None:
         out.text("")
@@ -78,6 +79,7 @@ def _print_gpus(candidate: Candidate, out: Output) -> None:
             ]
         )
     head = ["GPU", "CARD", "SHARE", "ALONE", "MEMORY", "", "PARTS", "SETTING"]
+    # An empty column for a problem that nobody has would only take width.
     if all(gpu.fits for gpu in candidate.gpus):
         head, rows = _without(head, 5), [_without(row, 5) for row in rows]
     out.table(head, rows)

@@ -116,6 +116,7 @@ def _steps(run: RunSnapshot) -> str:
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     run = await core.runs.refresh(args.run)
     if args.run_file is not None:
+        # Written before anything is printed, so that a failure leaves no half answer.
         core.library.write_run_file(run.spec, args.run_file)
     events = core.runs.events(run.run_id)
     data = core.runs.data_preview(run.run_id)
@@ -256,10 +257,12 @@ async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
             for row in whole[0].top
         ]  # fmt: skip
         out.table([f"OPERATION (RANK {whole[0].rank})", "COUNT", "TIME", "SHARE"], rows)
+    # No report yet is no failure: the traces arrive with the run's logs.
     return 0 if whole or not made.ranks else 1
 
 
 async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
+    # Before the call, which returns only when the ranks have ended.
     out.note("stopping; the ranks finish their step and save a checkpoint")
     run = await core.runs.stop(args.run)
     out.document(run)
@@ -272,6 +275,7 @@ async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.watch:
         from app.cli.watching import Watching
 
+        # Events carry the whole id, and `args.run` may be its first characters only.
         run_id = (await core.runs.refresh(args.run)).run_id
         with Watching(core, out, run_id) as watching:
             run = await core.runs.resume(*asked)

@@ -39,6 +39,8 @@ async def _start_and_watch(core: Core, spec: RunSpec, out: Output) -> int:
         out.line({"kind": "announced", "run_id": run_id})
         watching.run_id = run_id
 
+    # Listening begins before the start, or the first events would be missed; until the id is
+    # announced nothing matches.
     with Watching(core, out) as watching:
         run = await core.runs.start(spec, announced, out.note)
         return await watching.until_end(run.run_id)

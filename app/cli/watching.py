@@ -32,6 +32,7 @@ def while_read(listener: Listener) -> Listener:
 
     Raised here, BrokenPipeError would surface in the task that watches the run, as our bug.
     """
+    # The task of the command, which makes the listener; events arrive in other tasks.
     command = asyncio.current_task()
     assert command is not None
     gone = False
@@ -70,7 +71,7 @@ class Watching:
         self._listening.__exit__(None, None, None)
 
     async def until_end(self, run_id: str) -> int:
-        """Follow the run; return 0 when it is done, 1 when it ended in any other way."""
+        """Follow the run; return exit code 0 if it is done, 1 if it ended otherwise."""
         self.run_id = run_id
         run = await self._core.runs.watch(run_id)
         self._wipe()
@@ -80,6 +81,7 @@ class Watching:
 
     def _take(self, event: Event) -> None:
         match event:
+            # A dotted name in a pattern compares with its value; a bare one would capture.
             case StepsArrived(run_id=self.run_id, steps=steps):
                 for step in steps:
                     self._out.line({"kind": "step", **plain(step)})
@@ -91,6 +93,7 @@ class Watching:
                 self._show(run)
 
     def _show(self, run: RunSnapshot) -> None:
+        # With --json the steps themselves are the progress.
         if run.step is None or run.total_steps is None or self._out.as_json:
             return
         if self._out.is_terminal:

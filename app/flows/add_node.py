@@ -79,6 +79,7 @@ def review(answers: NodeAnswers, taken: Sequence[str]) -> NodeReview:
 
 def suggest_name(host: str, taken: Sequence[str]) -> str:
     """Return a free name: the first part of a host name, `node-1` for a bare address."""
+    # IPv4 or IPv6: the first part of an address is no name.
     is_literal = re.fullmatch(r"[0-9.]+|.*:.*", host) is not None
     first = "" if is_literal else re.sub(r"[^a-z0-9-]", "", host.split(".")[0].lower()).strip("-")
     if first and first != "node" and first not in taken:
@@ -137,6 +138,7 @@ def describe_found(node: NodeSnapshot) -> FoundNode:
         ("System", f"{facts.os}, Python {facts.python}"),
     ]
     report = facts.environment
+    # An environment may exist and still not fit the lock file.
     is_ready = report is not None and report.fits
     return FoundNode(rows=tuple(rows), notes=tuple(_notes(facts)), is_ready=is_ready)
 
@@ -152,6 +154,8 @@ def _notes(facts: NodeFacts) -> Iterator[str]:
             f"Only {free} of disk left, which is little for a model, its checkpoints and the "
             "environment."
         )
+    # `up` is None where the system does not say. The fastest interface counts: a slow one
+    # may simply be unused.
     speeds = [one.speed_mbit for one in facts.interfaces if one.up is not False and one.speed_mbit]
     if speeds and max(speeds) < SLOW_MBIT:
         yield f"Its network runs at {max(speeds)} Mbit/s. Check for an old cable or switch."

@@ -41,14 +41,15 @@ def offer(
     """Return all models to chat with: the base, each checkpoint, each file of a local artifact.
 
     Args:
-        run: whose models they are; None: it is deleted, and its artifacts alone are left.
-        checkpoints: of the run, newest first; those known to be damaged are left out.
-        artifacts: of the run.
+        run: run of the models; None: it is deleted, and only its artifacts are left.
+        checkpoints: checkpoints of the run; those known to be damaged are left out.
+        artifacts: artifacts of the run.
     """
     found: list[Choice] = []
     if run is not None:
         base = Subject(what=run.run_id, of_base=True)
         found.append(Choice(label="Base, before training", subject=base))
+        # None means that nobody has hashed it, which is the usual case.
         usable = [one for one in checkpoints if one.verified is not False]
         for one in sorted(usable, key=lambda one: -one.step):
             subject = Subject(what=run.run_id, checkpoint=one.step)
@@ -56,6 +57,7 @@ def offer(
     for artifact in artifacts:
         if artifact.folder() is None:
             continue
+        # Only formats with joined types have a file for each; any other is loaded as a whole.
         for kind in (artifact.types if EXPORTS[artifact.format].joins_types else ()) or (None,):
             version = f", version {artifact.version}" if artifact.version > 1 else ""
             what = kind or ", ".join(artifact.types)
@@ -75,7 +77,7 @@ def name_artifact(wanted: Subject | None, artifacts: Sequence[ArtifactSnapshot])
 def choose_columns(choices: Sequence[Choice], wanted: Subject | None) -> tuple[Choice, ...]:
     """Return the first columns: the base, the wanted subject, the newest artifact.
 
-    What was wanted stands where it belongs; without a wish, the newest checkpoint.
+    The wanted subject replaces the first of its kind; by default that is the newest one.
     """
     base = [one for one in choices if one.subject.of_base]
     steps = [one for one in choices if one.subject.checkpoint is not None]
@@ -90,7 +92,7 @@ def make_turn(settings: ChatSettings, said: Sequence[tuple[str, str]], prompt: s
     """Return the turn to send to the model.
 
     Args:
-        settings: how the answer is made.
+        settings: generation settings.
         said: (prompt, answer) pairs so far.
         prompt: the new question.
     """
@@ -110,5 +112,5 @@ def make_turn(settings: ChatSettings, said: Sequence[tuple[str, str]], prompt: s
 
 
 def on_node(subject: Subject, node: str) -> Subject:
-    """Return the subject on a chosen node; empty: on any that fits."""
+    """Return the subject on a chosen node; empty: any node that can load it."""
     return replace(subject, node=node or None)

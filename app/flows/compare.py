@@ -32,6 +32,7 @@ def list_differences(runs: Sequence[RunSnapshot]) -> list[CompareRow]:
     []
     """
     flat = [dict(_flatten(to_wire(run.spec))) for run in runs]
+    # Of all runs: an older one may lack settings. A dict keeps their order, a set would not.
     keys = dict.fromkeys(key for one in flat for key in one)
     rows = []
     for key in keys:
@@ -72,6 +73,7 @@ def _label(key: str) -> str:
 
 
 def _show(value: Any) -> str:
+    # On the wire tuples are lists.
     if value is None or value == []:
         return DASH
     if isinstance(value, bool):

@@ -31,7 +31,7 @@ _BEGINS_SOMEWHERE = re.compile(r"[~/\\]|[A-Za-z]:")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Maker:
-    """An engine as the wizard offers it."""
+    """Engine that the wizard offers."""
 
     key: str
     label: str
@@ -124,7 +124,7 @@ def split_target(target: str) -> tuple[str, tuple[str, ...]]:
 
 
 def group_targets(to: str, targets: Sequence[str]) -> list[list[str]]:
-    """Return the targets of a format by the job that makes them.
+    """Group the targets of a format by the job that makes them.
 
     >>> group_targets("gguf", ["gguf:F16", "gguf:Q8_0"]), group_targets("gptq", ["gptq:4-bit"])
     ([['gguf:F16', 'gguf:Q8_0']], [['gptq:4-bit']])
@@ -140,7 +140,7 @@ def split_targets(targets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def place_folder(text: str) -> str:
-    """Return the folder that a text names; a relative one is below the home folder.
+    """Return the folder of a typed path; a relative path starts in the home folder.
 
     >>> place_folder(" /m/out/ "), place_folder("out"), place_folder("~/out"), place_folder("/")
     ('/m/out', '~/out', '~/out', '/')
@@ -151,7 +151,7 @@ def place_folder(text: str) -> str:
 
 
 def list_jobs(run_id: str, answers: ExportAnswers) -> tuple[ExportJob, ...]:
-    """Return the exports that the answers ask for, in the order of the formats."""
+    """Return the exports that the answers request, in the order of the formats."""
     groups: list[tuple[str, tuple[str, ...]]] = []
     for name in EXPORTS:
         chosen = [target for target, _ in offer_targets(name) if target in answers.targets]
@@ -167,6 +167,7 @@ def list_jobs(run_id: str, answers: ExportAnswers) -> tuple[ExportJob, ...]:
                 checkpoint=answers.checkpoint,
                 node=answers.node or None,
                 calibration=own if own and EXPORTS[to].calibrated else None,
+                # The answer is meant for AWQ; the other formats of the wizard have one engine.
                 engine=answers.engine if answers.engine in EXPORTS[to].engines else ENGINES[0],
             ),
             folder=folder if len(groups) == 1 else f"{folder}/{_name_folder(to, types, groups)}",
@@ -198,11 +199,11 @@ def find_problems(
     """Return the problem that blocks the next step; empty: none.
 
     Args:
-        step: where one stands.
-        answers: so far.
-        checkpoint_problem: why there is none to export.
-        calibration_problem: what is wrong with the data file, as it was looked at.
-        place_problem: what is wrong with every node, or with the folder, as they were looked at.
+        step: current step of the wizard.
+        answers: answers so far.
+        checkpoint_problem: reason why there is no checkpoint to export.
+        calibration_problem: problem of the data file, as last checked.
+        place_problem: problem that all nodes have, or of the folder, as last checked.
     """
     if step == "what":
         return checkpoint_problem
@@ -218,17 +219,19 @@ def find_problems(
 def next_step(step: Step, answers: ExportAnswers, by: int) -> Step:
     """Return the step after (1) or before (-1) another, skipping calibration where not needed."""
     keys = [key for key, _ in STEPS if key != "calibration" or asks_calibration(answers)]
+    # The calibration step is missing from `keys` once its last target was deselected.
     place = keys.index(step) if step in keys else keys.index("formats")
     return keys[min(max(place + by, 0), len(keys) - 1)]
 
 
 def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
-    """Return the command lines that do the same.
+    """Return the command lines that run the same exports.
 
     >>> answers = ExportAnswers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc")
     >>> describe_commands("r-1", answers)
     ("rackless export r-1 --to gguf --type Q8_0 --node pc --out '/m/my model'",)
     """
+    # The same jobs as the wizard would run, with defaults left out.
     commands = []
     for job in list_jobs(run_id, answers):
         asked = job.request
@@ -319,6 +322,7 @@ def _join(node: str, places: Sequence[PlacePlan]) -> PlaceRow:
         ([place.vram_bytes for place in places], "of GPU memory"),
         ([place.node_bytes for place in places], "of its disk while exporting"),
     ):
+        # Jobs run one after the other, so the largest need counts, not the sum.
         known = [value for value in values if value]
         if known:
             parts.append(f"{show_bytes(max(known))} {what}")
@@ -338,6 +342,7 @@ def describe_target(target: str, plan: ExportPlan) -> str:
     best = plan.best
     if best is None:
         parts.append("no node can run it now")
+    # One job makes all types of a plan: its time cannot be divided among them.
     elif best.seconds and len(plan.types) <= 1:
         parts.append(f"about {show_duration(best.seconds)} on {best.node}")
         memory = best.vram_bytes or best.ram_bytes

@@ -10,8 +10,9 @@ from app.telemetry.state import Status
 from app.text import DASH, count_of, show_moment
 
 SLOW_BYTES_PER_S = 30e6
+"""Bandwidth below which a link is slow: much slower than Gigabit Ethernet, in bytes/s."""
 SLOW_ROUND_TRIP_S = 0.005
-"""Bandwidth below which the check warns: much slower than Gigabit Ethernet, in bytes/s."""
+"""Round trip above which a link is slow, in seconds."""
 
 ITSELF = Status("calm", DASH)
 NOT_MEASURED = Status("calm", "not measured")
@@ -42,7 +43,7 @@ def make_matrix(names: Sequence[str], links: Sequence[LinkSnapshot]) -> tuple[Li
 
 
 def describe_link(link: LinkSnapshot) -> Status:
-    """Describe the speed of a link, and whether it slows training down.
+    """Describe the speed of a link; the tone is a warning if it slows training down.
 
     >>> describe_link(LinkSnapshot(
     ...     node="a", peer="b", round_trip_s=0.0004, bytes_per_s=117e6, measured_s=0.0))
@@ -60,6 +61,7 @@ def summarise(names: Sequence[str], links: Sequence[LinkSnapshot], now_s: float)
     if len(names) < 2:
         return "Add a second node to measure the link between them."
     ours = [link for link in links if link.node in names and link.peer in names]
+    # Each direction is a link of its own: speeds may differ.
     missing = len(names) * (len(names) - 1) - len(ours)
     if not ours:
         return "No links measured yet. Measuring takes a few seconds."

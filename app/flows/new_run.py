@@ -1,8 +1,8 @@
 """New run: the meaning of each answer, its problems, and the resulting RunSpec.
 
-Nothing is asked that can be found out: nodes come from the cluster, shares of a batch are measured
-at the start. The questions are in new_run_fields.py and new_run_advanced.py, the way from answers
-to a spec and back in new_run_answers.py, what can be wrong in new_run_problems.py.
+Known facts are not asked: nodes come from the cluster, shares of a batch are measured at the start.
+The questions are in new_run_fields.py and new_run_advanced.py, the conversion of answers to a spec
+and back in new_run_answers.py, the checks in new_run_problems.py.
 """
 
 from __future__ import annotations
@@ -69,18 +69,21 @@ def review(
     """Check every answer and describe the run it would start.
 
     Args:
-        answers: as they stand.
-        nodes: of the cluster.
-        missing: field key -> why its path cannot be what it names, as it was looked for last. It
-            warns only: a file can come meanwhile, and a start looks again.
+        answers: current answers.
+        nodes: nodes of the cluster.
+        missing: field key -> reason why its path cannot be used, as last checked. Only a warning:
+            the file may appear before the start, which checks again.
     """
     findings: dict[str, Finding] = {}
     for key, problem in find_problems(answers):
+        # Here and below the first finding of a field stays: errors come first, so that no
+        # warning hides one.
         findings.setdefault(key, Finding(severity="error", text=problem))
     node_problem = _check_nodes(answers, nodes)
     if node_problem is not None:
         findings.setdefault("nodes", node_problem)
     devices = find_devices(answers, nodes)
+    # Only readable shares can be counted.
     if "shares" not in findings and (problem := _check_shares(answers, devices)):
         findings["shares"] = Finding(severity="error", text=problem)
     failed = any(finding.severity == "error" for finding in findings.values())
@@ -108,6 +111,7 @@ def name_paths(answers: RunAnswers) -> dict[str, str]:
 def preview_spec(answers: RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = ("model", "train", "objective", "format", "sequence_tokens", "packing", "nodes")
+    # All other answers keep their defaults, so that a mistake there does not block a preview.
     chosen = RunAnswers(**{key: getattr(answers, key) for key in asked})
     return None if find_problems(chosen) else to_spec(chosen)
 
@@ -133,6 +137,7 @@ def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers
     >>> take_advice(answers, {"sequence_tokens": 1024, "adapter.kind": "qlora"}).adapter
     'qlora'
     """
+    # The answers may lack a name or data; placeholders make them a valid spec.
     advised = to_answers(apply_change(to_spec(_named(answers)), change))
     keys = [_ANSWER_OF.get(key, key.rpartition(".")[2]) for key in change]
     return replace(answers, **{key: getattr(advised, key) for key in keys})
@@ -162,6 +167,7 @@ def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[
     """Return the device of each rank, such as `cuda:0`; empty while not known."""
     facts: dict[str, NodeFacts] = {}
     for node in chosen_nodes(answers, nodes):
+        # Without its facts the number of its ranks is unknown, and so is the total.
         if node.facts is None:
             return ()
         facts[node.name] = node.facts

@@ -1,7 +1,6 @@
 """The answers of the New run dialog, and their lossless conversion to a RunSpec and back.
 
-Answers are the texts as typed, so that half a number is an answer too and nothing a person wrote
-is lost.
+Answers are texts as typed, so that an unfinished number is an answer too and no input is lost.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def to_spec(answers: RunAnswers) -> RunSpec:
 
 
 def to_answers(spec: RunSpec) -> RunAnswers:
-    """Return the answers that give `spec`, for an opened run file or a repeated run."""
+    """Convert a spec to answers, for an opened run file or a repeated run."""
     adapter, saving = spec.adapter, spec.checkpoint
     targets = adapter.targets
     return RunAnswers(
@@ -172,7 +171,8 @@ def to_answers(spec: RunSpec) -> RunAnswers:
 
 
 def use_recipe(answers: RunAnswers, recipe: RunSpec) -> RunAnswers:
-    """Return the recipe's settings for the name, model, data and nodes that were answered."""
+    """Return the answers of a recipe, with name, model, data and nodes of `answers`."""
+    # A recipe brings settings; its own model and data are only those it was saved with.
     kept = ("name", "model", "train", "eval", "nodes")
     return replace(to_answers(recipe), **{key: getattr(answers, key) for key in kept})
 
@@ -186,15 +186,15 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def repeat(text: str) -> str:
-    """Return an answer as a message quotes it."""
+    """Shorten an answer to quote it in a message."""
     return shorten(text, MOST_REPEATED)
 
 
 def read_whole(text: str) -> int:
-    """Return a whole number; `1,024` and `1 024` are one too, and `1,5` is none.
+    """Read a whole number, such as `1024`, `1,024` or `1 024`, but not `1,5`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a whole number.
     """
     try:
         if not _WHOLE.fullmatch(text.strip()):
@@ -205,10 +205,10 @@ def read_whole(text: str) -> int:
 
 
 def read_decimal(text: str) -> float:
-    """Return a finite number; `0,5` is one too.
+    """Read a finite number, with a decimal point or comma.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a finite number.
     """
     try:
         value = float(text.strip().replace(",", "."))
@@ -223,13 +223,14 @@ def read_shares(text: str) -> tuple[float, ...]:
     """Split a comma-separated text into numbers.
 
     Raises:
-        ValueError: one of them is no number.
+        ValueError: one of them is not a number.
     """
     return tuple(read_decimal(name) for name in split_names(text))
 
 
 def read_targets(text: str) -> str | tuple[str, ...]:
     """Return `all-linear`, a pattern, or the names in a comma-separated text."""
+    # A regular expression may contain commas, so it is never split.
     if PATTERN_SIGNS.intersection(text):
         return text.strip()
     names = split_names(text)
@@ -248,6 +249,7 @@ def _shown(value: float | None) -> str:
     """
     if value is None:
         return ""
+    # `g` keeps six digits; a value with more is shown in full below.
     short = f"{value:g}"
     if 0 < abs(value) < 0.001:
         short = show_exponent(value, digits=6)
@@ -264,6 +266,8 @@ def _beta(answers: RunAnswers) -> float:
         value = read_decimal(answers.dpo_beta)
     except ValueError:
         value = 0.0
+    # Unused without DPO: kept if usable, so that a run file comes back as it was; else it
+    # must not fail a run that never reads it.
     if value > 0 or answers.objective == "dpo":
         return value
     return read_decimal(RunAnswers().dpo_beta)
@@ -304,11 +308,12 @@ def to_draft(answers: RunAnswers, untouched: RunAnswers) -> dict[str, str]:
 
 
 def take_up(draft: Mapping[str, object], untouched: RunAnswers) -> RunAnswers:
-    """Return the answers of a draft; keys that this version does not ask are left out.
+    """Return the answers of a draft; keys without a question in this version are left out.
 
     >>> take_up({"rank": "8", "gone": "1", "alpha": 3}, RunAnswers(name="a")).rank
     '8'
     """
+    # Drafts are stored between versions, and an old one may have other fields or types.
     known = {one.name for one in fields(RunAnswers)}
     kept = {key: text for key, text in draft.items() if key in known and isinstance(text, str)}
     return replace(untouched, **kept)

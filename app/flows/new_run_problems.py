@@ -35,12 +35,14 @@ def is_asked(key: str, answers: RunAnswers) -> bool:
 
 
 def find_problems(answers: RunAnswers) -> list[Problem]:
-    """Yield every problem of the answers; the first one of a field counts."""
+    """Return every problem of the answers; the first one of a field counts."""
     found = [*_missing(answers), *_numbers(answers), *_contradictions(answers)]
+    # A field that is not shown cannot be corrected, so it must not block the run.
     found = [(key, text) for key, text in found if is_asked(key, answers)]
     if found:
         return found
     try:
+        # Last: RunSpec stops at its first problem, and names the field only in its text.
         to_spec(answers)
     except ValueError as error:
         return [(_key_of(str(error)), f"{error}.")]
@@ -70,6 +72,7 @@ def _missing(answers: RunAnswers) -> Iterator[Problem]:
 def _pattern(text: str) -> Iterator[Problem]:
     try:
         re.compile(text)
+    # Huge repeat counts raise OverflowError, deep nesting RecursionError.
     except (re.error, OverflowError, RecursionError) as error:
         said = f"'{repeat(text)}' is not a regular expression: {error}"
         yield "targets", f"{said}. You can also enter names separated by commas."
@@ -81,6 +84,7 @@ def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
             yield "packing", "DPO cannot pack pairs. Turn this off, or choose SFT."
         if answers.format not in ("auto", "preference"):
             yield "format", "DPO needs preference pairs. Choose them here, or choose SFT above."
+    # `auto` is never a contradiction here: nodes detect the format from the first rows.
     elif answers.format == "preference":
         yield "format", "Preference pairs are for DPO. Choose DPO above, or another format."
     if refusal := refuse_parallel(answers.parallel):

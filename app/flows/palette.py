@@ -1,8 +1,8 @@
 """Find an action, a page, a run or a node by a few letters of its name.
 
-Each word that is typed must be found: at best at the start of a word of the title, else inside it,
-else as initials (`nr` finds New run), else in the explanation, else as letters in their order.
-Ranking is by these, then by the order in which the entries are given.
+Each typed word must match. In order of rank: the start of a word of the title, inside the title, as
+initials (`nr` finds New run), in the explanation, or as letters in their order. Equal matches keep
+the order of the entries.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def find_entries(entries: Sequence[Entry], query: str) -> list[PaletteMatch]:
             score = sum(score for score, _ in known) + (_COMMON if entry.is_common else 0.0)
             places = sorted({place for _, places in known for place in places})
             ranked.append((-score, index, PaletteMatch(index, tuple(places))))
+    # Indices differ, so the sort never compares two matches, which have no order.
     return [found for _, _, found in sorted(ranked)[:MAX_FOUND]]
 
 
@@ -71,6 +72,7 @@ def _match(entry: Entry, word: str) -> tuple[float, tuple[int, ...]] | None:
             early = 5.0 if start == 0 else 0.0
             return _WORD_START + early + share, tuple(range(start, start + len(word)))
     place = title.find(word)
+    # A single letter occurs inside nearly every title and says nothing.
     if place >= 0 and len(word) > 1:
         return _INSIDE, tuple(range(place, place + len(word)))
     places = _letters(title, word, starts)
@@ -85,6 +87,7 @@ def _match(entry: Entry, word: str) -> tuple[float, tuple[int, ...]] | None:
 
 
 def _starts(text: str) -> list[int]:
+    # At 0 the slice is empty, and an empty text is not alphanumeric.
     return [
         at for at, letter in enumerate(text) if letter.isalnum() and not text[at - 1 : at].isalnum()
     ]
@@ -99,6 +102,7 @@ def _letters(title: str, word: str, starts: Sequence[int]) -> tuple[int, ...] | 
         for letter in word[1:]:
             last = places[-1]
             after = next((s for s in starts if s > last and title[s] == letter), -1)
+            # The next letter of the same word beats the start of another one.
             if title[last + 1 : last + 2] == letter:
                 after = last + 1
             elif after < 0:

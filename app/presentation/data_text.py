@@ -70,6 +70,7 @@ def _tokens(found: DataPreview) -> str:
 
 def _name(rows: Sequence[NamedRow], count: int) -> str:
     shown = [f"{_place(row)}: {row.reason}" for row in rows[:NUM_NAMED]]
+    # Nodes name only some rows, so the count may exceed what could be listed.
     if count > len(shown) > 0:
         shown.append(f"and {count - len(shown):,} more")
     return "; ".join(shown)
@@ -81,6 +82,7 @@ def _place(row: NamedRow) -> str:
 
 def title_of(row: ShownRow, conversation: ShownConversation) -> str:
     """Return the line above a rendered conversation."""
+    # Two conversations in a row are a preference pair.
     names = ["chosen", "rejected"] if len(row.conversations) == 2 else [""]
     name = names[row.conversations.index(conversation)]
     which = f", {name}" if name else ""
@@ -109,5 +111,6 @@ def spell_out(text: str) -> str:
     >>> spell_out("a\x1b[2J\n")
     'a\\x1b[2J\n'
     """
+    # Rows come from files of others; an escape sequence could rewrite the screen.
     kept = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     return "".join(kept)

@@ -1,4 +1,4 @@
-"""Plans and measurements in plain words, the same in the window and on the command line."""
+"""Describe plans and measurements, in the same words in the window and on the command line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def show_energy(energy_wh: float | None) -> str:
 
 
 def describe_setting(gpu: GpuPlan) -> str:
-    """Describe the execution of a GPU: tokens at once, and recomputed or offloaded layers."""
+    """Describe the settings of a GPU: tokens at once, and recomputed or offloaded layers."""
     setting = gpu.setting
     parts = [f"{setting.micro_tokens:,} tokens at once"]
     if gpu.layers is not None:
@@ -93,7 +93,7 @@ def _gib(value: float) -> str:
 
 
 def group_memory(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the parts of a forecast as the few that a bar shows.
+    """Group the parts of a forecast into the segments of a memory bar.
 
     >>> group_memory([("weights", 5), ("constants", 1), ("slack", 2), ("desktop", 3)])
     [('weights', 6), ('training', 0), ('activations', 0), ('working', 0), ('other', 5)]
@@ -114,8 +114,9 @@ def describe_plan(plan: Plan) -> str:
 
 
 def describe_other(candidate: Candidate) -> str:
-    """Return why a runner-up lost, with its step where it would fit."""
+    """Explain why a candidate was not chosen, with the time of its step if it fits."""
     step = f" ({show_duration(candidate.step_s)} a step)" if candidate.fits else ""
+    # Without its full stop, which belongs after the time.
     return f"{as_sentence(candidate)[:-1]}{step}."
 
 
@@ -139,7 +140,7 @@ class ComparedRow:
 
 
 def describe_comparison(found: ForecastComparison) -> list[ComparedRow]:
-    """Return the figures to compare, for a run's page."""
+    """Return forecast and measurement of each figure of a run."""
     told, seen = found.forecast, found.measured
     rows = [
         _compare("Step", told.step_s, seen.step_s if seen else None, show_duration),

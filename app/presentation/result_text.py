@@ -16,9 +16,10 @@ def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], No
     """Return a byte counter that reports every two percent once.
 
     Args:
-        tell: gets the lines.
-        what: is done with them, such as "sending the model to beta".
+        tell: called with each line.
+        what: description of the transfer, such as "sending the model to beta".
     """
+    # A list, since `hear` has to change it; -1 lets the first call report 0 %.
     told = [-1]
 
     def hear(done: int, total: int) -> None:
@@ -133,6 +134,7 @@ def _describe_making(measured: dict[str, Any]) -> list[tuple[str, str]]:
     seconds = sum(phase["seconds"] for phase in phases)
     said = [f"{show_duration(seconds)} on {measured.get('node') or 'a node'}"]
     said.append(f"up to {show_bytes(max(phase['ram_bytes'] for phase in phases))} of memory")
+    # Phases without a GPU report no memory of one.
     on_gpu = [phase["vram_bytes"] for phase in phases if phase.get("vram_bytes") is not None]
     said += [f"{show_bytes(max(on_gpu))} of GPU memory"] if on_gpu else []
     return [("made in", ", ".join(said))]
@@ -159,5 +161,6 @@ def describe_copy(copy: ArtifactCopy) -> str:
     }
     said = states[copy.state]
     if copy.state == "whole" and copy.checked_s is None:
+        # Nothing has hashed its files since.
         said += " when made"
     return f"{where}: {said}" + (f", {copy.problem}" if copy.problem else "")
