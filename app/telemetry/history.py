@@ -87,6 +87,7 @@ def downsample(x: Array, y: Array, num_buckets: int) -> tuple[Array, Array]:
     size = -(-count // num_buckets)
     finite = np.isfinite(y)
     lows = highs = y
+    # argmin would return a NaN itself, so it becomes what no comparison picks.
     if not finite.all():
         lows, highs = np.where(finite, y, np.inf), np.where(finite, y, -np.inf)
     keep = np.concatenate((_find_lowest(lows, size), _find_lowest(-highs, size)))
@@ -98,6 +99,7 @@ def downsample(x: Array, y: Array, num_buckets: int) -> tuple[Array, Array]:
 def _find_lowest(values: Array, size: int) -> NDArray[np.intp]:
     """Return the index of the smallest value in each `size` values; the last bucket is shorter."""
     whole = len(values) // size
+    # A reshaped view lets numpy search all buckets in one call, without a copy.
     buckets = values[: whole * size].reshape(whole, size)
     found: NDArray[np.intp] = buckets.argmin(axis=1) + np.arange(whole) * size
     if whole * size == len(values):
@@ -111,6 +113,7 @@ def finite_parts(y: Array) -> list[slice]:
     finite = np.isfinite(y)
     if finite.all():
         return [slice(0, len(y))] if len(y) else []
+    # The False at either end gives every part a start and an end.
     turns = np.flatnonzero(np.diff(np.concatenate(([False], finite, [False])).astype(np.int8)))
     return [
         slice(int(first), int(last)) for first, last in zip(turns[::2], turns[1::2], strict=True)

@@ -44,6 +44,7 @@ def describe_device(device: Device, node: NodeSnapshot, now_s: float) -> Status:
         return Status("warning", f"silent for {show_duration(now_s - node.last_seen_s)}")
     alerts = (*device.alerts, *device.node_alerts)
     if alerts:
+        # False sorts before True: the first error wins, else the first warning.
         worst = min(alerts, key=lambda alert: alert.severity != "error")
         doing = f" \u00b7 {device.run.name}" if device.run is not None else ""
         return Status(worst.severity, worst.text + doing)
@@ -83,5 +84,6 @@ def describe_run(state: RunState, phase: str | None = None) -> Status:
 def progress_share(run: RunSnapshot) -> float | None:
     """Return the progress of a run, 0 to 1."""
     if run.step is None or not run.total_steps:
+        # A run that is starting has an empty bar; one that ended without a step has none.
         return 0.0 if run.state in ACTIVE_STATES else None
     return run.step / run.total_steps

@@ -116,6 +116,7 @@ class Telemetry:
             return False
         wanted = [_reading_of_facts(gpu) for gpu in node.facts.gpus]
         names = [f"cuda:{gpu.index}" for gpu in node.facts.gpus]
+        # Without an NVIDIA GPU the CPU trains, so it is the node's only device.
         if not wanted:
             cpu = StreamReading(
                 name=node.facts.cpu or "CPU",
@@ -133,6 +134,8 @@ class Telemetry:
                 self._devices[key] = Device(key=key, reading=reading)
             else:
                 device = self._devices[key]
+                # Facts come again at every reconnect and lack figures: keep those of the newest
+                # sample.
                 device.reading = replace(device.reading, name=reading.name)
         return bool(gone or fresh)
 
@@ -161,6 +164,7 @@ class Telemetry:
             sample: its sample.
             arrived_s: arrival by our clock, in seconds since the epoch; None for a replay.
         """
+        # A replayed sample says nothing about the clock: it arrives long after it was taken.
         if arrived_s is not None:
             recent = self._offsets.setdefault(node, deque(maxlen=CLOCK_SAMPLES))
             recent.append(sample.time_s - arrived_s)
@@ -172,6 +176,7 @@ class Telemetry:
         if sample.gpus:
             return [self._add(node, f"cuda:{gpu.index}", _gpu(gpu), sample) for gpu in sample.gpus]
         known = self.of_node(node)
+        # This sample lists no GPU although the node has some: it must not gain a CPU as a device.
         if any(device.reading.is_gpu for device in known):
             return []
         name = known[0].reading.name if known else "CPU"
@@ -191,6 +196,7 @@ class Telemetry:
             now_run = carrying[1] if carrying else None
             is_training = now_rank is not None and now_rank.phase in _TRAINING_PHASES
             tokens = now_rank.tokens_per_s if now_rank is not None and is_training else None
+            # Comparing whole snapshots would report every device at every step of any rank.
             if now_rank != device.rank or _name(now_run) != _name(device.run):
                 changed.append(device.key)
             device.rank, device.run = now_rank, now_run
@@ -204,6 +210,7 @@ class Telemetry:
         total = [r.memory_total_bytes for r in readings if r.memory_total_bytes is not None]
         power = [r.power_w for r in readings if r.power_w is not None]
         tokens = [r.tokens_per_s for r in readings if r.tokens_per_s is not None]
+        # A sum over no figures is unknown, not zero.
         return Totals(
             num_gpus=sum(r.is_gpu for r in readings),
             num_cpus=sum(not r.is_gpu for r in readings),
@@ -215,6 +222,7 @@ class Telemetry:
 
     def _check_node(self, node: str, sample: Sample) -> None:
         """Raise or clear the alerts of the node itself."""
+        # An active alert clears at a lower limit than it is raised at.
         active = frozenset(alert.kind for alert in self._node_alerts.get(node, ()))
         disk = check_disk(sample.disk_used_bytes, sample.disk_total_bytes, active)
         self._node_alerts[node] = (disk,) if disk else ()
@@ -222,8 +230,10 @@ class Telemetry:
     def _add(self, node: str, name: str, reading: StreamReading, sample: Sample) -> DeviceKey:
         key = DeviceKey(node, name)
         device = self._devices.get(key)
+        # A sample may arrive before the node's facts.
         if device is None:
             device = self._devices[key] = Device(key=key, reading=reading)
+        # Speed comes from journals, not from samples: carry it over until `follow_runs` sets it.
         reading = replace(reading, time_s=sample.time_s, tokens_per_s=device.reading.tokens_per_s)
         device.reading = reading
         device.history.append(
@@ -256,6 +266,7 @@ def _device_alerts(reading: StreamReading, active: frozenset[AlertKind]) -> list
 
 def _device_order(device: Device) -> tuple[int, str]:
     kind, _, index = device.key.device.partition(":")
+    # By number, since `cuda:10` sorts before `cuda:2` as text.
     return (int(index) if index.isdigit() else -1, kind)
 
 

@@ -29,10 +29,12 @@ def describe_whole(
     share = min((progress_share(run) or 0.0 for run in active), default=None)
     doing = describe_work(active)
     lost = [node.name for node in nodes if node.state in ("unreachable", "refused")]
+    # A PC that is off is a problem only while a run needs it.
     needed = [name for name in lost if any(name in run.nodes for run in active)]
     if needed:
         text = f"{needed[0]} cannot be reached; {doing}"
         return Whole(tone="error", share=share, text=text)
+    # Alerts of a lost node are as old as its last sample.
     alerts = [found for d in devices if d.key.node not in lost for found in _list_alerts(d)]
     alerts.sort(key=lambda pair: pair[1].severity != "error")
     if alerts:

@@ -52,6 +52,7 @@ async def save_now(services: Services, run_id: str) -> SaveResult:
         )
 
     found = await wait_for_journal(services, run, find, ANSWER_TIMEOUT_S)
+    # Else no result came: return the step at which the ranks acted, if they did.
     if found is not None:
         return found
     return SaveResult(
@@ -108,6 +109,7 @@ def _covers(trace: RankTrace, step: int) -> bool:
 def _is_here(trace: RankTrace) -> bool:
     if trace.problem:
         return True
+    # The journal's line may arrive before the mirror of the file is complete.
     path = Path(trace.path)
     return path.is_file() and path.stat().st_size == trace.size_bytes
 
@@ -135,6 +137,7 @@ async def _require_running(services: Services, run_id: str, what: str) -> RunRec
 
 
 async def _send(services: Services, run: RunRecord, request: ControlRequest) -> str:
+    # Rank 0 comes first in both; a run found on its nodes may have no placements.
     placements = services.runs.placements(run)
     node = placements[0].node if placements else run.nodes[0]
     await services.pool.agent(node).leave_wish(run.run_id, run.attempt, request)

@@ -81,6 +81,7 @@ async def start_run(
             plan = await plan_launch(services, spec, nodes)
             plan = await add_forecast(services, spec, plan)
             folders = await send_inputs(services, plan.nodes, inputs, report)
+        # A start that is cancelled must leave no trace either, hence not only Exception.
         except BaseException:
             services.runs.discard(run_id)
             services.remove_folder(run_id)
@@ -106,6 +107,7 @@ async def launch(
     """
     runs = services.runs
     master = plan.endpoints[plan.nodes[0]]
+    # Ranks meet at rank 0, and only its node knows which of its ports are free.
     port = await services.pool.agent(plan.nodes[0]).port_choose(master.address)
     record_intent(services, run, plan, inputs, resume_step)
     _store_forecast(services, run, plan.forecast)
@@ -205,6 +207,7 @@ def _environ(ranks: Sequence[RankPlacement]) -> dict[str, str]:
 
 
 async def _launch_everywhere(services: Services, intents: Sequence[AttemptIntent]) -> None:
+    # All answers are awaited before one is raised: `_abort` must not race with a launch.
     answers = await asyncio.gather(
         *(services.pool.agent(intent.node).launch(intent) for intent in intents),
         return_exceptions=True,

@@ -33,8 +33,10 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
+    # Parts that this process has not launched yet would look lost.
     if services.is_launching(run_id):
         return
+    # Stored but neither launched nor being launched: its master died before the intent.
     if run.state == "created":
         services.runs.move(
             run_id,
@@ -117,6 +119,7 @@ async def _close(
     moved = services.runs.move(
         run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint
     )
+    # Several masters may see the same end: the one that stored it learns from it and reports it.
     if moved:
         services.hooks.learn(services.runs.get(run.run_id))
     if moved and verdict.message:
@@ -156,6 +159,7 @@ async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus])
     run = runs.store.get(run_id)
     if run is None:
         run = _add_found(services, run_id, [s for s in statuses if s.attempt == newest])
+    # Another master has resumed the run since.
     elif newest > run.attempt and not services.is_launching(run_id):
         _adopt_attempt(services, run, [s for s in statuses if s.attempt == newest])
         run = runs.get(run_id)
@@ -194,6 +198,7 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
     """Store a newer attempt, which another master has launched."""
     ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
     nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
+    # A guess that the reconciliation after it corrects.
     state: RunState = "running"
     services.runs.change(
         run.run_id,
@@ -206,6 +211,7 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
 
 def _save_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
     services.runs.store.save_attempt(
+        # Without inputs, which is how `RunRepository.is_ours` recognizes a found attempt.
         AttemptRecord(
             run_id=run.run_id,
             attempt=run.attempt,
@@ -231,6 +237,7 @@ async def _end_zombies(
     services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
 ) -> None:
     """Stop attempts that still run although the run has ended or a newer attempt exists."""
+    # The store may still name the previous attempt; a resume stops leftovers itself.
     if services.is_launching(run.run_id):
         return
     for status in active_attempts(statuses):
@@ -245,6 +252,7 @@ async def _end_zombies(
 
 
 async def _end_deleted(services: Services, run_id: str, statuses: Sequence[AttemptStatus]) -> None:
+    # No grace: there is nothing to save, as the checkpoints are deleted next.
     for status in active_attempts(statuses):
         await stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
     for node in {status.node for status in statuses}:

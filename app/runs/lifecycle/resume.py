@@ -65,6 +65,8 @@ async def resume_run(
         report(f"checking {show_list(chosen)}")
         attempt = await _raise_fence(services, run, answering)
         await _stop_leftovers(services, run_id, answering)
+        # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
+        # without them, and keep them only where the count still fits.
         plan = await plan_launch(services, replace(run.spec, shares=None), chosen)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
@@ -167,6 +169,7 @@ async def _prepare_checkpoint(
     copies = await find_copies(services, run_id, answering)
     fitting = copies
     known = {copy.info.step for copy in copies}
+    # A step that does not exist is left to `choose_checkpoint`, which lists the available ones.
     if verify_steps is not None and (wanted is None or wanted in known):
         steps = known if wanted is None else {wanted}
         starts = choose_starts(services, run_id, steps, verify_steps, is_wanted=wanted is not None)
@@ -179,9 +182,11 @@ async def _prepare_checkpoint(
         )
         return None, []
     step = good[0].info.step
+    # A person who names a step accepts that later ones are discarded.
     if wanted is None:
         require_newest(services, run_id, step, answering)
     holders = {copy.node for copy in good}
+    # A node has one folder per step: a damaged copy must go before an intact one arrives.
     damaged = [c for c in copies if c.info.step == step and c.node not in holders]
     await _delete_all(services, damaged)
     for node in nodes:
@@ -212,6 +217,7 @@ async def choose_checkpoint(
             )
         steps = [wanted]
     for step in steps:
+        # Verifying hashes all files, so older steps are verified only when newer ones fail.
         checked = await verify_copies(services.pool, [c for c in copies if c.info.step == step])
         for copy in checked:
             if not copy.info.verified:

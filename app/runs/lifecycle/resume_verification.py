@@ -110,6 +110,8 @@ def read_logged(folder: Path, wanted: Collection[int]) -> list[LoggedStep]:
         saved.update(_steps_of(lines, "checkpoint"))
         for line in lines:
             step = whole_of(line, "step")
+            # Every rank logs the loss of the whole batch, so the first journal with a step is
+            # enough.
             if text_of(line, "kind") == "step" and step is not None and step in wanted:
                 found.setdefault(step, _read_step(line, step))
     return [replace(one, saved=step in saved) for step, one in found.items() if one.loss_hex]

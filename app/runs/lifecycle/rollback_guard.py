@@ -51,6 +51,7 @@ def require_no_checkpoint(
             "Resume without verification: the newest intact checkpoint is then used.",
         )
     saved = _find_newest(services, run_id)
+    # Where no journal names the holders, the ranks that write checkpoints may have one.
     holders = sorted(saved.nodes) if saved and saved.nodes else _find_writers(services, run_id)
     silent = [name for name in holders if name not in answering]
     reasons = _list_reasons(saved, holders, silent, copies)
@@ -145,6 +146,8 @@ def _find_saved(services: Services, run_id: str) -> dict[int, set[str]]:
         for step, nodes in attempt.holders.items():
             if is_current(step, number, starts):
                 found.setdefault(step, set()).update(nodes)
+    # An attempt that resumed from a step had a copy on all its nodes, even if no journal of that
+    # time was ever fetched.
     for record in services.runs.store.attempts(run_id):
         step = record.resume_step or 0
         if step and is_current(step, record.attempt, starts):

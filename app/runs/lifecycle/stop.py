@@ -31,6 +31,8 @@ async def stop_run(services: Services, run_id: str) -> None:
     if run.state not in ACTIVE_STATES:
         raise UserError(f"run {run_id} is {run.state}, not active", "There is nothing to stop.")
     again = run.stop_asked
+    # Stored before the wait: `launch` reads it once all parts exist, and other masters repeat the
+    # stop to nodes that missed it.
     services.runs.change(run_id, lambda old: replace(old, stop_asked=True))
     services.runs.add_event(
         run_id,
@@ -45,6 +47,7 @@ async def stop_run(services: Services, run_id: str) -> None:
     silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
     refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
     await reconcile_run(services, run_id)
+    # Judged first, so that only a run that is still open is reported or given up.
     if len(silent) == len(run.nodes):
         _handle_unreachable(services, run_id, silent, give_up=again)
     elif refused and services.runs.get(run_id).state in ACTIVE_STATES:
@@ -112,9 +115,11 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
             f"Stop it first: rackless runs stop {run_id}",
         )
     await asyncio.to_thread(refuse_exported, services, run_id)
+    # Marked as launching so that nothing in this process judges the run meanwhile.
     with services.launching(run_id):
         names = services.pool.names()
         answers = await asyncio.gather(*(_delete_on(services, node, run_id) for node in names))
+        # Its id stays behind, so that nodes that come back later delete it too.
         services.runs.forget(run_id)
     services.remove_folder(run_id)
     return tuple(

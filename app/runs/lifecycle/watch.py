@@ -43,6 +43,7 @@ class RunWatch:
 
     async def run_until_end(self) -> None:
         """Return when the attempt is over or a newer one has replaced it."""
+        # A failure in any task ends the watch; otherwise the judgement alone ends it.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._follow(node)) for node in self._nodes]
             tasks.append(group.create_task(self._publish_news()))
@@ -64,6 +65,7 @@ class RunWatch:
                 self._events.publish(LogArrived(self._run_id, self._attempt, stream, offset, data))
 
         while True:
+            # Whether a silent node is lost is judged elsewhere; here it is only tried again.
             with contextlib.suppress(RacklessError):
                 agent = self._services.pool.agent(node)
                 await follow_part(agent, mirror, self._run_id, self._attempt, written)
@@ -73,6 +75,7 @@ class RunWatch:
         saved_s = time.monotonic()
         while True:
             await self._news.wait()
+            # Cleared before reading: bytes that arrive during it set the event again.
             self._news.clear()
             self._services.runs.refresh(self._run_id)
             if time.monotonic() - saved_s > SAVE_INTERVAL_S:
