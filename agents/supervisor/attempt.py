@@ -75,6 +75,7 @@ def find_attempts(home: Home) -> list[AttemptFolder]:
     found = []
     for path in home.runs.glob(f"*/{ATTEMPTS}/*/{INTENT_FILE}"):
         number, run_id = path.parent.name, path.parents[2].name
+        # Hidden folders, such as those of runs that are being deleted, have no safe name.
         if number.isdigit() and SAFE_NAME.match(run_id):
             found.append(AttemptFolder(home, run_id, int(number)))
     return sorted(found, key=lambda attempt: (attempt.run_id, attempt.number))
@@ -152,6 +153,7 @@ def _is_launching(attempt: AttemptFolder) -> bool:
     except OSError:
         return False
     try:
+        # Shared, so that two readers do not take each other for a launching server.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return bool(find_processes(attempt.tag))
     except BlockingIOError:
@@ -164,7 +166,9 @@ def _read_ranks(
     attempt: AttemptFolder, started: dict[str, Any], ended: dict[str, Any] | None, state: str
 ) -> tuple[RankStatus, ...]:
     rows = (ended or {}).get("ranks") or started.get("ranks") or []
+    # started.json has no exit codes and exit.json comes last; in between, the journal has them.
     codes = {} if ended else _read_exit_codes(attempt.file(SUPERVISOR_JOURNAL))
+    # The monotonic clock restarts at boot, so the age of an old heartbeat would mean nothing.
     alive = state in ("starting", "running", "stopping")
     return tuple(_read_rank(attempt, row, codes, alive) for row in rows if isinstance(row, dict))
 
@@ -205,6 +209,7 @@ def read_journal(path: Path, tail_bytes: int = 1 << 18) -> list[dict[str, Any]]:
             data = file.read(tail_bytes)
     except OSError:
         return []
+    # The first line of a tail may be cut, and what follows the last newline is still being written.
     lines = data.split(b"\n")[1 if size > tail_bytes else 0 : -1]
     return [value for value in map(_parse, lines) if value]
 

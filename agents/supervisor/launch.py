@@ -47,6 +47,7 @@ def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
     _check(home, intent)
     attempt = AttemptFolder(home, intent.run_id, intent.attempt)
     run = home.run(intent.run_id)
+    # Asked first: a launch makes the folder even if it is then refused.
     is_new = not run.exists()
     try:
         _launch_locked(attempt, intent)
@@ -91,6 +92,7 @@ def _check(home: Home, intent: AttemptIntent) -> None:
             f"Node {node} has no training environment at {intent.python}.",
             f"Build it: rackless nodes setup {node}",
         )
+    # Only absolute paths can be checked here; a hub's model name is relative.
     for what, path in (("model", intent.model_path), ("training data", intent.train_path)):
         if os.path.isabs(path) and not os.path.exists(path):
             raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
@@ -113,6 +115,7 @@ def _refuse_older(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 
 def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
+    # Before the intent: from here on an older attempt can commit no checkpoint.
     raise_fence(attempt.home, attempt.run_id, attempt.number)
     is_new = not attempt.folder.exists()
     try:
@@ -138,6 +141,7 @@ def _start_supervisor(attempt: AttemptFolder, held: list[int]) -> None:
                 stderr=log,
                 env=supervisor_environ(attempt),
                 cwd=attempt.folder,
+                # The lock belongs to the open file: closing our copy does not free it.
                 pass_fds=held,
                 start_new_session=True,
             )
@@ -162,10 +166,12 @@ def _wait_for_start(attempt: AttemptFolder) -> None:
     while time.monotonic() < deadline:
         if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
             return
+        # The supervisor carries the tag from exec on, so no tagged process means that it died.
         if not find_processes(attempt.tag):
             break
         time.sleep(0.02)
     said = attempt.file(SUPERVISOR_LOG).read_bytes()[-500:].decode("utf-8", "replace").strip()
+    # Asked again: it may have started and ended between the check and the scan above.
     if not any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
         raise ExpectedError(
             f"The supervisor of run {attempt.run_id} did not start; it said: {said or 'nothing'}"

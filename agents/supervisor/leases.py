@@ -52,6 +52,7 @@ def lease_devices(home: Home, tag: Tag, device_ids: list[str], node: str) -> lis
     """
     held: list[int] = []
     try:
+        # In a fixed order: otherwise two launches could each hold a device that the other needs.
         for device_id in sorted(set(device_ids)):
             held.append(_lease(home, tag, device_id, node))
     except BaseException:
@@ -107,8 +108,10 @@ def sign(held: list[int], tag: Tag, identity: dict[str, Any]) -> None:
 
 
 def _write(lock: int, content: dict[str, Any]) -> None:
+    # In place, not by a rename: a new file would not carry the lock.
     text = json.dumps(content).encode("ascii")
     os.pwrite(lock, text, 0)
+    # A longer text from an earlier holder would otherwise leave its end behind.
     os.ftruncate(lock, len(text))
 
 
@@ -174,8 +177,10 @@ def _require_no_leftovers(
     """
     last = read_json(path) or {}
     run_id, attempt = last.get("run_id"), last.get("attempt")
+    # Work that is no run leaves no ids, and its programs end with their request.
     if not isinstance(run_id, str) or not isinstance(attempt, int):
         return
+    # A repeated launch of the same attempt must not count its own processes as leftovers.
     if tag is not None and (run_id, attempt) == (tag.run_id, tag.attempt):
         return
     old = Tag(run_id, attempt, home.attempt(run_id, attempt))

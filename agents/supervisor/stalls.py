@@ -81,6 +81,7 @@ class StallWatch:
             return None
         first = stalls[0]
         patience_s = REMOTE_PATIENCE_S if first.maybe_remote else 0.0
+        # Give the other nodes time to find the culprit: their verdict says more than ours.
         overdue_s = max(now_s - t.beat_s - self._limit_s(t) for t in late)
         return first if overdue_s >= patience_s else None
 
@@ -105,6 +106,7 @@ class StallWatch:
         usual_s = track.foreseen_step_s
         if track.silences_s:
             usual_s = statistics.median(track.silences_s)
+        # The median, because one slow step (a save, a busy disk) must not raise the limit.
         return max(self._training_limit_s, STEPS_ALLOWED * usual_s)
 
     def _describe(self, track: _Track, now_s: float) -> Stall:
@@ -115,6 +117,7 @@ class StallWatch:
             step=track.step,
             age_s=now_s - track.beat_s,
             process_state=state,
+            # A process that runs or sleeps may be in a collective; a stopped one is the cause.
             maybe_remote=self._has_others and state not in ("T", "t", "D"),
         )
 
@@ -131,9 +134,11 @@ def read_process_state(pid: int) -> str:
 def _follow(track: _Track) -> None:
     beat = track.rank.read_heartbeat()
     at_s, step = beat.get("monotonic_s"), beat.get("step")
+    # An old beat must not undo the time that was granted after a pause.
     if not isinstance(at_s, (int, float)) or at_s <= track.beat_s:
         return
     if isinstance(step, int):
+        # Only a silence that began in training counts: saving and evaluating take longer.
         if track.step is not None and track.phase == "training":
             num_steps = step - track.step  # more than one where they are quick
             silence_s = (at_s - track.beat_s) / max(1, num_steps)
@@ -150,5 +155,6 @@ def _follow(track: _Track) -> None:
 
 
 def _culprit_first(stall: Stall) -> tuple[int, int, float]:
+    # At the same step, the rank that fell silent first is the likelier cause.
     order = {"T": 0, "t": 0, "D": 1}.get(stall.process_state, 2)
     return order, -1 if stall.step is None else stall.step, -stall.age_s

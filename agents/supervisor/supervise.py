@@ -58,10 +58,12 @@ def supervise(folder: str, lease_fds: str = "") -> int:
     leases = [int(number) for number in lease_fds.split(",") if number]
     if os.fork():
         os._exit(0)
+    # The end of the server or of its SSH session must not end this process.
     os.setsid()
     path = Path(folder)
     attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
     lock = os.open(path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # A second launch may have started us again; the lock lives as long as this process does.
     if not take_lock(lock, 0.0) or attempt.file(EXIT_FILE).exists():
         return 0
     intent = attempt.read_intent()
@@ -69,6 +71,7 @@ def supervise(folder: str, lease_fds: str = "") -> int:
     if intent is None or identity is None:
         raise SystemExit(f"{folder}: {INTENT_FILE} or /proc cannot be read")
     for number in leases:
+        # Ranks must not inherit the leases: a leftover rank would keep its device locked.
         os.set_inheritable(number, False)
     sign(leases, attempt.tag, identity.to_json())
     Supervisor(attempt, intent, identity, DirectLauncher()).run()
@@ -103,6 +106,7 @@ class Supervisor:
     def run(self) -> None:
         """Run the attempt; afterwards none of its processes is left and exit.json is written."""
         become_subreaper()
+        # A core dump is as large as a rank's memory, and the SIGABRT that ends a stall makes one.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         reserve = self._attempt.file(".reserve")
         try:
@@ -117,6 +121,7 @@ class Supervisor:
             verdict = self._describe_bug(bug)
         verdict = self._end_rest(verdict)
         with contextlib.suppress(OSError):
+            # Only now: these blocks are what lets exit.json be written to a full disk.
             reserve.unlink()
         self._write_exit(verdict)
 
@@ -169,6 +174,7 @@ class Supervisor:
             if stall is not None:
                 self._journal.write("stalled", rank=stall.rank.rank, phase=stall.phase)
                 stalls.dump_stacks()
+                # Time to write the stacks; the process ends when faulthandler has written them.
                 self._wait_for_all(FAILURE_GRACE_S / 2)
                 return judge_stall(stall, self._intent)
         return judge_end(self._ranks, self._intent)
@@ -252,6 +258,7 @@ class Supervisor:
     def _note_exit(self, pid: int, exit_code: int) -> None:
         for rank in self._ranks:
             if rank.pid == pid:
+                # Tell Popen too, which cannot wait for a child that was reaped here.
                 rank.exit_code = rank.process.returncode = exit_code
                 rank.ended_s = time.monotonic()
                 self._journal.write("rank_exited", rank=rank.rank, pid=pid, exit_code=exit_code)
@@ -291,6 +298,7 @@ class Supervisor:
             "ranks": [rank.to_json() for rank in self._ranks],
         }
         self._journal.write("ended", state=verdict.state, message=verdict.message)
+        # Without exit.json the attempt would look lost, so wait for space before giving up.
         for _ in range(20):
             try:
                 write_json(self._attempt.file(EXIT_FILE), value)
@@ -314,8 +322,10 @@ def _listen_to_signals(on_stop: Any) -> int:
     """Return a descriptor that is readable after a signal; SIGTERM and SIGINT call `on_stop`."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    # The wakeup descriptor gets a byte only for signals that have a Python handler.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: on_stop())
+    # The run must survive the end of the terminal or SSH connection that launched it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return reader

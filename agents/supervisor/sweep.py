@@ -52,6 +52,7 @@ class Tag:
         if environ.get(b"RACKLESS_TAG") != os.fsencode(self.text):
             return False
         folder = os.fsencode(self.folder)
+        # A process without the folder variable counts as ours, since its tag already fits.
         return environ.get(b"RACKLESS_ATTEMPT_DIR", folder) == folder
 
 
@@ -62,6 +63,7 @@ def read_environ(pid: int) -> dict[bytes, bytes]:
             data = file.read()
     except OSError:
         return {}
+    # Skip the parsing for most processes of a PC, since a scan reads all of /proc.
     if b"RACKLESS_TAG=" not in data:
         return {}
     return {name: value for name, _, value in (item.partition(b"=") for item in data.split(b"\0"))}
@@ -106,6 +108,7 @@ def sweep(tag: Tag, grace_s: float, without: int | None = None) -> list[int]:
 
     Return those that even SIGKILL did not end within SETTLE_S (stuck in the kernel).
     """
+    # A process may ignore SIGTERM, or fork after it, so SIGKILL starts over with a new scan.
     if grace_s > 0 and not _end(tag, signal.SIGTERM, grace_s, without):
         return []
     return _end(tag, signal.SIGKILL, SETTLE_S, without)
