@@ -33,6 +33,7 @@ def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointIn
     if run_id is not None:
         folders = home.checkpoints(run_id).glob("*")
     else:
+        # Names that begin with a dot are runs that are being deleted.
         folders = home.runs.glob(f"[!.]*/{CHECKPOINTS}/*")
     steps = ((folder, step_of_checkpoint(folder.name)) for folder in folders)
     found = [_describe(home, f, step) for f, step in steps if step is not None and f.is_dir()]
@@ -40,7 +41,7 @@ def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointIn
 
 
 def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
-    """Return what the manifest of one checkpoint says; `problem` when it says nothing."""
+    """Describe one checkpoint from its manifest; set `problem` if that cannot be used."""
     manifest = read_json(folder / MANIFEST_FILE)
     entries: list[FileEntry] = []
     problem = ""
@@ -60,13 +61,14 @@ def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
         size_bytes=sum(entry.size_bytes for entry in entries) or _weigh(folder),
         manifest_sha256="" if problem else hash_entries(entries),
         created_s=_number(manifest.get("created_s"), float, _changed_s(folder)),
+        # None means not checked: only `verify` reads the files themselves.
         verified=False if problem else None,
         problem=problem,
     )
 
 
 def _weigh(folder: Path) -> int:
-    """Return the bytes of what lies there, where no manifest tells."""
+    """Return the size of the files in a folder without a usable manifest, in bytes."""
     with contextlib.suppress(OSError):  # it may be deleted at the same time
         return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     return 0
@@ -94,6 +96,7 @@ def read_entries(manifest: dict[str, Any] | None) -> list[FileEntry]:
 
 def hash_entries(entries: list[FileEntry]) -> str:
     """Return one hash for a list of files, independent of their order."""
+    # Ranks write their files in any order, and each node must get the same hash.
     rows = to_wire(sorted(entries, key=lambda entry: entry.path))
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode("ascii")).hexdigest()
 
@@ -139,6 +142,7 @@ def _find_damage(folder: Path, entries: list[FileEntry]) -> str:
     """Return what is wrong with the files, empty when nothing is."""
     for entry in entries:
         try:
+            # A manifest may come from elsewhere; its paths must not lead out of the folder.
             split_path(entry.path, "The file name")
             found = describe_file(folder, folder / entry.path)
         except ExpectedError as error:
@@ -151,5 +155,6 @@ def _find_damage(folder: Path, entries: list[FileEntry]) -> str:
 
 
 def _number(value: Any, kind: Any, missing: Any) -> Any:
+    # In Python, True is an int.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return kind(value) if is_number else missing

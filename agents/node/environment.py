@@ -78,6 +78,7 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
     python = os.path.abspath(os.path.expanduser(python))
     version, found, headers = look(python, query.requirements, children)
     report = replace(compare(python, version, found, query), headers=headers)
+    # A check of another interpreter must not replace the adopted one.
     if report.fits and (query.adopt or (adopted and adopted.python == python)):
         write_json(home.environment_file, to_wire(report))
     return report
@@ -119,11 +120,11 @@ def is_version(found: str, wanted: str) -> bool:
 def look(
     python: str, requirements: dict[str, str], children: Children
 ) -> tuple[str, dict[str, str | None], bool]:
-    """Return the interpreter's version, that of each distribution (None: not there), and whether
-    its C headers are there.
+    """Return the versions of an interpreter and of each distribution (None: not installed), and
+    whether the interpreter's C headers are installed.
 
     Raises:
-        ExpectedError: it is not there, not a Python, or does not answer.
+        ExpectedError: there is no such file, it is no Python, or it does not answer.
     """
     if not os.path.exists(python):
         raise ExpectedError(
@@ -149,7 +150,7 @@ def build(
     """Make a virtual environment from the lock, adopt it, and report on it.
 
     Raises:
-        ExpectedError: venv or pip could not do it; the message says which and why.
+        ExpectedError: venv or pip failed; the message says which and why.
     """
     require_name(job.lock_sha256, "The lock's hash")
     folder = home.environments / job.lock_sha256[:16]
@@ -169,9 +170,11 @@ def build(
         if not (folder / "complete").exists():
             _make_venv(folder, children, progress)
             _install(folder, python, job.lock_text, children, progress)
+            # Last: without the marker the next build continues this folder.
             (folder / "complete").touch()
         report = find(home, query, children)
         if not report.fits:
+            # Otherwise the next build would skip pip and fail in the same way.
             (folder / "complete").unlink()
             wrong = ", ".join((*report.missing, *report.different))
             raise ExpectedError(f"The built environment {folder} does not match the lock: {wrong}.")
@@ -179,6 +182,7 @@ def build(
 
 
 def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]) -> None:
+    # venv makes pip last, so a folder with pip has a whole venv.
     if (folder / "bin" / "python").exists() and (folder / "bin" / "pip").exists():
         progress("continuing the environment that was begun before")
         return
@@ -190,6 +194,7 @@ def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]
         return
     shutil.rmtree(folder, ignore_errors=True)
     text = "\n".join(lines)
+    # Debian and Ubuntu split ensurepip off python3 into a package of its own.
     if "ensurepip" in text or "No module named venv" in text:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         raise ExpectedError(
@@ -206,6 +211,7 @@ def _install(
     children: Children,
     progress: Callable[[str], None],
 ) -> None:
+    # A package in the user's site would satisfy pip here but is not the locked one.
     environ = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
     what = "installing the packages failed"
     run_pip(str(python), folder, lock_text, what, children, progress, environ=environ)
@@ -225,13 +231,13 @@ def run_pip(
     """Install what a lock names, and keep the lock in `folder`.
 
     Args:
-        python: interpreter whose pip does it.
-        what: the beginning of the message when it fails.
-        options: of pip, besides.
-        environ: for pip, besides a clean one.
+        python: interpreter whose pip is used.
+        what: beginning of the error message.
+        options: more options for pip.
+        environ: variables for pip, added to a clean environment.
 
     Raises:
-        ExpectedError: pip could not do it, and why.
+        ExpectedError: pip failed; the message says why.
     """
     lock = folder / "requirements.txt"
     try:
@@ -251,6 +257,7 @@ def _explain(what: str, lines: list[str]) -> ExpectedError:
     for pattern, cause, hint in PIP_PROBLEMS:
         if re.search(pattern, text):
             return ExpectedError(f"On this node {what}: {cause}.", hint)
+    # pip prints notices after the error, so the last line alone is often not the cause.
     errors = [line for line in lines if "error" in line.lower()] or lines
     return ExpectedError(
         f"On this node {what}: {errors[-1][:400] if errors else 'no reason given'}"

@@ -1,4 +1,4 @@
-"""Find out what a node is: system, CPU, memory, disk, network devices, WSL, its own address."""
+"""Read the facts about a node: system, CPU, memory, disk, network devices, WSL, its own address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIOCGIFADDR = 0x8915
 
 
 def read_facts(home: Home) -> NodeFacts:
-    """Return what the node is now."""
+    """Return the current facts about this node."""
     memory = parse_memory(_read("/proc/meminfo"))
     disk = read_disk(home.path)
     free = shutil.disk_usage(home.path).free if disk else None
@@ -37,6 +37,7 @@ def read_facts(home: Home) -> NodeFacts:
         python=platform.python_version(),
         architecture=platform.machine(),
         cpu=parse_cpu_name(_read("/proc/cpuinfo")),
+        # Not os.cpu_count(), which ignores the limits of containers and taskset.
         num_cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory[1] if memory else None,
         memory_available_bytes=memory[1] - memory[0] if memory else None,
@@ -53,7 +54,8 @@ def read_facts(home: Home) -> NodeFacts:
 
 
 def read_gpus(home: Home) -> tuple[tuple[GpuFacts, ...], str | None]:
-    """Return what the recorder found out about the GPUs; it alone loads NVIDIA's library."""
+    """Return the GPUs that the recorder found; it alone loads NVIDIA's library."""
+    # The first request may come before the recorder that this server started is ready.
     deadline = time.monotonic() + RECORDER_TIMEOUT_S
     while time.monotonic() < deadline:
         state = read_json(home.telemetry / "recorder.json")
@@ -77,6 +79,7 @@ def parse_cpu_name(text: str) -> str | None:
     """Return the CPU's name from /proc/cpuinfo."""
     for line in text.splitlines():
         name, _, value = line.partition(":")
+        # `model name` is x86; ARM kernels write `Hardware`, MIPS and others `cpu model`.
         if name.strip().lower() in ("model name", "hardware", "cpu model") and value.strip():
             return " ".join(value.split())
     return None
@@ -85,6 +88,7 @@ def parse_cpu_name(text: str) -> str | None:
 def parse_connection(text: str) -> str | None:
     """Return our own address from SSH_CONNECTION (`client port server port`)."""
     parts = text.split()
+    # A link-local IPv6 address carries its zone, such as fe80::1%eth0.
     return parts[2].partition("%")[0] if len(parts) == 4 else None
 
 
@@ -105,6 +109,7 @@ def parse_ip_addresses(text: str) -> list[tuple[str, str]]:
 
 
 def _read_with_ip() -> list[InterfaceFacts]:
+    # The PATH of a non-interactive SSH session often lacks sbin.
     for command in ("ip", "/sbin/ip", "/usr/sbin/ip"):
         with contextlib.suppress(OSError, ValueError, KeyError, subprocess.SubprocessError):
             output = subprocess.run(
@@ -122,6 +127,7 @@ def _read_with_ioctl() -> list[InterfaceFacts]:
             question = struct.pack("256s", os.fsencode(name)[:15])
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(asker.fileno(), SIOCGIFADDR, question)
+                # struct ifreq: 16 bytes of name, then a sockaddr_in whose address begins at byte 4.
                 found.append(_describe_interface(name, socket.inet_ntoa(answer[20:24])))
     return found
 
@@ -134,7 +140,9 @@ def _describe_interface(name: str, address: str) -> InterfaceFacts:
         name=name,
         address=address,
         mtu=_read_int(f"{base}/mtu"),
+        # The kernel reports -1 for a link that is down and for many virtual devices.
         speed_mbit=speed if speed and speed > 0 else None,
+        # Loopback and tunnels report `unknown`, which is neither.
         up={"up": True, "down": False}.get(state),
     )
 
@@ -150,6 +158,7 @@ def find_compiler() -> str | None:
 
 def read_wsl_mode() -> str | None:
     """Return the networking mode of WSL2; `unknown` where it cannot be asked; None: not WSL."""
+    # Microsoft's own kernel names itself so; wslinfo exists only in newer versions of WSL.
     if "microsoft" not in platform.release().lower():
         return None
     command = shutil.which("wslinfo") or "/usr/bin/wslinfo"

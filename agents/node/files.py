@@ -86,6 +86,7 @@ def read_bundle_status(
     if final.is_symlink():
         raise ExpectedError(f"{final} is a symbolic link, which is not followed.")
     base = final if final.is_dir() else _partial(final)
+    # Size is enough: a file gets its name only after its bytes were hashed.
     missing = tuple(entry.path for entry in entries if not _has(base, entry))
     return BundleStatus(path=str(final), complete=not missing and base == final, missing=missing)
 
@@ -125,6 +126,7 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
         busy = f"Another transfer writes {destination} on this node."
         with locked(final.with_name(f".partial-{final.name}.lock"), 0.0, busy):
             _refuse_link(final)
+            # A bundle that is whole may have lost files since; they are put back in place.
             base = final.name if final.exists() else _partial(final).name
             with _open_folder_at(parent, [base]) as folder:
                 for entry in coming:
@@ -184,6 +186,7 @@ def _open_folder_at(top: int, parts: list[str]) -> Iterator[int]:
         for part in parts:
             try:
                 with contextlib.suppress(FileExistsError):
+                    # Below the open parent, so that no folder above it can be swapped for a symlink.
                     os.mkdir(part, 0o700, dir_fd=folder)
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 deeper = os.open(part, flags, dir_fd=folder)
@@ -204,6 +207,7 @@ def _store(folder: int, entry: FileEntry, source: BinaryIO) -> None:
     """Write one file under a half name, check it, and give it its name."""
     *inner, name = entry.path.split("/")
     with _open_folder_at(folder, inner) as place:
+        # The pid keeps it apart from the half file of a transfer that was killed.
         half = f".half-{os.getpid()}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -215,6 +219,7 @@ def _store(folder: int, entry: FileEntry, source: BinaryIO) -> None:
                 os.close(file)
             os.rename(half, name, src_dir_fd=place, dst_dir_fd=place)
             os.fsync(place)
+        # Whatever ends the transfer, also a signal, must leave no half file.
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(half, dir_fd=place)
@@ -237,6 +242,7 @@ def _copy(file: int, entry: FileEntry, source: BinaryIO) -> None:
         left -= len(block)
         view = memoryview(block)
         while view:
+            # A write may be short, for example on a disk that is almost full.
             view = view[os.write(file, view) :]
     if digest.hexdigest() != entry.sha256:
         raise ExpectedError(
@@ -260,6 +266,7 @@ def _finish(final: Path, base: str, manifest: list[FileEntry]) -> None:
         fsync_folder(final.parent)
     except OSError as error:
         raise explain_os_error(error, f"renaming to {final}") from error
+    # While the lock is held: remove_abandoned takes a lock file for a running transfer.
     final.with_name(f".partial-{final.name}.lock").unlink(missing_ok=True)
 
 
@@ -270,11 +277,12 @@ def send(home: Home, path: str, out: BinaryIO) -> None:
     """Write one line with the files' names, sizes and hashes, then their bytes.
 
     Raises:
-        ExpectedError: nothing is there, or a file became shorter meanwhile (then `out` is short).
+        ExpectedError: there is no such file, or one became shorter meanwhile (`out` ends early).
     """
     parts = split_destination(path)
     place = home.path.joinpath(*parts)
     base = place.parent if place.is_file() else place
+    # Hashed before the first byte goes out, because the header announces the hashes.
     entries = [describe_file(base, file) for file in list_files(home, place)]
     if not entries:
         raise ExpectedError(f"There is nothing to send at {place} on this node.")
@@ -330,6 +338,7 @@ def remove_layers(destination: Path) -> None:
     for path in destination.parent.glob(f"{LAYERS_PREFIX}*"):
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            # The kernel freed the lock of a job that was killed, so no pid has to be checked.
             if take_lock(held, 0.0):
                 shutil.rmtree(path, ignore_errors=True)
         finally:
@@ -376,6 +385,7 @@ def _remove_abandoned_in(folder: Path) -> None:
     for kind in ("partial", "deleted"):
         found = folder.glob(f".{kind}-*-*")
         _remove_of_the_dead(
+            # A bundle's name may itself end with digits, which would then pass for a pid.
             path for path in found if not path.with_name(f"{path.name}.lock").exists()
         )
 
@@ -384,5 +394,6 @@ def _remove_of_the_dead(paths: Iterable[Path]) -> None:
     """Remove folders whose names end with the pid of a process that no longer runs."""
     for path in paths:
         pid = path.name.rpartition("-")[2]
+        # A reused pid merely keeps the folder until a later start.
         if pid.isdecimal() and identify(int(pid)) is None:
             shutil.rmtree(path, ignore_errors=True)

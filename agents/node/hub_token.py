@@ -49,6 +49,7 @@ def forget_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
         ExpectedError: it may not be deleted.
     """
     path = token_path(environ)
+    # The user may have logged in with another token since; that one is theirs.
     if digest_of(read_file(path)) == digest:
         try:
             path.unlink(missing_ok=True)

@@ -24,8 +24,9 @@ def build(
     """Install the packages if they are missing, and return their folder.
 
     Raises:
-        ExpectedError: the interpreter does not run, or pip could not do it and why.
+        ExpectedError: the interpreter does not run, or pip failed.
     """
+    # It becomes part of a path.
     require_name(job.lock_sha256, "The lock's hash")
     _, found, _ = look(job.python, job.requirements, children)
     if all(is_version(found.get(name) or "", want) for name, want in job.requirements.items()):
@@ -36,6 +37,7 @@ def build(
     except OSError as error:
         raise explain_os_error(error, f"making {home.environments}") from error
     busy = "Another request installs these packages on this node."
+    # Wait rather than refuse: two exports of one format may start together.
     with locked(home.environments / f"{folder.name}.lock", 600.0, busy):
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -97,6 +97,7 @@ def _answer(connection: socket.socket) -> bool:
     """Answer one caller; False when it is not a probe of ours."""
     _disable_delay(connection)
     greeting, num_bytes = HEADER.unpack(_receive(connection, HEADER.size))
+    # Port scanners and stray clients connect too; the probe may still come after them.
     if greeting != GREETING or num_bytes > MAX_BYTES:
         return False
     connection.sendall(ACKNOWLEDGEMENT)
@@ -140,12 +141,14 @@ def _measure(connection: socket.socket, num_bytes: int) -> LinkProbe:
     _disable_delay(connection)
     connection.sendall(HEADER.pack(GREETING, num_bytes))
     _receive(connection, 1)
+    # The acknowledgement above also keeps the other side's accept out of the first round trip.
     trips_s = []
     for _ in range(NUM_PINGS):
         began_s = time.monotonic()
         connection.sendall(b"?")
         _receive(connection, 1)
         trips_s.append(time.monotonic() - began_s)
+    # The median: one ping that waits for a busy CPU or for ARP must not count.
     round_trip_s = sorted(trips_s)[NUM_PINGS // 2]
     if num_bytes == 0:
         return LinkProbe(round_trip_s, None)
@@ -154,6 +157,7 @@ def _measure(connection: socket.socket, num_bytes: int) -> LinkProbe:
     while left:
         left -= connection.send(block[: min(left, BLOCK_BYTES)])
     _receive(connection, 1)
+    # The last byte's acknowledgement takes a round trip, which is no transfer time.
     taken_s = max(time.monotonic() - began_s - round_trip_s, 1e-6)
     return LinkProbe(round_trip_s, num_bytes / taken_s)
 

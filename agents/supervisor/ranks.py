@@ -1,4 +1,4 @@
-"""One started rank of this node, and what its files say about how it went."""
+"""Hold one started rank of this node, and read its heartbeat, journal and log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     folder: Path
     started_s: float
-    """Monotonic."""
+    """Time of its start on the monotonic clock, in seconds."""
     exit_code: int | None = None
-    """Negative: the signal that ended it."""
+    """Exit code; negative: the signal that ended it; None: it still runs."""
     ended_s: float | None = None
-    """Monotonic."""
+    """Time of its end on the monotonic clock, in seconds; None: it still runs."""
 
     @property
     def pid(self) -> int:
@@ -55,7 +55,7 @@ class RankProcess:
         return next((line for line in reversed(lines) if line.get("kind") == kind), {})
 
     def read_log_tail(self) -> list[str]:
-        """Return the last lines of its output that say anything."""
+        """Return the last lines of its output that are not blank."""
         try:
             with open(self.log_path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)

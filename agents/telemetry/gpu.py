@@ -63,7 +63,7 @@ class GpuReader:
             self.problem = self._explain(error, has_driver)
 
     def read_facts(self) -> tuple[GpuFacts, ...]:
-        """Return what does not change about each card."""
+        """Return the constant facts about each card."""
         return tuple(self._read_facts(card) for card in self._cards)
 
     def sample(self) -> tuple[GpuSample, ...]:
@@ -99,7 +99,7 @@ class GpuReader:
         return PROBLEMS.get(name, f"the NVIDIA driver does not answer ({error})")
 
     def _read(self, function: str, *args: Any) -> Any | None:
-        """Call NVML; None when the card or the driver does not have that."""
+        """Call NVML; return None if the card or the driver lacks that function."""
         nvml = self._nvml
         assert nvml is not None
         try:

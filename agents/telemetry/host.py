@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SECTOR_BYTES = 512
-"""/proc/diskstats counts in these, whatever the disk's own sectors."""
+"""Unit of /proc/diskstats, regardless of the disk's own sectors, in bytes."""
 NOT_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 CPU_LABELS = ("package id 0", "tdie", "tctl")

@@ -2,7 +2,7 @@
 
 Allocated as a whole at the start, so that a full disk cannot stop the telemetry that reports it.
 Slot 0 is the header, slot 1 + seq % NUM_SLOTS holds sample `seq` as `CRC32 JSON`. A reader that
-catches a slot half written sees a wrong checksum and looks again; no lock is needed.
+catches a slot half written sees a wrong checksum and reads again; no lock is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GPU_BYTES = 1024
 
 
 class RingWriter:
-    """The one process that writes the ring; goes on after the newest sample that is there."""
+    """Writes the ring, in one process only; continues after the newest sample in it."""
 
     def __init__(self, path: Path, num_gpus: int) -> None:
         slot_bytes = HOST_BYTES + GPU_BYTES * num_gpus
@@ -82,7 +82,7 @@ class RingReader:
         return value if isinstance(value, dict) and value.get("seq") == seq else None
 
     def read_since(self, time_s: float) -> Iterator[dict[str, Any]]:
-        """Yield, oldest first, what is there from after this wall clock time."""
+        """Yield the samples after this wall clock time, oldest first."""
         newest = self.read_newest_seq()
         for seq in range(max(1, newest - NUM_SLOTS + 1), newest + 1):
             sample = self.read(seq)

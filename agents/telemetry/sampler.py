@@ -1,4 +1,4 @@
-"""Put the readings of host and GPUs together into one Sample."""
+"""Combine the readings of host and GPUs into one Sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which function answers which request. A handler's module is imported at its first request.
+"""Map each request to its handler. A handler's module is imported at its first request.
 
 A handler takes the Call and returns the result (a dataclass or plain values). It may raise
 ExpectedError (the world's fault) or WireError (the arguments are wrong); the server answers for it.

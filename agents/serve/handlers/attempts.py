@@ -1,4 +1,4 @@
-"""Requests about attempts: launch, status, list, stop, wish."""
+"""Handle requests about attempts: launch, status, list, stop, control request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def launch(call: Call) -> AttemptStatus:
 
 
 def status(call: Call) -> AttemptStatus:
-    """Return how an attempt stands here."""
+    """Return the status of an attempt on this node."""
     args = from_wire(AttemptArgs, call.args, "args")
     return read_status(AttemptFolder(call.home, args.run_id, args.attempt))
 
@@ -54,7 +54,7 @@ def status(call: Call) -> AttemptStatus:
 def list_all(call: Call) -> dict[str, Any]:
     """Return the attempts that this node knows, as many of the newest as fit into an answer.
 
-    Only the newest attempt of each run tells its spec and all its ranks.
+    Only the newest attempt of each run carries its spec and all its ranks.
     """
     tagged = list(read_tagged())
     attempts = find_attempts(call.home)
@@ -88,7 +88,7 @@ def stop(call: Call) -> AttemptStatus:
 
 
 def wish(call: Call) -> dict[str, Any]:
-    """Leave a wish for the trainer, which looks for it once per step."""
+    """Write a control request for the trainer, which checks for one at each step."""
     args = from_wire(WishArgs, call.args, "args")
     attempt = AttemptFolder(call.home, args.run_id, args.attempt)
     attempt.require()

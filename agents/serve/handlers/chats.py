@@ -1,4 +1,4 @@
-"""Conversations: load a model, ask it, stop an answer, let the model go."""
+"""Handle requests about conversations: load a model, ask it, stop an answer, unload it."""
 
 from __future__ import annotations
 

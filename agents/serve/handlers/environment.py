@@ -1,4 +1,4 @@
-"""Requests about the training environment."""
+"""Handle requests about the training environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request for what was written last on this node, whatever run it belongs to."""
+"""Handle the request for the newest logs of this node, across all runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agents.serve.channel import Call
 
 MOST_LOGS = 6
 TAIL_BYTES = 16 << 10
-"""Of each log: all of them together stay far below the longest line of the wire."""
+"""Size of the tail of each log, in bytes; all of them together fit into one message."""
 
 
 def read_tails(call: Call) -> NodeLogs:

@@ -23,7 +23,7 @@ class ModelArgs:
 
 
 def read_facts(call: Call) -> NodeFacts:
-    """Return the node's facts, with the environment adopted or built before and who uses what."""
+    """Return the node's facts, its training environment, and the work on each GPU."""
     facts = read_node_facts(call.home)
     holders = {gpu.uuid: find_holder(call.home, gpu.uuid) for gpu in facts.gpus}
     return replace(
@@ -50,7 +50,7 @@ def update_token(call: Call) -> dict[str, Any]:
 
 
 def read_model_config(call: Call) -> dict[str, Any]:
-    """Return a model's config, from its folder or from what was fetched from the hub before."""
+    """Return a model's config, from its folder or from the hub's cache on this node."""
     model = from_wire(ModelArgs, call.args, "args").model
     try:
         return {"config": find_config(model, os.environ)}

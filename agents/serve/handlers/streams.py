@@ -1,4 +1,4 @@
-"""Requests about the logs and journals of an attempt."""
+"""Handle requests about the logs and journals of an attempt."""
 
 from __future__ import annotations
 

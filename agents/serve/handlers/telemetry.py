@@ -1,4 +1,4 @@
-"""Send samples: first those of the last ten minutes that the master has not, then each new one."""
+"""Send samples: first the recent ones that the master lacks, then each new one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agents.telemetry.ring import RingReader
 
 POLL_S = 0.05
 QUIET_S = 0.85
-"""After a sample the next one is this far away at least."""
+"""Minimum time from one sample to the next, in seconds."""
 MISSES_BEFORE_REOPENING = 40
 
 
