@@ -186,7 +186,7 @@ def _open_folder_at(top: int, parts: list[str]) -> Iterator[int]:
         for part in parts:
             try:
                 with contextlib.suppress(FileExistsError):
-                    # Below the open parent, so that no folder above it can be swapped for a symlink.
+                    # Below the open parent, so that no folder above can become a symlink.
                     os.mkdir(part, 0o700, dir_fd=folder)
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 deeper = os.open(part, flags, dir_fd=folder)
@@ -384,8 +384,8 @@ def remove_abandoned(destination: Path) -> None:
 def _remove_abandoned_in(folder: Path) -> None:
     for kind in ("partial", "deleted"):
         found = folder.glob(f".{kind}-*-*")
+        # The name of a bundle may itself end with digits, which would then pass for a pid.
         _remove_of_the_dead(
-            # A bundle's name may itself end with digits, which would then pass for a pid.
             path for path in found if not path.with_name(f"{path.name}.lock").exists()
         )
 

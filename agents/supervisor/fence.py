@@ -30,6 +30,7 @@ def raise_fence(home: Home, run_id: str, attempt: int) -> int:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, f"making the folder {run}") from error
+    # Two servers may raise it at once, and the lower number must not win.
     with locked(run / "fence.lock", 10.0, f"The fence of run {run_id} is being written."):
         newest = read_fence(home, run_id)
         if attempt > newest:

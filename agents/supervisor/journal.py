@@ -33,6 +33,7 @@ class AttemptJournal:
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(file).st_size
+            # On a nearly full disk; half a line would spoil the next one.
             if os.write(file, data) != len(data):
                 os.ftruncate(file, size)
                 raise OSError("short write")

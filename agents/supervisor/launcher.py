@@ -76,9 +76,12 @@ def rank_environ(
     environ = {
         **os.environ,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our device names follow
+        # The supervisor ends a hanging rank with SIGABRT to get its stacks into the log.
         "PYTHONFAULTHANDLER": "1",
+        # The last words of a rank that is killed must be in its log.
         "PYTHONUNBUFFERED": "1",
         **intent.environ,
+        # After the user's variables, which must not hide a rank from the sweep.
         **attempt.tag.environ(),
         "RACKLESS_AGENT_HOME": str(attempt.home.path),
         "PYTHONHOME": "",  # a value from the user's shell belongs to another Python
@@ -92,6 +95,7 @@ def rank_environ(
         "OMP_NUM_THREADS": str(num_threads),
     }
     if intent.interface:
+        # NCCL takes a name as a prefix unless `=` precedes it: eth1 would match eth10.
         environ["NCCL_SOCKET_IFNAME"] = f"={intent.interface}"
         environ["GLOO_SOCKET_IFNAME"] = intent.interface
     return environ

@@ -37,9 +37,11 @@ def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
     """
     attempt.require()
     grace_s = min(max(0.0, grace_s), MAX_GRACE_S)
+    # The supervisor carries the tag as well, so without processes nobody is left to ask.
     if find_processes(attempt.tag):
         _ask(attempt, grace_s)
         _wait_for_supervisor(attempt, grace_s + SUPERVISOR_EXTRA_S)
+        # After a recorded end only leftovers remain, which have no step to finish.
         left = sweep(attempt.tag, min(grace_s, 5.0) if _is_recorded(attempt) else grace_s)
         if left:
             node = read_status(attempt).node
@@ -54,6 +56,7 @@ def _ask(attempt: AttemptFolder, grace_s: float) -> None:
         write_json(attempt.file(STOP_FILE), {"grace_s": grace_s, "requested_s": time.time()})
     supervisor = attempt.read_supervisor()
     if supervisor is not None and supervisor.is_alive():
+        # Only wakes it up at once; it would find the file at its next tick.
         send_signal(attempt.tag, supervisor.pid, signal.SIGTERM)
 
 
@@ -64,6 +67,7 @@ def _wait_for_supervisor(attempt: AttemptFolder, patience_s: float) -> None:
         supervisor = attempt.read_supervisor()
         if supervisor is not None and not supervisor.is_alive():
             return
+        # started.json may come at any moment as long as a tagged process lives.
         if supervisor is None and not find_processes(attempt.tag):
             return
         time.sleep(0.05)

@@ -58,6 +58,7 @@ def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int)
         raise ExpectedError(f"{stream[:80]!r} is not a stream of an attempt.")
     path = attempt.file(stream)
     try:
+        # A symlink must not lead out of the attempt's folder.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise ExpectedError(f"The stream {path} cannot be read: {error.strerror}.") from error
@@ -80,6 +81,7 @@ def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int)
         stream=stream,
         offset=start,
         data_base64=base64.b64encode(data).decode("ascii"),
+        # The file may have grown between fstat and the read.
         size_bytes=max(state.st_size, start + len(data)),
         dropped_bytes=start - offset,
     )
@@ -121,6 +123,7 @@ def _send_rest(
     while not ended.is_set():
         began_s = time.monotonic()
         chunk = read_chunk(attempt, stream, reached.get(stream, 0), STREAM_CHUNK_BYTES)
+        # The number of bytes behind the base64 text, without decoding it.
         num_bytes = len(chunk.data_base64) // 4 * 3 - chunk.data_base64[-2:].count("=")
         if num_bytes == 0:
             return

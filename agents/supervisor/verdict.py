@@ -59,6 +59,7 @@ def judge_end(
     if failed and not is_stop:
         return judge_failure(ranks, intent)
     reasons = {rank.read_last("finished").get("reason") for rank in ranks}
+    # One stopped rank is enough; if all completed before the stop reached them, it is done.
     if "stopped" in reasons or (is_stop and reasons != {"completed"}):
         return AttemptOutcome(state="stopped", message=_describe_late(failed, intent))
     return AttemptOutcome(state="done")
@@ -73,6 +74,7 @@ def _describe_late(failed: list[RankProcess], intent: AttemptIntent) -> str:
 def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOutcome:
     """Return the failure of the rank that most likely caused the others'."""
     failed = [rank for rank in ranks if rank.exit_code]
+    # False sorts first: a rank with a failure of its own goes before those that lost a peer.
     cause = min(failed, key=lambda rank: (is_peer_lost(rank), rank.ended_s or 0.0))
     told = _read_failure(cause)
     message = _describe_exit(cause, intent)
@@ -113,17 +115,21 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
 
 def is_peer_lost(rank: RankProcess) -> bool:
     """Return whether a rank failed because it lost another rank."""
+    # A lost peer raises an error or aborts; it never kills or crashes a rank.
     if rank.exit_code is None or rank.exit_code in (-signal.SIGKILL, -signal.SIGSEGV):
         return False
     told = str(_read_failure(rank).get("message", "")).lower()
+    # The trainer explained the failure itself, so its log need not be searched.
     if rank.exit_code == EXIT_USER_ERROR and told:
         return any(words in told for words in PEER_LOST_WORDS)
+    # Only the end of the log: a reconnect that worked long ago is no cause.
     text = "\n".join([told, *rank.read_log_tail()[-12:]]).lower()
     return any(sign in text for sign in PEER_LOST_SIGNS)
 
 
 def _read_failure(rank: RankProcess) -> dict[str, Any]:
     """Return the failure that the rank recorded; empty: it recorded none."""
+    # A rank that died of a signal could not record it; an entry would be about something else.
     return rank.read_last("failed") if rank.exit_code and rank.exit_code > 0 else {}
 
 

@@ -76,6 +76,7 @@ class GpuReader:
             try:
                 cards.append(self._open_card(index))
             except self._nvml.NVMLError as error:  # type: ignore[union-attr]
+                # One broken card must not hide the others.
                 self.problem = f"GPU {index} does not answer: {self._explain(error, True)}"
         return cards
 
@@ -88,6 +89,7 @@ class GpuReader:
 
     def _explain(self, error: Exception, has_driver: bool) -> str | None:
         """Return a sentence; None when there is simply no driver or no card."""
+        # pynvml's errors carry a number and a text, but PROBLEMS is keyed by name.
         code = getattr(error, "value", None)
         names = [n for n in dir(self._nvml) if n.startswith("NVML_ERROR_")]
         name = next((n for n in names if getattr(self._nvml, n) == code), str(error))
@@ -119,6 +121,7 @@ class GpuReader:
             name=card.name,
             memory_bytes=memory.total if memory else None,
             driver=_text(driver) if driver else None,
+            # NVML encodes 12.4 as 12040.
             cuda=f"{version // 1000}.{version % 1000 // 10}" if version else None,
             capability=f"{capability[0]}.{capability[1]}" if capability else None,
             power_limit_w=_scale(self._read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
@@ -136,9 +139,12 @@ class GpuReader:
             memory_used_bytes=memory.used if memory else None,
             memory_total_bytes=memory.total if memory else None,
             utilisation=rates.gpu / 100 if rates else None,
+            # 0 is NVML_TEMPERATURE_GPU.
             temperature_celsius=_scale(self._read("nvmlDeviceGetTemperature", handle, 0), 1),
+            # Milliwatts, like the limits.
             power_w=_scale(self._read("nvmlDeviceGetPowerUsage", handle), 1000),
             power_limit_w=_scale(self._read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+            # 1 is NVML_CLOCK_SM.
             clock_mhz=_scale(self._read("nvmlDeviceGetClockInfo", handle, 1), 1),
             fan=_scale(self._read("nvmlDeviceGetFanSpeed", handle), 100),
             throttle=self._read_throttle(handle),
@@ -162,6 +168,7 @@ def open_gpus(load_nvml: Callable[[], Any]) -> GpuReader:
     """Return this PC's GPUs; `load_nvml` imports pynvml, called only if a driver is there."""
     has_driver = any(os.path.exists(path) for path in SIGNS_OF_A_DRIVER) or _is_wsl_with_gpu()
     if not _has_library() and not has_driver:
+        # Without a library or a driver, loading NVML could only fail.
         reader = GpuReader(None)
         reader.problem = find_undriven_card(Path("/sys/bus/pci/devices"))
         return reader
@@ -173,6 +180,7 @@ def find_undriven_card(devices: Path) -> str | None:
     with contextlib.suppress(OSError):
         for device in sorted(devices.iterdir()):
             vendor = (device / "vendor").read_text().strip()
+            # 0x10de: NVIDIA; class 0x03: a display controller, unlike the card's audio function.
             if vendor == "0x10de" and (device / "class").read_text().startswith("0x03"):
                 return (
                     "an NVIDIA card is plugged in, but its driver is not installed; on Ubuntu: "
@@ -191,6 +199,7 @@ def _has_library() -> bool:
 
 
 def _is_wsl_with_gpu() -> bool:
+    # WSL has neither /proc/driver/nvidia nor /dev/nvidiactl; GPUs are reached through /dev/dxg.
     return os.path.exists("/dev/dxg") and os.path.exists("/usr/lib/wsl/lib/libnvidia-ml.so.1")
 
 

@@ -25,6 +25,7 @@ def parse_cpu_times(text: str) -> tuple[int, int] | None:
     if len(fields) < 5 or fields[0] != "cpu":
         return None
     ticks = [int(value) for value in fields[1:9]]  # guest time is part of user time already
+    # Waiting for a disk is idle time too.
     idle = ticks[3] + (ticks[4] if len(ticks) > 4 else 0)
     return sum(ticks) - idle, sum(ticks)
 
@@ -36,6 +37,7 @@ def parse_memory(text: str) -> tuple[int, int] | None:
         name, _, value = line.partition(":")
         if name in ("MemTotal", "MemAvailable", "MemFree"):
             sizes[name] = int(value.split()[0]) * 1024
+    # MemFree does not count the page cache, which can be given back; MemAvailable does.
     available = sizes.get("MemAvailable", sizes.get("MemFree"))
     if "MemTotal" not in sizes or available is None:
         return None
@@ -97,6 +99,7 @@ class Rate:
         if last is None or now_s <= last[0]:
             return None
         rises = [new - old for new, old in zip(counters, last[1], strict=True)]
+        # A counter goes back when it wraps or its device was replaced.
         return None if min(rises) < 0 else tuple(rise / (now_s - last[0]) for rise in rises)
 
 
@@ -143,6 +146,7 @@ class Host:
     def _read_cpu(self, now_s: float) -> float | None:
         times = parse_cpu_times(self._read("/proc/stat"))
         rates = self._cpu.advance(now_s, times) if times else None
+        # Both rates are in ticks per second, so the unit cancels out.
         return min(1.0, rates[0] / rates[1]) if rates and rates[1] > 0 else None
 
     def _read_temperature(self) -> float | None:
@@ -177,6 +181,7 @@ class Host:
     def _find_energy(self) -> list[str]:
         """Return the energy counters of the CPU packages that may be read (often root's alone)."""
         base = "/sys/class/powercap"
+        # A second colon marks a part of a package, whose energy is counted there already.
         folders = [f for f in self._list(base) if f.startswith("intel-rapl:") and f.count(":") == 1]
         packages = [f for f in folders if self._read(f"{base}/{f}/name").startswith("package")]
         files = [f"{base}/{folder}/energy_uj" for folder in packages]
@@ -190,6 +195,7 @@ class Host:
         except ValueError:
             return None
         rates = self._energy.advance(now_s, energy_uj)
+        # Microjoules per second.
         return sum(rates) / 1e6 if rates else None
 
     def _read_disk_rates(self, now_s: float) -> tuple[float, float] | None:
@@ -209,6 +215,7 @@ class Host:
         """Return the real network devices; bridges and tunnels would count the same bytes again."""
         names = {line.partition(":")[0].strip() for line in text.splitlines()[2:]} - {"lo", ""}
         real = {n for n in names if os.path.exists(f"{self._root}/sys/class/net/{n}/device")}
+        # Containers have only virtual devices.
         return frozenset(real or names)
 
 
@@ -219,4 +226,5 @@ def read_disk(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     total = state.f_blocks * state.f_frsize
+    # f_bavail, not f_bfree: the agent does not run as root.
     return total - state.f_bavail * state.f_frsize, total

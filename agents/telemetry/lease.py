@@ -24,6 +24,7 @@ def keep_recorder(home: Home, archive: str, replace: bool) -> None:
     state = read_json(home.telemetry / "recorder.json") or {}
     recorder = identity_from(state)
     if recorder is not None and recorder.is_alive():
+        # The path of the archive holds its hash, and so stands for the version.
         if not replace or state.get("archive") == archive:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -59,4 +60,5 @@ def _start(home: Home) -> None:
         cwd=home.path,
         start_new_session=True,
     )
+    # The first process ends at once (it forks); without a wait it would stay a zombie.
     process.wait()

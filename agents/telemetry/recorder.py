@@ -38,8 +38,10 @@ def record(home: Home) -> int:
     """Sample until the lease expires; return at once if another recorder is running."""
     if os.fork():
         os._exit(0)
+    # The recorder must outlive the server and its SSH session.
     os.setsid()
     lock = os.open(home.telemetry / "recorder.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Held until this process ends; the kernel frees it even after a kill.
     if not take_lock(lock, LOCK_TIMEOUT_S):
         return 0
     signal.signal(signal.SIGTERM, _end)
@@ -82,6 +84,7 @@ def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
             renewed_s = now_s
         if newest == 0.0 and not home.telemetry.exists():
             return  # the agent's home was deleted
+        # No catching up after a pause: the samples would all be of the same moment.
         due_s = max(due_s + PERIOD_S, now_s)
         time.sleep(max(0.0, due_s - now_s))
 

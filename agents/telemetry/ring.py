@@ -46,11 +46,14 @@ class RingWriter:
         if len(record) <= self._slot_bytes:
             place = 1 + sample.seq % NUM_SLOTS
             os.pwrite(self._file, record.ljust(self._slot_bytes, b" "), place * self._slot_bytes)
+            # After the sample, so that a reader never learns a seq before its slot is written.
             os.pwrite(self._file, _seal(b"%d" % sample.seq).ljust(64, b" "), 256)
         self.next_seq = sample.seq + 1
 
     def _format(self, slot_bytes: int) -> None:
+        # Samples with another slot size cannot be read any more.
         os.ftruncate(self._file, 0)
+        # Real blocks, not a hole: a later write needs no more space.
         os.posix_fallocate(self._file, 0, slot_bytes * (NUM_SLOTS + 1))
         header = json.dumps({"slot_bytes": slot_bytes, "num_slots": NUM_SLOTS})
         os.pwrite(self._file, _seal(header.encode("ascii")).ljust(256, b" "), 0)
@@ -79,6 +82,7 @@ class RingReader:
         place = (1 + seq % NUM_SLOTS) * self._slot_bytes
         data = _unseal(os.pread(self._file, self._slot_bytes, place))
         value = json.loads(data) if data else None
+        # The writer may have come round and put a newer sample into this slot.
         return value if isinstance(value, dict) and value.get("seq") == seq else None
 
     def read_since(self, time_s: float) -> Iterator[dict[str, Any]]:
