@@ -119,6 +119,7 @@ def describe_places(artifact: ArtifactSnapshot) -> str:
     names += [one.place for one in artifact.copies if one.counts and one.kind != "folder"]
     if names:
         return ", ".join(names)
+    # No copy counts, so every place listed is one that lost it.
     lost = [one.place for one in artifact.copies]
     return f"missing: {show_list(lost)}" if lost else "nowhere"
 

@@ -108,10 +108,12 @@ def to_markdown(project: Project, found: AnswerComparison) -> str:
             if answer is None:
                 lines += ["", "No answer.", ""]
             else:
+                # An empty answer keeps its quote sign, or it would vanish from the document.
                 said = "\n".join(f"> {line}" for line in answer.text.splitlines()) or ">"
                 lines += ["", said, "", f"_{describe_answer(answer)}_", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _quoted(text: str) -> str:
+    # A heading or list item of Markdown ends at the first line break.
     return " ".join(text.split())

@@ -39,6 +39,7 @@ CUT_AT_SHARE = 0.4
 VERIFIED_STEPS = 3
 """Number of logged steps that the resumed run replays and compares."""
 STEP_TIMEOUT_S = 300.0
+# Phases of a run before its first step; None until a rank has reported one.
 _BEFORE_TRAINING = (None, "loading", "imported", "tuning", "warmup")
 StepState = Literal["todo", "now", "done", "failed"]
 
@@ -292,6 +293,7 @@ class Demo:
             )
             out, errors = await process.communicate()
         if process.returncode:
+            # The last line of a traceback names the error.
             last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise UserError(f"the exported model could not be loaded: {last}")
         before, after = json.loads(out)

@@ -39,6 +39,7 @@ def describe_error(error: RacklessError) -> str:
     'the disk is full. Free some room.'
     """
     said, hint = str(error), error.hint if isinstance(error, UserError) else ""
+    # Messages have no full stop of their own, except those that are whole sentences.
     is_open = hint and not said.endswith((".", "!", "?", ":"))
     return f"{said}{'.' * bool(is_open)} {hint}".strip()
 

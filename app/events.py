@@ -401,4 +401,5 @@ class EventHub:
                 await wake.wait()
                 wake.clear()
                 while queue or samples:
+                    # Samples last: a newer one replaces them anyway.
                     yield (queue if queue else samples).popleft()

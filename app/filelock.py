@@ -58,6 +58,7 @@ def try_locked(path: Path) -> int | None:
         The open handle, whose closing releases the lock, or None when another holds it.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+    # Python's handles are not inherited, so a child process does not keep the lock.
     try:
         if sys.platform == "win32":
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)

@@ -34,10 +34,10 @@ class Setting:
     maximum: float | None = None
 
     def checked(self, value: object) -> Value:
-        """Return `value` when it is allowed.
+        """Return `value` if it is allowed.
 
         Raises:
-            ValueError: it is not; the message names key, value and limit.
+            ValueError: it is not allowed; the message names key, value and limit.
         """
         if self.kind == "choice" and isinstance(value, str) and value in self.choices:
             return value

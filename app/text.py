@@ -51,6 +51,7 @@ def show_loss(value: float | None) -> str:
     """
     if value is None:
         return DASH
+    # Named, because a dash would hide that training diverged.
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -68,6 +69,7 @@ def show_exponent(value: float | None, digits: int = 3) -> str:
     """
     if value is None or not is_known(value):
         return DASH
+    # The mantissa is read back as a number, which drops its trailing zeros.
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -198,6 +200,7 @@ def show_model(model: str) -> str:
     >>> show_model("meta-llama/Llama-2-7b-hf")
     'meta-llama/Llama-2-7b-hf'
     """
+    # A path may come from Windows, whatever system shows it.
     parts = [part for part in model.replace("\\", "/").split("/") if part]
     return "/".join(parts[-2:])
 

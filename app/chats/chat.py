@@ -94,6 +94,7 @@ class Chats:
                 return reply.answer
             tell(f"{reply.ended}; loading the model again")
             subject = replace(talk.subject, node=talk.loaded.node)
+            # Under the same key, which the caller holds; only the id on the node is new.
             talk.loaded = await _load(self._services, subject, tell, key)
         raise UserError(
             f"{talk.loaded.node} unloaded the model before it answered: {reply.ended}",

@@ -19,6 +19,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 Handler = Callable[[argparse.Namespace, Output], int]
 CoreHandler = Callable[["Core", argparse.Namespace, Output], Awaitable[int]]
+# argparse gives the misspelt word and the choices in its message alone.
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 

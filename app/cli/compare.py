@@ -58,4 +58,5 @@ async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
         core.chats.write_comparison(project, found, args.out)
     out.document(found)
     out.text(str(args.out) if args.out is not None else to_markdown(project, found))
+    # A model without a single answer was not loaded, or never replied.
     return 1 if any(not any(one.answers) for one in found.models) else 0

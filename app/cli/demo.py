@@ -33,6 +33,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _num_nodes(text: str) -> int:
+    # At least 2, since one is lost and the others resume; at most the names of `app.demo`.
     if not text.isdigit() or not 2 <= int(text) <= 8:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 2 to 8")
     return int(text)
@@ -185,6 +186,7 @@ class _Bar:
     def show(self, story: Story, title: str) -> None:
         run = story.run
         steps = (run.step or 0, run.total_steps or 0) if run else (0, 0)
+        # Only these two follow the steps of a run; the others are steps of the story.
         in_training = title in ("Train", "Resume") and steps[1]
         done = sum(state == "done" for _, state in story.steps)
         total = steps[1] if in_training else len(story.steps)
@@ -194,6 +196,7 @@ class _Bar:
         )
 
     def print(self, text: str) -> None:
+        # rich would take brackets in a message for its markup.
         self._progress.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:

@@ -65,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         settings,
     ):
         noun.add_parser(commands)
+    # `rackless` alone opens the window; each command's own handler replaces this one.
     parser.set_defaults(handler=gui.open_window)
     return parser
 
@@ -75,6 +76,7 @@ def run(argv: Sequence[str]) -> int:
     as_json = "--json" in argv
     try:
         args = build_parser().parse_args(argv)
+        # Its default is suppressed, so the attribute exists only if --json was given.
         out = Output(getattr(args, "json", False))
         return int(args.handler(args, out))
     except SystemExit as end:  # --help and --version

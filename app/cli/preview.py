@@ -60,6 +60,7 @@ def print_preview(found: DataPreview, out: Output) -> None:
     from app.presentation.data_text import LEARNED, mark_learned, title_of
 
     print_figures(found, out)
+    # Colours would be control codes in a file or a pipe.
     marks = _GREEN if out.is_terminal else LEARNED
     out.text(f"\n{marks[0]}Learned text{marks[1]}; the rest is context.")
     for row in found.rows:

@@ -25,6 +25,7 @@ async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
     spec = core.library.read_run_file(args.run_file)
     if args.watch:
         return await _start_and_watch(core, spec, out)
+    # The id is printed before any node is asked, so that an interrupted start can be found.
     run = await core.runs.start(spec, out.text, out.note)
     out.document(run)
     out.note(f"running on {show_list(run.nodes)}; see: rackless runs show {run.run_id}")

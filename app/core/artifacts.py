@@ -201,4 +201,5 @@ class CoreArtifacts:
 
     async def _publish_change(self, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
         self._events.publish(ArtifactsChanged())
+        # By its label: the name alone would mean the newest version.
         return await self.get(artifact.label)

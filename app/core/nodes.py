@@ -54,6 +54,7 @@ class CoreNodes:
         """
         await self._fleet.join(Node(name=name, address=address), accept_host_key)
         self._store.save(name, address_to_json(address))
+        # On since `connect`, as in the window: every node stays connected, also a new one.
         if self._background.is_on:
             await self._fleet.connect((name,))
         # The PC may have carried runs of an earlier store, or of this one before it was removed.

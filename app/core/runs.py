@@ -123,6 +123,7 @@ class CoreRuns:
             announced or (lambda run_id: None),
             progress or (lambda line: None),
         )
+        # Off in a command, which leaves after the start; the run does not need it.
         if self._background.is_on:
             self._background.watch(run_id)
         return self._repository.full_snapshot(run_id)

@@ -99,6 +99,7 @@ def make_turn(settings: ChatSettings, said: Sequence[tuple[str, str]], prompt: s
     messages: list[ChatMessage] = []
     if settings.system.strip():
         messages.append(ChatMessage(role="system", content=settings.system.strip()))
+    # Each turn carries the whole conversation, so that a model can be loaded again anywhere.
     for asked, answer in said:
         messages.append(ChatMessage(role="user", content=asked))
         messages.append(ChatMessage(role="assistant", content=answer))

@@ -83,6 +83,7 @@ def _match(entry: Entry, word: str) -> tuple[float, tuple[int, ...]] | None:
         return _EXPLAINED, ()
     if places is None:
         return None
+    # The closer together the letters are, the better the guess.
     return _LETTERS - (places[-1] - places[0]) / len(title), places
 
 

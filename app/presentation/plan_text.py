@@ -72,6 +72,7 @@ def describe_setting(gpu: GpuPlan) -> str:
     """Describe the settings of a GPU: tokens at once, and recomputed or offloaded layers."""
     setting = gpu.setting
     parts = [f"{setting.micro_tokens:,} tokens at once"]
+    # Layers count from 0 with an exclusive end; people count from 1.
     if gpu.layers is not None:
         parts.append(f"layers {gpu.layers[0] + 1} to {gpu.layers[1]}")
     if setting.num_recomputed:
@@ -147,6 +148,7 @@ def describe_comparison(found: ForecastComparison) -> list[ComparedRow]:
         _compare("Speed", told.tokens_per_s, seen.tokens_per_s if seen else None, show_rate),
         _compare("Whole run", told.total_s, seen.total_s if seen else None, show_duration),
     ]
+    # A single rank has no network to wait for.
     if len(told.ranks) > 1:
         network_s = seen.network_s if seen else None
         rows.insert(1, _compare("Network per step", told.network_s, network_s, show_duration))

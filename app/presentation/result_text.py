@@ -55,6 +55,7 @@ def describe_trace(made: TraceResult) -> str:
     whole = [trace for trace in made.ranks if not trace.problem]
     if not whole:
         return describe_no_trace(made)
+    # All ranks record the same steps: they agree on the request in one all-reduce.
     first, last = whole[0].first_step, whole[0].last_step
     steps = f"step {first} is" if first == last else f"steps {first} to {last} are"
     size = show_bytes(sum(trace.size_bytes for trace in whole))
