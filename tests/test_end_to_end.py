@@ -171,6 +171,8 @@ def test_stop_leaves_no_process_and_idle_nodes_listen_to_ssh_alone(
         seen = {json.loads(monitor.stdout.readline())["node"] for _ in range(6)}
         assert seen <= {node.name for node in cluster.nodes}
         assert listening(cluster) == {"sshd"}
+    # So many steps that the run cannot end by itself before a busy PC gets to stop it.
+    run_file.write_text(RUN_FILE.replace(f"max_steps: {NUM_STEPS}", "max_steps: 5000"))
     run_id = start_run(master, run_file)
     wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) >= 3, "three steps", 120)
     assert len(tagged_processes(run_id)) >= 6  # a supervisor and a rank on each node

@@ -18,13 +18,14 @@ from app.storage.database import SAFE_WAL_VERSION, Database, open_database
 from app.storage.migrations import MIGRATIONS
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
 from app.storage.database import open_database
 database = open_database(Path(sys.argv[1]))
 for number in range(int(sys.argv[3])):
     with database.write() as connection:
         connection.execute("INSERT INTO facts VALUES (?, ?)", (f"{sys.argv[2]}-{number}", "x"))
+    time.sleep(0.001)  # SQLite's lock is not fair: a writer without a pause starves readers
 """
 
 
