@@ -1,6 +1,6 @@
 """Open the window first, and the core in its own thread after the first frame.
 
-So the window appears at once, whatever the state of disk and network.
+The window thus appears at once, even if disk or network are slow.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _make_tray(context: Context, window: MainWindow) -> None:
 
 
 def _connect_life(application: QApplication, bridge: Bridge, window: MainWindow) -> None:
-    # A window in the tray is closed for Qt, while the application goes on.
+    # A window in the tray is closed for Qt, while the application keeps running.
     application.setQuitOnLastWindowClosed(False)
     application.setWindowIcon(window.windowIcon())
     window.painted.connect(bridge.start)

@@ -1,4 +1,4 @@
-"""Paint what surrounds the curves of a plot: title, axes, legend, marks and readout."""
+"""Paint the surroundings of a plot's curves: title, axes, legend, marks and readout."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _DIRECTIONS = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}
 
 
 class Navigable(Protocol):
-    """A plot, as far as the keys control it."""
+    """The methods of a plot that the keys use."""
 
     def visible(self) -> Limits: ...
     def show_range(self, view: Limits | None) -> None: ...

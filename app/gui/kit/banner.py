@@ -1,4 +1,4 @@
-"""A message above a page: what happened, where, what to do next, and a button that does it."""
+"""A message above a page: the event, its place, the next step, and a button that takes it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Banner(QFrame):
         hint: str = "",
         action: tuple[str, Callable[[], object]] | None = None,
     ) -> None:
-        """Replace the message; `action` is the label of a button and what it does."""
+        """Replace the message; `action` is the label of a button and its handler."""
         self._tone = tone
         self._message.setText(message)
         self._hint.setText(hint)

@@ -10,7 +10,7 @@ from app.gui.kit.theme import Theme
 
 
 class CollapsibleSection(QWidget):
-    """A header that shows and hides the body, with a note that sums up what is inside."""
+    """A header that shows and hides the body, with a note that sums up the contents."""
 
     def __init__(self, theme: Theme, title: str, body: QWidget) -> None:
         super().__init__()

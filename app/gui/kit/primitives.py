@@ -35,7 +35,7 @@ from app.gui.kit.theme import Theme
 from app.text import BREAK, let_break
 
 MAX_TIP_LINE_CHARS = 100
-"""Longest tooltip that is left on one line, in characters; a longer one wraps."""
+"""Maximum length of a tooltip on one line, in characters; a longer one wraps."""
 
 
 class WrappedLabel(QLabel):
@@ -131,7 +131,7 @@ def make_selectable(label: QLabel) -> QLabel:
 
 
 class ElidedLabel(QLabel):
-    """One line, elided where it does not fit; the tooltip then has the whole text."""
+    """One line, elided if it does not fit; the tooltip then shows the whole text."""
 
     def __init__(self, text: str = "", role: str = "") -> None:
         super().__init__(text)
@@ -228,7 +228,7 @@ class Button(QPushButton):
             self._paint_icon()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """Ignore the second click on a main button: it would hit what the first one opened."""
+        """Ignore the second click on a main button: the first may have opened a widget there."""
         if self.objectName() == "primary":
             event.accept()
         else:

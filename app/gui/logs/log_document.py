@@ -130,7 +130,7 @@ class LogDocument:
             yield None
 
     def _trim(self) -> None:
-        # The last block stays whatever its size: it is what a person watches.
+        # The last block always stays, at any size: a person may be watching it.
         while self.size_bytes > self._max_bytes and len(self._blocks) > 1:
             gone = self._blocks.pop(0)
             self._firsts.pop(0)

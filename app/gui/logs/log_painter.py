@@ -39,7 +39,7 @@ class LinePainter:
         """Length of the longest line painted so far, for the horizontal scroll bar."""
 
     def paint_nothing(self, painter: QPainter, area: QRect, words: str) -> None:
-        """Paint `words`, the reason why there are no lines."""
+        """Paint `words` in place of lines; they say that the log is empty or filtered."""
         painter.fillRect(area, self._theme.palette.color("surface"))
         painter.setPen(self._theme.palette.color("muted"))
         painter.setFont(self._theme.font(13))

@@ -1,7 +1,7 @@
 """A log viewer that paints only the lines in view, so that length costs nothing.
 
 It follows the end until a person scrolls up, and again once they scroll back down. New lines never
-move what is being read. The mouse selects whole lines; Ctrl+C copies them.
+move the lines that a person is reading. The mouse selects whole lines; Ctrl+C copies them.
 """
 
 from __future__ import annotations

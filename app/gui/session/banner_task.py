@@ -23,7 +23,7 @@ def run_in_banner(
     hint: str,
     cancelled: str,
 ) -> None:
-    """Run `work(core, report)` and show what it reports, or its error, in the banner.
+    """Run `work(core, report)` and show its reports, or its error, in the banner.
 
     Args:
         bridge: starts the work on the core's thread.

@@ -285,7 +285,7 @@ def _living(call: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
 
 
 def _owners(call: Callable[[Any], None] | None) -> Iterator[object]:
-    """Yield the object of a bound method, and what a closure refers to."""
+    """Yield the object of a bound method, and the values that a closure refers to."""
     function = call.func if isinstance(call, functools.partial) else call
     yield getattr(function, "__self__", None)
     for cell in getattr(function, "__closure__", None) or ():

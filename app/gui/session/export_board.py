@@ -46,7 +46,7 @@ class ExportProgress:
 
 
 class ExportBatch(QObject):
-    """The jobs that one wizard asked for, run in order."""
+    """The jobs of one wizard, run in order."""
 
     changed = Signal()
 

@@ -1,6 +1,6 @@
 """The newest snapshot of every node, run and device, with a signal for each kind of change.
 
-Pages read from here, and ask the core only for what is not part of a snapshot.
+Pages read from here, and ask the core only for data outside the snapshots.
 """
 
 from __future__ import annotations

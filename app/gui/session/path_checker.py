@@ -21,7 +21,7 @@ class PathChecker(QObject):
     def __init__(self, bridge: Bridge, parent: QObject) -> None:
         super().__init__(parent)
         self.missing: dict[str, str] = {}
-        """Reason why the value of a field cannot be used, by key of the field."""
+        """Problem with the value of a field, by key of the field."""
         self._bridge = bridge
         self._names: dict[str, str] = {}
         self._op: Op | None = None

@@ -19,7 +19,7 @@ class Preferences(QObject):
         super().__init__()
         self._values = {setting.key: setting.default for setting in SETTINGS} | dict(values or {})
         self.problem = problem
-        """Reason why the stored settings could not be read; empty if they could."""
+        """Error that prevented reading the stored settings; empty if there was none."""
 
     def get(self, key: str) -> Value:
         return self._values[key]

@@ -1,4 +1,4 @@
-"""Decide what closing the window does: quit, or stay in the tray.
+"""Decide whether closing the window quits Rackless or leaves it in the tray.
 
 Neither stops a run, and each explains that once. A running export needs confirmation first: unlike
 a run, it depends on this PC.
@@ -34,14 +34,14 @@ class ClosePolicy:
         """Whether the person chose Quit, for the next decision only."""
 
     def decide(self) -> Literal["stay", "hide", "end"]:
-        """Return what to do with the window, after asking the person where needed."""
+        """Return whether the window stays, hides or ends, after asking the person if necessary."""
         if self.is_quiet:
             return "end"
         # Reset at once: if the person refuses below, a later close is an ordinary one.
         is_final, self.is_final = self.is_final, False
         wants_tray = self._context.preferences.get("when_closed") == "tray"
         if wants_tray and not is_final and self.has_tray():
-            # Exports go on while the window hides, so there is nothing to ask.
+            # Exports continue while the window is hidden, so there is nothing to ask.
             return "hide"
         # Exports first: a person who refuses there has not yet been shown the one-time message.
         if self._may_end_exports() and self._knows_runs_go_on():

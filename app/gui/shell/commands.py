@@ -20,7 +20,7 @@ from app.text import show_list, show_moment, show_share
 def list_commands(
     window: Shell, context: Context, repeat_run: Callable[[RunSnapshot], object]
 ) -> list[Command]:
-    """Return pages and actions, then runs (the newest first) and nodes, then what runs allow."""
+    """Return pages and actions, then runs (newest first) and nodes, then the actions on runs."""
     actions = RunActions(context, window, window.banner)
     runs = context.cluster.run_list()
     return [

@@ -233,7 +233,7 @@ class MainWindow(Shell):
 
 
 def import_lazy_pages() -> None:
-    """Import what the first frame did not need, before a person opens it."""
+    """Import pages and dialogs that the first frame did not need, before a person opens them."""
     for name in ("runs.run_page", "new_run.new_run_dialog", "nodes.add_node_dialog"):
         importlib.import_module(f"app.gui.{name}")
 

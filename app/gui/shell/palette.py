@@ -122,7 +122,7 @@ class CommandPalette(QWidget):
         return super().eventFilter(watched, event)
 
     def leave_if_elsewhere(self) -> None:
-        """Close if the focus moved within the window; another window changes nothing."""
+        """Close if the focus moved within the window; stay open if it moved to another window."""
         focused = QApplication.focusWidget()
         if focused is not None and focused is not self.field:
             # The person chose where the focus goes: do not take it back.

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject
 from app.errors import UserError
 
 CALLS = 100
-"""Number of probing calls: enough to stand out from other changes of the count."""
+"""Number of probing calls, large enough to stand out from other changes of the count."""
 
 
 def check_reference_counts() -> None:

@@ -78,7 +78,7 @@ class Tray(QObject):
             self._timer.start()
 
     def refresh(self) -> None:
-        """Update icon, tooltip and menu; what has not changed is not sent to the desktop."""
+        """Update icon, tooltip and menu; parts that did not change are not sent to the desktop."""
         cluster = self._cluster
         whole = describe_whole(cluster.nodes.values(), cluster.runs.values(), cluster.telemetry)
         if picture_key(whole) != self._key:

@@ -19,7 +19,7 @@ FILE_NAME = "window.json"
 
 @dataclass(slots=True)
 class WindowState:
-    """The fields of window.json: renaming one resets it for everybody."""
+    """The fields of window.json; renaming one resets it for every user."""
 
     geometry: str = ""
     """QWidget.saveGeometry in hex; empty if never saved."""

@@ -129,7 +129,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         self.endRemoveRows()
 
     def reset(self, rows: Sequence[T]) -> None:
-        """Make the rows these, with the fewest changes."""
+        """Replace all rows with `rows`, keeping the ones that did not change."""
         keys = {self._key(row) for row in rows}
         for key in [key for key in self._places if key not in keys]:
             self.drop(key)

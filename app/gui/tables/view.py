@@ -230,7 +230,7 @@ class TableView(QTableView, Generic[T]):
 
 
 def make_filter(table: TableView[Any], hint: str) -> QLineEdit:
-    """Return an input whose words filter the rows of `table`; `hint` says what they match."""
+    """Return an input whose words filter the rows of `table`; `hint` lists the fields searched."""
     field = QLineEdit()
     field.setPlaceholderText("Filter")
     field.setToolTip(hint)
