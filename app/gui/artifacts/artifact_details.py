@@ -111,6 +111,7 @@ class CopiesView(QWidget):
 
     def show_copies(self, copies: tuple[ArtifactCopy, ...]) -> None:
         """Show `copies`."""
+        # A selection that stays is not signalled, although the state of its copy may have changed.
         self.model.reset(copies)
         self._choose()
 

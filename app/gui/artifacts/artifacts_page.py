@@ -170,6 +170,7 @@ class ArtifactsPage(QWidget):
         self.table.chosen.connect(self._choose)
         # A double click opens the folder, as in a file manager.
         self.table.opened.connect(partial(self._with_chosen, self._open_folder))
+        # Commands are read only for a visible tab; most selections never need them.
         self.details.serve_shown.connect(partial(self._with_chosen, self._load_commands))
         copies = self.details.copies
         copies.delete_wanted.connect(self._delete_copy)

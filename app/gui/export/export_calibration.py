@@ -64,6 +64,7 @@ class CalibrationPage(QWidget):
         column.addLayout(row)
         column.addWidget(self._found)
         column.addStretch(1)
+        # One button is enough: the two toggle together.
         self.own.toggled.connect(lambda checked: self._change())
         self.path.textEdited.connect(lambda text: self._type())
 

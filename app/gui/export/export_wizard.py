@@ -212,7 +212,7 @@ class ExportWizard(QDialog):
         self.formats.show_notes({target: describe_target(target, plan) for target in targets})
 
     def _no_plan(self, error: RacklessError) -> None:
-        """Without an estimate no sizes are shown; the export itself reports what is wrong."""
+        """Show no sizes without an estimate; the export itself reports what is wrong."""
 
     # ------------------------------------------------------------ navigation
 

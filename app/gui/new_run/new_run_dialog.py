@@ -307,6 +307,7 @@ class NewRunDialog(QDialog):
     def _break_off(self) -> None:
         if self._op is not None:
             self._op.cancel()
+        # A cancelled operation calls nothing back, so the form is made ready here.
         self.start.setEnabled(True)
         self.banner.show_message(
             "calm",

@@ -33,6 +33,7 @@ class Outlook(QFrame):
             tip="Show the detected format and three rows, with the learned text marked",
         )
         frame = QVBoxLayout(self)
+        # Keeps the scroll area off the border, which the style draws inside this frame.
         frame.setContentsMargins(1, 1, 1, 1)
         frame.addWidget(self._make_scroll())
 

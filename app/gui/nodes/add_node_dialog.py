@@ -195,6 +195,7 @@ class AddNodeDialog(QDialog):
         self._ssh_part.setVisible(self.over_ssh.isChecked())
         self.distro.setVisible(self.in_wsl.isChecked())
         result = self._review()
+        # The name that the node gets if this field stays empty.
         self.name.setPlaceholderText(result.name)
         # An empty field is not an error before the user has typed anything.
         is_blank = self.over_ssh.isChecked() and not self.target.text().strip()

@@ -101,6 +101,7 @@ class ComparePage(QWidget):
                 old.hide()
                 old.deleteLater()
         differing = list_differences(self._runs)
+        # Columns are runs, so other runs need another model.
         model: RowsModel[CompareRow] = RowsModel(_columns(self._runs), key=lambda row: row.label)
         for row in (*list_results(self._runs), *differing):
             model.put(row)

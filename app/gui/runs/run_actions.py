@@ -107,6 +107,7 @@ class RunActions:
             self._context.bridge,
             self._banner,
             lambda core, report: core.runs.resume(run.run_id, step, nodes, verify_steps, report),
+            # From here on the run's own state says how the resume goes.
             lambda result: self._banner.hide(),
             title=f"Resuming {run.name}",
             hint=f"On {', '.join(nodes)}.",
