@@ -86,6 +86,7 @@ class AdapterSpec:
             raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
         if not self.targets:
             raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
+        # One form per meaning: equal specs have to compare and hash equal (frozen, so by object).
         if self.targets == ("all-linear",):
             object.__setattr__(self, "targets", "all-linear")
         is_word = isinstance(self.targets, str) and self.targets != "all-linear"

@@ -1,7 +1,7 @@
-"""Let a loaded model go on with a conversation, in Transformers or llama.cpp, piece by piece.
+"""Continue a conversation with a loaded model, in Transformers or llama.cpp, piece by piece.
 
-Both take the model's own chat template, and hold the whole conversation anew for each answer, so
-that nothing is left of an answer that was stopped.
+Both use the model's own chat template and read the whole conversation anew for each answer, so that
+a stopped answer leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agents.trainer.data.hub import find_model
 from agents.trainer.data.tokenizer import load_tokenizer
 
 CONTEXT_TOKENS = 8192
-"""What llama.cpp keeps room for, or less where the model was made for less."""
+"""Context of llama.cpp, in tokens; less for models with a smaller one."""
 
-# Below it the likeliest word is as good as certain, and logits divided by it are none.
+# Below it the likeliest word is as good as certain, and dividing logits by it overflows.
 _LEAST_TEMPERATURE = 1e-5
 Say = Callable[[str], None]
 
 
 class Stoppable(Protocol):
-    """Tells that nobody wants the rest of an answer."""
+    """Something that can ask for the end of an answer."""
 
     @property
     def stopped(self) -> Event: ...
@@ -43,7 +43,7 @@ class Speaker(Protocol):
     runtime: str
 
     def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
-        """Return the model's next message; `say` hears it piece by piece.
+        """Return the model's next message, and pass it to `say` piece by piece.
 
         Raises:
             ExpectedError: the conversation is too long, or the model's template refuses it.
@@ -55,8 +55,8 @@ def load_speaker(job: ChatJob, device: str) -> Speaker:
     """Load a model.
 
     Args:
-        job: with absolute paths, or a hub id as its model.
-        device: where it goes; `cpu` or a GPU.
+        job: job with absolute paths, or a hub id as its model.
+        device: device to load it on: `cpu` or a GPU.
 
     Raises:
         ExpectedError: the model cannot be loaded, or memory ran out.
@@ -79,7 +79,7 @@ class _Clock:
         self._first_s: float | None = None
 
     def tick(self) -> None:
-        """Note that a piece has come."""
+        """Record that a piece has arrived."""
         self._last_s = time.perf_counter()
         self._first_s = self._first_s or self._last_s
 
@@ -88,6 +88,7 @@ class _Clock:
     ) -> ChatAnswer:
         """Return the answer with its times."""
         first_s = self._first_s or time.perf_counter()
+        # The first piece ends the wait for it; only the others were made in this time.
         seconds = self._last_s - first_s
         return ChatAnswer(
             text=text,
@@ -114,6 +115,7 @@ class _ModelSpeaker:
         self._model = _load(job, folder, device)
         self.load_s = time.perf_counter() - started
         self.runtime = name_transformers()
+        # Models without a limit of positions, such as those with ALiBi, have no such field.
         self._most = int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 30)
 
     def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
@@ -129,6 +131,7 @@ class _ModelSpeaker:
         if turn.temperature >= _LEAST_TEMPERATURE:
             how = {"do_sample": True, "temperature": turn.temperature, "top_p": turn.top_p}
 
+        # generate asks after each token and wants an answer for each row of the batch.
         def is_stopped(ids: Any, scores: Any, **more: Any) -> Any:
             return torch.full((ids.shape[0],), wish.stopped.is_set(), device=ids.device)
 
@@ -138,6 +141,7 @@ class _ModelSpeaker:
                     ids_BT,
                     attention_mask=torch.ones_like(ids_BT),
                     max_new_tokens=min(turn.max_tokens, self._most - num_asked),
+                    # One row needs no padding; this only avoids a warning of Transformers.
                     pad_token_id=self._tokenizer.pad_token_id or 0,
                     stopping_criteria=StoppingCriteriaList([is_stopped]),
                     streamer=_make_streamer(self._tokenizer, clock, say),
@@ -151,6 +155,7 @@ class _ModelSpeaker:
         ends = self._model.generation_config.eos_token_id
         whole = new[-1] in (ends if isinstance(ends, list) else [ends])
         text = self._tokenizer.decode(new, skip_special_tokens=True)
+        # A stop that comes with the last token changes nothing: the answer is whole.
         stopped = wish.stopped.is_set() and not whole
         return clock.report(text, len(new), self.runtime, cut=not whole, stopped=stopped)
 
@@ -173,7 +178,7 @@ def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
     from transformers import TextStreamer
 
     class Streamer(TextStreamer):
-        """Hears the question first, which is no piece of the answer."""
+        """Streamer that ignores the question, which `generate` passes on first."""
 
         was_asked = False
 
@@ -196,6 +201,7 @@ def _load(job: ChatJob, folder: Path, device: str) -> Any:
     from agents.quantizers.formats.by_gptqmodel import let_few_cores_work
     from agents.quantizers.formats.nf4 import load_quantized
 
+    # These packages may include gptqmodel, which refuses to be imported on few cores.
     if job.packages:
         let_few_cores_work()
     load = load_quantized if job.in_4_bits else load_model
@@ -225,7 +231,8 @@ class _LlamaCppSpeaker:
         clock, pieces, ends, problems = _Clock(), list[str](), list[str](), list[Any]()
 
         def hear(told: Any) -> bool:
-            """Take what was said; return whether that is enough."""
+            """Record a message of llama.cpp; return whether to stop."""
+            # llama.cpp sends single chunks as well as lists of them, and errors in the same way.
             for one in told if isinstance(told, list) else [told]:
                 if "choices" not in one:
                     problems.append(one.get("error", one))
@@ -250,6 +257,7 @@ class _LlamaCppSpeaker:
         self._server.handle_chat_completions(asked, hear)
         if problems:
             raise _explain(problems[0])
+        # As above: a finish reason means that the answer ended before the stop was read.
         stopped = wish.stopped.is_set() and not ends
         return clock.report(
             "".join(pieces), len(pieces), self.runtime, cut="length" in ends, stopped=stopped

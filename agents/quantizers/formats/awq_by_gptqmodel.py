@@ -1,26 +1,26 @@
-"""What gptqmodel 7.6 does of AWQ otherwise here: how scales and clippings are tried, and positions.
+"""Patch the AWQ of gptqmodel 7.6: its search for scales and clippings, packing and positions.
 
-AWQ tries twenty scales for each set of layers, by what the set makes of all calibration texts.
-gptqmodel keeps what goes in, what should come out and the weights in host memory meanwhile, and
-copies all of it to the GPU for every one of them: 54 GB for a layer of a 7B and 28,000 tokens. Here
-it stays on the GPU where there is room; the sums are the same.
+AWQ tries twenty scales for each set of layers and compares the set's outputs for all calibration
+texts. gptqmodel keeps inputs, wanted outputs and weights in host memory and copies all of them to
+the GPU for every try: 54 GB for a layer of a 7B model and 28,000 tokens. Here they stay on the GPU
+where there is room; the sums are the same.
 
-AWQ clips each group of weights where that brings its products with the inputs of 512 tokens nearer
-to what they were. gptqmodel, as AutoAWQ before it, keeps every single product of a weight with an
-input for that, 512 times the weights, ten times over: the memory decides how long it takes, and a
-wide layer of a 7B model needs 3 GB for it. The same sums are products of matrices.
+AWQ clips each group of weights where that brings its products with the inputs of 512 tokens closer
+to the original ones. gptqmodel, like AutoAWQ before it, stores every single product of a weight
+with an input, 512 times the weights, ten times over: memory traffic decides the duration, and a
+wide layer of a 7B model needs 3 GB. The same sums are products of matrices.
 
-The result's scales are float16, as the classic layout has them; gptqmodel writes them in the
-model's own type, and takes no layers back then that an earlier job has kept. It packs a whole layer
-at once, on the processor, column by column and in 64-bit words: 1.1 GB for the widest of a 7B, and
-several are packed side by side. One group of inputs after the other gives the same words, with
-0.03 GB, and on the GPU of the job where there is one.
+The result's scales are float16, as in the classic layout; gptqmodel writes them in the model's own
+type, and then refuses the layers that an earlier job has kept. It packs a whole layer at once, on
+the processor, column by column and in 64-bit words: 1.1 GB for the widest layer of a 7B model, and
+several are packed side by side. Packing one group of inputs after the other gives the same words
+with 0.03 GB, and runs on the job's GPU if it has one.
 
-Texts come in blocks of one length (`texts.split_blocks`). Of each batch of them gptqmodel keeps one
-row of positions and joins those rows, which are as many as batches then and not as blocks; where a
-layer's attention takes positions (StableLM, Ministral 3), its search fails. Left without, it takes
-those of one batch for all. A model that turns queries and keys of some layers otherwise than those
-of others (Gemma 3) is asked with the kind of the layer, which gptqmodel leaves out.
+Texts come in blocks of one length (`texts.split_blocks`). gptqmodel keeps one row of positions per
+batch and joins those rows, so that there is one per batch instead of one per block; where a layer's
+attention takes positions (StableLM, Ministral 3), its search fails. Without any, it uses the
+positions of one batch for all. Models with different rotary embeddings for different kinds of
+layers (Gemma 3) also need the kind of the layer, which gptqmodel does not pass.
 
 Shape letters: O outputs, I inputs, T tokens, G groups, K weights of a group.
 """
@@ -38,21 +38,23 @@ from torch import Tensor
 
 from agents.quantizers.formats.patching import replaced
 
+# The grid and the token count of gptqmodel, whose results these have to equal.
 _NUM_STEPS, _MOST_CLIPPED = 20, 0.5
 _MOST_TOKENS = 512
+# Bounds the memory of the products of a block, (G, T, O), whatever the width of the layer.
 _ROWS_AT_ONCE = 256
 Round = Callable[[Tensor, Tensor], Any]
-"""Writes the first tensor, (O, G, K), rounded as it will be stored, to the second."""
+"""Function that rounds the first tensor, (O, G, K), as it will be stored, into the second."""
 Pack = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""Returns the words of codes (K, O) and of zeros (1, O), of so many bits each."""
+"""Function that packs codes (K, O) and zeros (1, O) of a number of bits into words."""
 
 
 @contextmanager
 def mended_awq(device: str) -> Iterator[None]:
-    """Let gptqmodel try clippings by products, write scales in float16, and join no positions.
+    """Replace the parts of gptqmodel's AWQ that the module's docstring lists, while in the block.
 
     Args:
-        device: of the job, where weights are packed.
+        device: device of the job, where weights are packed.
     """
     from gptqmodel.looper.awq_processor import AWQProcessor
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
@@ -67,6 +69,7 @@ def mended_awq(device: str) -> Iterator[None]:
             try:
                 return find_scales(self, x, *given, **more)
             except torch.OutOfMemoryError:
+                # The search of gptqmodel, below, is slower but keeps its data in host memory.
                 torch.cuda.empty_cache()
         found: tuple[Tensor, float] = search(self, x, *given, **more)
         return found
@@ -81,11 +84,13 @@ def mended_awq(device: str) -> Iterator[None]:
 
     def join_other(self: Any, batch_indices: list[int | None]) -> dict[str, Any]:
         found: dict[str, Any] = join(self, batch_indices)
+        # One row per batch, where attention expects one per block: no positions are better.
         found.pop("position_ids", None)
         return found
 
     def run_kind(self: Any, x: Tensor, module: Any, *rest: Any) -> Iterator[Tensor]:
         rotary_on = partial(_find_rotary, self._get_rotary_for_device, module)
+        # gptqmodel asks the processor, which does not know the layer, so bind it for this call.
         with replaced(self, "_get_rotary_for_device", rotary_on):
             yield from run(self, x, module, *rest)
 
@@ -102,15 +107,15 @@ def mended_awq(device: str) -> Iterator[None]:
 def pack_by_groups(
     pack: Pack, layer: Any, linear: Any, scales_OG: Tensor, zeros_OG: Tensor, device: str
 ) -> None:
-    """Give `layer` the buffers that `AwqTorchLinear.pack` makes, for one group of inputs at a time.
+    """Give `layer` the buffers of `AwqTorchLinear.pack`, one group of inputs at a time.
 
     Args:
         pack: `pack_awq` of gptqmodel.
-        layer: its group size divides its inputs.
-        linear: with the weights to round and pack, and perhaps a bias.
-        scales_OG: of each group of each output.
-        zeros_OG: the integer that stands for zero there.
-        device: where this is computed; the buffers come to the weights.
+        layer: quantized layer, whose group size divides its inputs.
+        linear: layer with the weights to round and pack, and perhaps a bias.
+        scales_OG: scale of each group of each output.
+        zeros_OG: integer that stands for zero in each group.
+        device: device that computes; the buffers go to the device of the weights.
     """
     here = linear.weight.device
     scales_GO, zeros_GO = scales_OG.t().contiguous(), zeros_OG.t().contiguous()
@@ -119,6 +124,7 @@ def pack_by_groups(
         linear.weight.data.split(layer.group_size, dim=1), scales_GO, zeros_GO, strict=True
     ):
         scale_O, zero_O = (value.to(device) for value in rounding)
+        # In the order of gptqmodel: other orders round some weights to another code.
         steps_KO = (weight_OK.to(device).t() + zero_O * scale_O) / scale_O
         codes_KO = torch.round(steps_KO).to(torch.int32).contiguous()
         packed, packed_zeros = pack(codes_KO, zero_O[None].to(torch.int32), layer.bits)
@@ -136,7 +142,7 @@ def pack_by_groups(
 
 
 def _find_rotary(rotary_on: Callable[[Any], Any], attention: Any, device: Any) -> Any:
-    """Return what turns queries and keys of a layer, which may be of several kinds (Gemma 3)."""
+    """Return a layer's rotary embedding, bound to the layer's kind if it takes one (Gemma 3)."""
     rotary = rotary_on(device)
     if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
         return rotary
@@ -154,20 +160,20 @@ def find_scales(
     wanted: Tensor | Sequence[Tensor],
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, float]:
-    """Return the best scale of each input (I,), and its mean squared error; weights stay as before.
+    """Return the best scale of each input (I,) and its mean squared error; weights do not change.
 
     Args:
-        processor: gptqmodel's.
-        x: what goes into `module`, wherever it is.
-        w_mean: of the weights' sizes for each input (I,).
-        x_mean: of the sizes of each input (I,).
-        module: that is asked for its outputs.
-        linears: of `module`, whose inputs are scaled.
-        wanted: outputs for `x`, perhaps in chunks.
-        kwargs: of `module`.
+        processor: AWQ processor of gptqmodel.
+        x: inputs of `module`, on any device.
+        w_mean: mean absolute weight for each input (I,).
+        x_mean: mean absolute value of each input (I,).
+        module: module whose outputs are compared.
+        linears: linear layers of `module` whose inputs are scaled.
+        wanted: outputs of `module` for `x` before quantizing, perhaps in chunks.
+        kwargs: other arguments of `module`.
 
     Raises:
-        torch.OutOfMemoryError: there is no room for all of it where the module is.
+        torch.OutOfMemoryError: the device of the module has no room for all of it.
 
     Lin et al. 2023, arXiv:2306.00978; `_compute_best_scale` of gptqmodel 7.6, to the bit.
     """
@@ -176,6 +182,7 @@ def find_scales(
     hint = getattr(processor._scale_context, "prev_scale", None)
     if hint is not None:
         w_mean = w_mean * float(hint)
+    # Every try rounds the weights in place, so the next one has to start from a copy.
     kept = [linear.weight.clone() for linear in linears]
     best, least = None, float("inf")
     try:
@@ -199,6 +206,7 @@ def find_scales(
         for linear, weight in zip(linears, kept, strict=True):
             linear.weight.copy_(weight)
         raise
+    # NaN compares as false with everything, so that no step was ever better.
     if best is None:
         raise ValueError("the outputs of a layer are not finite")
     return best.cpu(), least
@@ -209,6 +217,7 @@ def _scale(x_mean_I: Tensor, w_mean_I: Tensor | None, ratio: float) -> Tensor:
     if w_mean_I is not None:
         scale_I = scale_I / (w_mean_I.pow(1 - ratio) + 1e-4)
     scale_I = scale_I.clamp(min=1e-4)
+    # Only the ratios of scales matter: centre them, so that weights keep their magnitude.
     scale_I = scale_I / (scale_I.max() * scale_I.min()).sqrt()
     return scale_I.where(scale_I.isfinite(), 1.0)
 
@@ -223,6 +232,7 @@ def _find_error(
         processor._iter_module_forward_outputs(x, module, kwargs),
         strict=False,
     ):
+        # float16 outputs may overflow; infinity would hide the error of everything else.
         bounds = torch.finfo(found.dtype)
         missed = (should.to(found.dtype) - found.clip(bounds.min, bounds.max)).float()
         total += missed.pow(2).sum()
@@ -231,13 +241,13 @@ def _find_error(
 
 
 def find_clips(weight_OI: Tensor, inputs: Tensor, group: int, round_into: Round) -> Tensor:
-    """Return for each group the largest weight that is kept, (O, G, 1), in the weights' own type.
+    """Return the clipping bound of each group, (O, G, 1), in the type of the weights.
 
     Args:
-        weight_OI: of a linear layer.
-        inputs: of any tokens, (..., I); of more than 512 about that many are taken, evenly.
-        group: weights that share a scale; divides I.
-        round_into: as gptqmodel rounds.
+        weight_OI: weights of a linear layer.
+        inputs: inputs of any tokens, (..., I); of more than 512 about that many are used, evenly.
+        group: number of weights that share a scale; divides I.
+        round_into: rounding of gptqmodel.
 
     Lin et al. 2023, arXiv:2306.00978; `_compute_best_clip` of gptqmodel 7.6.
     """
@@ -251,6 +261,7 @@ def find_clips(weight_OI: Tensor, inputs: Tensor, group: int, round_into: Round)
 
 def _find_in(rows_OGK: Tensor, inputs_GTK: Tensor, round_into: Round) -> Tensor:
     most_OG1 = rows_OGK.abs().amax(-1, keepdim=True)
+    # Groups are independent: each bound only changes the products of its own group.
     wanted_GTO = _multiply(inputs_GTK, rows_OGK)
     rounded_OGK = torch.empty_like(rows_OGK)
     best_OG1, least_OG1 = most_OG1, torch.full_like(most_OG1, float("inf"), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Load a model of Transformers where it fits, let it go on with prompts, and time it."""
+"""Load a model of Transformers where it fits, continue prompts with it, and time it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ ANSWER_TOKENS = 32
 _NUM_ANSWERS = 8
 _PROMPT_TOKENS = 24
 
-# Times the weights, and what activations and the context take.
+# Memory for a model: its weights times the first, plus the second for activations and context.
 _GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
 
-# Left of the GPU where weights come and go, and are rounded there; what has to stay there.
+# When weights are streamed: GPU memory left free for weights that arrive and are rounded there,
+# and the minimum for weights that stay.
 _STREAM_SPARE_BYTES, _LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
 
 
@@ -32,8 +33,8 @@ LIKELIEST: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "min_length": 0,
 }
-"""Settings that take the likeliest word always, whatever the model's generation_config.json says:
-llama.cpp reads none, and Qwen's has a penalty for words that were said."""
+"""Settings that always choose the likeliest word and override the model's generation_config.json:
+llama.cpp reads none, and Qwen's penalizes repeated words."""
 
 
 class LayerPlace(NamedTuple):
@@ -41,9 +42,9 @@ class LayerPlace(NamedTuple):
 
     device: str
     is_wide: bool = False
-    """In float32, on a CPU."""
+    """Whether it computes in float32, on a CPU."""
     resident_bytes: int | None = None
-    """Of weights that stay on the GPU, while the others come from RAM for each pass; None: all."""
+    """Weights that stay on the GPU, in bytes; others come from RAM in each pass; None: all."""
 
 
 def choose_place(
@@ -51,9 +52,9 @@ def choose_place(
 ) -> LayerPlace:
     """Return where a model is measured.
 
-    The whole original often fits no GPU that runs what is made of it. Then, where that is wanted,
-    its weights come to the GPU layer by layer: passes over many tokens are far quicker so than on a
-    CPU. Else it runs on the CPU, in float32 where the memory is there, which is no slower.
+    The whole original often does not fit the GPU that runs the quantized result. If `may_stream`,
+    its weights then come to the GPU layer by layer, which makes passes over many tokens far faster
+    than on a CPU. Otherwise it runs on the CPU, in float32 if memory allows, which is no slower.
 
     >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
     LayerPlace(device='cpu', is_wide=False, resident_bytes=None)
@@ -72,7 +73,7 @@ def choose_place(
 
 
 def name_transformers() -> str:
-    """Return what loads folders here, with its version."""
+    """Return the name of the program that loads folders, with its version."""
     return f"Transformers {importlib.metadata.version('transformers')}"
 
 
@@ -84,11 +85,11 @@ def weigh(model: Path) -> int:
 def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
     """Return a folder's model, ready to answer, on the device where it fits, else on the CPU.
 
-    What the model before has left is given back first, because what is free decides.
+    Memory of the previous model is given back first, because free memory decides the place.
 
     Args:
         model: folder of Transformers.
-        device: of the job.
+        device: device of the job.
         may_stream: whether weights may come to the GPU for each pass; see `choose_place`.
     """
     import torch
@@ -121,7 +122,7 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
 def give_back() -> None:
     """Give back the memory of models that are no longer needed.
 
-    Those whose weights come for each pass refer to themselves, so that only this ends them.
+    Models with streamed weights refer to themselves, so that only the garbage collector frees them.
     """
     import torch
 
@@ -131,9 +132,9 @@ def give_back() -> None:
 
 
 def find_device(model: Any) -> Any:
-    """Return where a model's inputs go; weights that come for each pass are nowhere meanwhile.
+    """Return the device for a model's inputs; streamed weights are on none between passes.
 
-    Where all of them come, the inputs are brought to them, from wherever they are.
+    If all weights are streamed, hooks move the inputs, so that any device will do.
     """
     import torch
 
@@ -142,10 +143,10 @@ def find_device(model: Any) -> Any:
 
 
 def _settle_compiling(place: str) -> None:
-    """Let models compute as they are written where nothing can be compiled.
+    """Turn torch.compile off where nothing can be compiled.
 
-    GPTQ's kernels in plain PyTorch have torch compile the unpacking of weights at its first use,
-    which fails on a PC without a C++ compiler. The one small function needs no pool of compilers,
+    GPTQ's kernels in plain PyTorch compile the unpacking of weights at its first use, which fails
+    on a PC without a C++ compiler. That one small function needs no pool of compiler processes,
     each of which would take half a gigabyte.
     """
     import torch._dynamo
@@ -161,9 +162,9 @@ def _settle_compiling(place: str) -> None:
 
 
 def widen(loaded: Any) -> None:
-    """Let an NF4 model on a CPU compute in float32 with plain weights, where the memory is there.
+    """Make an NF4 model on a CPU compute in float32 with plain weights, if memory allows.
 
-    Of itself it computes in bfloat16, which alone takes a small model half as far from an original
+    By default it computes in bfloat16, which alone takes a small model half as far from an original
     in float32 as rounding to 4 bits does.
     """
     import torch
@@ -175,6 +176,7 @@ def widen(loaded: Any) -> None:
     if needed * _GPU_NEED > read_available_bytes():
         return
     for name, layer in layers:
+        # dequantize_4bit returns this type; bfloat16 would round the weights a second time.
         layer.weight.quant_state.dtype = torch.float32
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -187,7 +189,7 @@ def widen(loaded: Any) -> None:
 
 
 def _name_kernel(model: Path) -> dict[str, Any]:
-    """Return what keeps gptqmodel from compiling a kernel, which takes minutes and a compiler."""
+    """Return settings that avoid gptqmodel's compiled kernels, which take minutes to build."""
     from transformers import AwqConfig, GPTQConfig
 
     config = json.loads((model / "config.json").read_bytes())
@@ -195,6 +197,7 @@ def _name_kernel(model: Path) -> dict[str, Any]:
     if method == "awq":
         return {"quantization_config": AwqConfig(backend="torch_awq")}
     if method == "gptq":
+        # The constructor requires bits; those in config.json win over them.
         return {"quantization_config": GPTQConfig(bits=4, backend="torch")}
     return {}
 
@@ -210,15 +213,17 @@ def continue_prompts(
     """Return the likeliest continuation of each prompt, up to its end.
 
     Args:
-        model: of Transformers.
-        prompts: token ids.
-        at_once: whether prompts of one length are answered together, for which weights are read,
-            or come to the GPU, once for all of them instead of once for each.
+        model: model of Transformers.
+        prompts: token ids of each prompt.
+        at_once: whether to answer prompts of one length together, so that weights are read, or
+            streamed to the GPU, once for all of them instead of once for each.
     """
     import torch
 
     groups: dict[int, list[int]] = {}
     for place, prompt in enumerate(prompts):
+        # Only equal lengths share a batch: padding would change the positions of shorter prompts.
+        # Minus the place is a key of its own for each prompt.
         groups.setdefault(len(prompt) if at_once else -place, []).append(place)
     answers: list[list[int]] = [[] for _ in prompts]
     for group in groups.values():
@@ -236,7 +241,7 @@ def continue_prompts(
 
 
 def _cut(answer: list[int], ends: int | Sequence[int] | None) -> list[int]:
-    """Return an answer up to its end; behind it is what fills it up to the longest one.
+    """Return an answer up to its end, without the padding up to the longest one.
 
     >>> _cut([5, 2, 0, 0], 2), _cut([5, 6], [2, 3])
     ([5, 2], [5, 6])
@@ -251,6 +256,7 @@ def time_answer(model: Any, prompt: Sequence[int]) -> tuple[float, float]:
     import torch
 
     ids_BT = torch.tensor([list(prompt)], device=find_device(model))
+    # No end token, so that every run makes exactly as many tokens as are timed.
     settings = {"pad_token_id": 0, "eos_token_id": [], **LIKELIEST,
                 "attention_mask": torch.ones_like(ids_BT)}  # fmt: skip
     times = []
