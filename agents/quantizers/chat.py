@@ -40,6 +40,7 @@ class Inbox:
     def _read(self) -> None:
         rest = b""
         while block := os.read(0, 1 << 16):
+            # A read may end inside a line; its beginning waits for the rest.
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 self._take(json.loads(line))
@@ -47,6 +48,7 @@ class Inbox:
 
     def _take(self, said: dict[str, Any]) -> None:
         if said.get("kind") == "ask":
+            # Here and not in converse(): a stop right behind the question must not be lost.
             self.stopped.clear()
             self._turns.put(from_wire(ChatTurn, said["turn"], "turn"))
         elif said.get("kind") == "stop":
@@ -59,6 +61,7 @@ def converse(speaker: Speaker, inbox: Inbox, idle_s: float, progress: JobProgres
         try:
             found = speaker.answer(turn, lambda text: progress.say("piece", message=text), inbox)
         except ExpectedError as error:
+            # Only this turn failed: the model stays loaded for the next one.
             progress.fail(error.message, error.hint)
         else:
             progress.say("answer", **to_wire(found))

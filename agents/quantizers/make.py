@@ -108,6 +108,7 @@ def _make(
     place, stays = find_reference(model, rows, folder)
     if stays:
         progress.count(place)
+    # Only a model that Rackless merged has a name for its content; others are measured anew.
     first = recall(place, rows) if stays else None
     if first is None:
         first = look_at_original(model, job.device, rows, place, progress)
@@ -128,6 +129,7 @@ def _make(
             _prove_gguf(kind, path, first, tokenizer, progress) for kind, path in files.items()
         ]
     else:
+        # The lineage names the content of the merged model, which the result no longer has.
         copy_companions(model, folder, leave=(LINEAGE_FILE,))
         proofs = [_prove_folder(job, folder, first, progress)]
     if not stays or weigh_folder(place) > MOST_REFERENCE_BYTES:
@@ -181,6 +183,7 @@ def _prove_gguf(
     kind: str, path: Path, first: Original, tokenizer: Any, progress: JobProgress
 ) -> Proof:
     progress.begin("proof", f"Loading {kind} in llama.cpp and measuring it")
+    # llama.cpp reserves its context on loading, so ask for no more than these rows need.
     longest = max(map(len, first.rows)) + ANSWER_TOKENS
     made = LlamaCpp(path, num_words=first.num_words, context_tokens=longest)
     proof = first.prove(
@@ -219,6 +222,7 @@ def _finish(
     phases = [*(from_wire(Phase, one) for one in merging), *measured]
     card = write_card(job.method, origin, proofs, texts, files, phases, job.engine)
     (folder / "README.md").write_text(card, encoding="utf-8")
+    # keep and problems are properties, which to_wire leaves out; readers show them as they are.
     shown = [{**to_wire(proof), "keep": proof.keep, "problems": proof.problems} for proof in proofs]
     about = {
         "method": job.method,

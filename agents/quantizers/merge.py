@@ -149,16 +149,19 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: JobProgress) ->
 
     adapted = PeftModel.from_pretrained(model, checkpoint.path)
     layers = [(n, m) for n, m in adapted.named_modules() if isinstance(m, LoraLayer)]
+    # Before any weight is written: a tied head would change the embeddings as well.
     _untie_head(adapted, [layer.get_base_layer() for _, layer in layers])
     for index, (name, layer) in enumerate(layers, start=1):
         weight = layer.get_base_layer().weight
         for adapter in layer.active_adapters:
+            # peft would add in the type of the weight, and round twice.
             merged = weight.float() + layer.get_delta_weight(adapter).float()
             if adapter in layer.lora_magnitude_vector:
                 merged = _lengthen(merged, layer, adapter)
             _refuse_diverged(name, merged)
             weight.copy_(merged)
         progress.tell(f"Merged {index} of {len(layers)} layers", done=index, total=len(layers))
+    # The deltas are in the weights already: unload drops the adapters without merging again.
     return adapted.unload()
 
 
@@ -173,6 +176,7 @@ def _untie_head(model: Any, adapted: Sequence[Any]) -> None:
     for layer in adapted:
         if layer is not embeddings and layer.weight is embeddings.weight:
             layer.weight = torch.nn.Parameter(embeddings.weight.detach().clone())
+            # Otherwise loading would tie the two again. Multimodal models have two configs.
             for config in (model.config, model.config.get_text_config()):
                 config.tie_word_embeddings = False
 
@@ -189,6 +193,7 @@ def _lengthen(merged: Any, layer: Any, adapter: str) -> Any:
     """Give each output's weights the length that DoRA has learned (Liu et al. 2024, equation 5)."""
     import torch
 
+    # GPT-2 stores its weights with inputs first.
     rows_OI = merged.T if layer.fan_in_fan_out else merged
     lengths_O = layer.lora_magnitude_vector[adapter].weight.float()
     rows_OI = rows_OI * (lengths_O / torch.linalg.norm(rows_OI, dim=1))[:, None]
@@ -230,6 +235,7 @@ def _copy_rest(
     }
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
     state = json.loads((checkpoint.path / STATE_FILE).read_bytes())
+    # The run used a template that the base model lacks; the result has to answer in the same one.
     if state.get("plain_template"):
         from agents.trainer.data.tokens import PLAIN_TEMPLATE
 

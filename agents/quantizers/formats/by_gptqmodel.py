@@ -121,6 +121,7 @@ class Gptqmodel:
             backend=plain,
             **self._precision(place),
         )
+        # Before the first layer: quantizing takes long, and the result could not be loaded.
         refuse_divided(self.model, quantized.model)
         quantized.layer_callback = self.layers
         with mended_awq(self.job.device), keeping(place, self.layers.total) as more:

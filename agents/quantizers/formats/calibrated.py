@@ -60,6 +60,7 @@ def _working_in(folder: Path) -> Iterator[None]:
     """Let what an engine leaves in the working folder lie in a new one, which goes at the end."""
     folder.mkdir()
     before = Path.cwd()
+    # Process-wide, which is safe here: one job is one process.
     os.chdir(folder)
     try:
         yield

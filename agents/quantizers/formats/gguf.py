@@ -81,6 +81,7 @@ def convert(model: Path, file: Path, kind: str) -> None:
     Raises:
         ExpectedError: it does not know the model's class or tokenizer.
     """
+    # In a process of its own: the converter needs its own sys.argv and sys.path.
     argv = command(sys.executable, __name__, str(model), str(file), kind.lower())
     _call(argv, f"Converting to {kind}")
 
@@ -113,6 +114,7 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
             "llama.cpp's quantizer has to be built on this node, and cmake is missing.",
             "sudo apt-get install -y build-essential cmake, or choose F16 or Q8_0",
         ) from error
+    # Moved only when complete, so that an interrupted build is never taken for the tool.
     (build / "bin" / QUANTIZER).rename(tool)
     return tool
 
@@ -143,6 +145,7 @@ def _call(argv: list[str], what: str) -> None:
         raise ExpectedError(
             f"{what} failed: the disk is full.", "Free some space on this node and try again"
         )
+    # Tools may print more lines after the error itself.
     last = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
     raise ExpectedError(f"{what} failed: {last[-300:]}", "Choose another format")
 
@@ -157,6 +160,7 @@ def main(argv: list[str]) -> int:
     """Convert one model: MODEL FILE TYPE."""
     model, file, kind = argv
     source = _source()
+    # First, so that the gguf package of the same release is used, not an installed one.
     sys.path[:0] = [str(source / "gguf-py"), str(source)]
     import convert_hf_to_gguf
     from conversion.base import TextModel

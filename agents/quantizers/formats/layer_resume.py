@@ -86,6 +86,7 @@ def keeping(place: Path | None, num_layers: int) -> Iterator[dict[str, Any]]:
             shutil.rmtree(left, ignore_errors=True)
         interval = f"layer:{choose_interval(num_layers)}"
         yield {"checkpoint": CheckpointConfig(path=place, interval=interval)}
+    # Stopped from outside: keep the layers for the next job.
     except CheckpointStopped:
         raise
     except BaseException:

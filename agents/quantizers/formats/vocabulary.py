@@ -80,6 +80,7 @@ def _write(rules: Mapping[str, Any], added: Any) -> bytes:
     for number in range(max(pieces) + 1):
         piece = pieces.get(number)
         if piece is None:
+            # Ids must have no gaps: a piece is found by its place in the list.
             kind, piece = kinds.UNUSED, f"[PAD{number}]"
         elif piece == unknown:
             kind = kinds.UNKNOWN

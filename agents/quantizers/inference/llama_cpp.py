@@ -71,6 +71,7 @@ def open_server(
 def _hear(load: Callable[[], Any]) -> str:
     """Return what llama.cpp prints while it fails once more; by itself it says only that it did."""
     sys.stderr.flush()
+    # llama.cpp prints from C++, so that the descriptor has to be redirected, not sys.stderr.
     kept = os.dup(2)
     with tempfile.TemporaryFile() as heard:
         os.dup2(heard.fileno(), 2)
@@ -147,6 +148,7 @@ class LlamaCpp:
             answer = self._complete(row[:place], 1, **asked)
             (first, *_) = answer["choices"][0]["logprobs"]["content"]
             found = {int(one["id"]): _read_number(one["logprob"]) for one in first["top_logprobs"]}
+            # Rounding can bring the sum above 1, and the logarithm needs something positive.
             left = max(1e-12, 1.0 - sum(map(math.exp, found.values())))
             others = max(1, self._num_words - len(found))
             logs_V = logs_TV[place - 1].fill_(math.log(left / others))
@@ -161,6 +163,7 @@ class LlamaCpp:
     def split(self, text: str) -> list[int]:
         """Return the tokens that llama.cpp makes of a text."""
         asked = {"content": text, "add_special": False, "parse_special": True}
+        # xllamacpp has no function for tokenizing.
         place = urlsplit(self._server.listening_address)
         connection = http.client.HTTPConnection(str(place.hostname), place.port)
         with contextlib.closing(connection):
@@ -170,6 +173,7 @@ class LlamaCpp:
 
     def time(self, row: Sequence[int], num_tokens: int) -> tuple[float, float]:
         """Return seconds to the first token, and tokens per second after it."""
+        # A cached prompt would make the first token free; an early end would leave no speed.
         asked = {"cache_prompt": False, "ignore_eos": True}
         timings = self._complete(row, num_tokens, **asked)["timings"]
         return timings["prompt_ms"] / 1e3, timings["predicted_per_second"]

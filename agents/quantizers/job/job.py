@@ -64,6 +64,7 @@ class JobProgress:
 
     def end(self) -> list[Phase]:
         """Stop measuring and return the measured phases."""
+        # Jobs end it for the card and once more in `finally`: the second call does nothing.
         meter, self._meter = self._meter, None
         return meter.end() if meter is not None else []
 
@@ -81,6 +82,7 @@ class JobProgress:
 
 def run_job(argv: list[str], usage: str, work: Callable[[Path, JobProgress], None]) -> int:
     """Do the job that `argv` names, with only progress on stdout; return the exit code."""
+    # Libraries print to descriptor 1, also from C: they get stderr, and progress a copy of stdout.
     progress = JobProgress(os.fdopen(os.dup(1), "w", encoding="ascii"), read_start_s())
     os.dup2(2, 1)
     try:
@@ -126,6 +128,7 @@ def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> N
     left = {*leave, *(path.name for path in folder.iterdir())}
     for path in model.iterdir():
         wanted = path.suffix in _COMPANIONS and path.name not in left
+        # An index lists shards of other weights than those written here.
         if wanted and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
 
@@ -157,6 +160,7 @@ def appearing(destination: Path, what: str) -> Iterator[Path]:
 
 
 def _appear(partial: Path, destination: Path) -> None:
+    # The rename must not reach the disk before the content: a power cut would leave empty files.
     for path in partial.rglob("*"):
         if path.is_file():
             sync_file(path)
@@ -164,6 +168,7 @@ def _appear(partial: Path, destination: Path) -> None:
     old = None
     if destination.exists():
         old = destination.with_name(f".deleted-{destination.name}-{os.getpid()}")
+        # A rename cannot replace a folder that is not empty, so the old one moves away first.
         os.rename(destination, old)
     os.rename(partial, destination)
     fsync_folder(destination.parent)
@@ -177,6 +182,7 @@ def _explain(error: Exception, destination: Path, what: str) -> Exception:
             f"The disk is full: {what} does not fit into {destination.parent}.",
             "Free some room there and export again; nothing half written was left",
         )
+    # Anything else is a bug, and its traceback has to survive.
     if isinstance(error, ExpectedError) or not isinstance(error, (OSError, MemoryError)):
         return error
     if isinstance(error, MemoryError):

@@ -117,6 +117,7 @@ class Meter:
         ram_bytes = sum(_own_bytes(process) for process in _family(os.getpid()))
         disk_bytes = sum(map(weigh_folder, tuple(self._folders))) if walk else 0
         with self._lock:
+            # begin() resets both under this lock, from another thread.
             self._ram_bytes = max(self._ram_bytes, ram_bytes)
             self._disk_bytes = max(self._disk_bytes, disk_bytes)
 
@@ -127,6 +128,7 @@ def read_start_s() -> float:
     It imports for seconds before its first line runs, and that is a part of what a job takes.
     """
     ticks = read_start_ticks(os.getpid()) or 0
+    # The kernel counts starts since boot, sleep included; the monotonic clock leaves sleep out.
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - age_s
 
@@ -137,6 +139,7 @@ def weigh_folder(folder: Path) -> int:
     for place, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):  # gone meanwhile
+                # Blocks, since sparse files take less than their size. Always 512 bytes on Linux.
                 total += 512 * os.stat(os.path.join(place, name)).st_blocks
     return total
 

@@ -87,6 +87,7 @@ def using(model: Path) -> Iterator[None]:
     """Keep other jobs from removing a merged model meanwhile."""
     with ExitStack() as stack:
         with suppress(FileNotFoundError):
+            # The kernel drops the lock when the process dies, so a killed job blocks nobody.
             file = stack.enter_context((model / LINEAGE_FILE).open("rb"))
             fcntl.flock(file, fcntl.LOCK_SH)
         yield

@@ -67,6 +67,7 @@ def read_texts(
             _read(evaluation, tokenizer, most_tokens, held_out_from=train.path),
         )
     else:
+        # Short data keep three quarters for calibration.
         apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4))
         calibration, held_out = rows[:-apart], rows[-apart:]
     if own is not None:
@@ -122,6 +123,7 @@ def _read(
             continue
         rows.append(tuple(int(id) for id in row.segments[0].ids))
     tally.check_usable(len(rows))
+    # A single token predicts nothing.
     return [row for row in rows if len(row) > 1]
 
 

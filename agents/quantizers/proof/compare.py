@@ -114,6 +114,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
         loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
     assert kept_NV is not None
+    # Written so that NaN is refused as well.
     if not loss / num_tokens < _MOST_LOSS:
         raise ExpectedError(*_BROKEN_ORIGINAL)
     kept_NV.flush()
@@ -150,6 +151,7 @@ def measure(
             raise ExpectedError(*_BROKEN_RESULT)
         taken = torch.from_numpy(np.array(kept_NV[place : place + len(targets_T)]))
         words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
+        # float16 rounds log-probabilities, which then no longer sum to 1: normalize again.
         kept_TV = taken.float().log_softmax(-1)[:, :words]
         kl += diverge(kept_TV, logs_TV[:, :words])
         same += int((kept_TV.argmax(1) == logs_TV.argmax(1)).sum())
@@ -158,6 +160,7 @@ def measure(
     if not (math.isfinite(kl) and loss / place < _MOST_LOSS):
         raise ExpectedError(*_BROKEN_RESULT)
     return Distance(
+        # Rounding can bring the mean of equal models slightly below 0.
         kl=max(0.0, kl / place),
         top1=same / place,
         perplexity=math.exp(loss / place),
@@ -173,6 +176,7 @@ def diverge(first_TV: Tensor, second_TV: Tensor) -> float:
     0.1438
     """
     terms_TV = first_TV.exp() * (first_TV - second_TV)
+    # 0 * -inf is NaN, where the term of an impossible word is 0.
     possible_TV = first_TV > math.log(_IMPOSSIBLE)
     return terms_TV.where(possible_TV, torch.zeros_like(terms_TV)).double().sum().item()
 

@@ -128,9 +128,11 @@ def _look(
         reference = remember(ModelPredictor(original), rows, partial / LOGITS_FILE)
         answers = continue_prompts(original, choose_prompts(rows), at_once=at_once)
         progress.begin("control", "Measuring the control: weights rounded to 4 bits")
+        # Destroys the original in memory, so everything else about it is measured before.
         round_weights(original)
         found = Original(
             rows=rows,
+            # The folder is renamed from `partial` to `place` at the end of the block.
             reference=replace(reference, logits=place / LOGITS_FILE),
             control=measure(ModelPredictor(original), rows, reference),
             answers=answers,
@@ -151,6 +153,7 @@ def recall(folder: Path, rows: Sequence[Sequence[int]]) -> Original | None:
             perplexity=about["perplexity"],
             num_tokens=about["num_tokens"],
         )
+        # float16: 2 bytes each. Any other size means that the file is damaged.
         if reference.logits.stat().st_size != 2 * reference.num_tokens * reference.num_words:
             return None
         return Original(

@@ -60,6 +60,7 @@ def round_to_nearest(weight_OI: Tensor, bits: int = BITS, group: int = GROUP) ->
 
 def _round(part_OG: Tensor, bits: int) -> Tensor:
     most = 2**bits - 1
+    # The range always includes 0, so that zero weights stay exactly 0.
     low_O1 = part_OG.amin(dim=1, keepdim=True).clamp(max=0)
     high_O1 = part_OG.amax(dim=1, keepdim=True).clamp(min=0)
     scale_O1 = ((high_O1 - low_O1) / most).clamp(min=torch.finfo(torch.float32).tiny)
