@@ -1,9 +1,9 @@
-"""AWQ by AutoAWQ 0.2.9, the package that the method's checkpoints got their layout from.
+"""Quantize to AWQ with AutoAWQ 0.2.9, the package that defined the layout of AWQ checkpoints.
 
-It is archived, and as released it damages models on a CPU without a word: before each search it
-keeps `weight.cpu()`, which on a CPU is the weight itself, and "restores" that. Here what it keeps
-is a copy; and after each search the weights have to be the same bits as before, or nothing is made.
-On a PC with several GPUs it would use them all; only the first is shown to it.
+It is archived, and as released it silently damages models on a CPU: before each search it keeps
+`weight.cpu()`, which on a CPU is the weight itself, and "restores" that. Here it keeps a copy, and
+after each search the weights must have the same bits as before, or nothing is written. On a PC with
+several GPUs it would use them all; this module shows it only the first.
 
 Lin et al. 2023, arXiv:2306.00978; quantizer.py of AutoAWQ 0.2.9, `_compute_best_scale`.
 """
@@ -23,7 +23,7 @@ from agents.errors import ExpectedError
 from agents.quantizers.formats.patching import replaced
 
 Tell = Callable[[int, int], None]
-"""Called with the layers done and all of them."""
+"""Function that takes the number of finished layers and of all layers."""
 
 
 def quantize(
@@ -38,11 +38,11 @@ def quantize(
 
     Args:
         model: folder of Transformers.
-        folder: where it goes.
-        group: weights that share a scale.
+        folder: folder for the result.
+        group: number of weights that share a scale.
         blocks: token ids of texts, in blocks of one length.
-        tokenizer: of the model.
-        tell: hears of each layer.
+        tokenizer: tokenizer of the model.
+        tell: called after each layer.
 
     Raises:
         ExpectedError: AutoAWQ does not know this kind of model, or damaged its weights.
@@ -74,7 +74,7 @@ def quantize(
 
 @contextmanager
 def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
-    """Let AutoAWQ keep copies of weights, use one GPU, and tell of its layers."""
+    """Make AutoAWQ keep copies of weights, use one GPU and report its layers."""
     search = quantizer.AwqQuantizer._compute_best_scale
 
     def search_on_copies(self: Any, x: Tensor, w_mean: Tensor, x_mean: Tensor, *rest: Any) -> Any:
@@ -85,6 +85,7 @@ def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
     def count(places: range, desc: str) -> Iterator[int]:
         for done, place in enumerate(places, 1):
             yield place
+            # The progress bar of the layers; other bars count other things.
             if desc == "AWQ":
                 tell(done, len(places))
 
@@ -98,7 +99,7 @@ def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
 
 @contextmanager
 def _copied_state(inspected: nn.Module) -> Iterator[None]:
-    """Let `inspected.state_dict()` give copies, and hold the weights against them at the end.
+    """Let `inspected.state_dict()` return copies, and compare the weights with them at the end.
 
     Raises:
         ExpectedError: they are not what they were.

@@ -1,9 +1,9 @@
 """Measure what the phases of a job take: seconds, memory, GPU memory, disk.
 
-A thread looks several times a second, since a peak is over when a phase ends. Memory is what the
-process and those that it started keep for themselves; files that are merely mapped do not count,
-because the system takes those pages back when it needs them. GPU memory is what PyTorch's tensors
-took at most, which it counts itself.
+A thread samples several times a second, since a peak is over when a phase ends. Memory is the
+private memory of the process and its children; mapped files do not count, because the system
+reclaims those pages when it needs them. GPU memory is the peak of PyTorch's tensors, which PyTorch
+counts itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agents.state import read_start_ticks
 
 _LOOK_EVERY_S = 0.1
 
-# Looks between two walks through the folder.
+# Samples per walk through the folders, which is slower than reading /proc.
 _WALK_EVERY = 5
 _OWN = ("RssAnon:", "RssShmem:")
 _KIB = 1024
@@ -30,25 +30,25 @@ _KIB = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """What one part of a job took."""
+    """Time and peak memory of one part of a job."""
 
     name: str
     seconds: float
     ram_bytes: int
-    """Most at any time, of the process and its children."""
+    """Peak of the process and its children."""
     vram_bytes: int | None
-    """Most at any time, of tensors; None: no GPU was used."""
+    """Peak of tensors; None: no GPU was used."""
     disk_bytes: int
-    """Most at any time, of the folder that is being made and what is kept beside it."""
+    """Peak of the result's folder and the folders kept beside it."""
 
 
 class Meter:
-    """Measures one phase after the other, from its making on.
+    """Measures one phase after the other, from its construction on.
 
     Args:
-        folder: that is being made; it need not be there yet.
-        name: of the first phase.
-        since_s: when that began, by the monotonic clock; None: now.
+        folder: folder of the result, which need not exist yet.
+        name: name of the first phase.
+        since_s: start of the first phase by the monotonic clock; None: now.
     """
 
     def __init__(self, folder: Path, name: str, since_s: float | None = None) -> None:
@@ -64,12 +64,12 @@ class Meter:
         self._thread.start()
 
     def count(self, folder: Path) -> None:
-        """Count another folder from now on, with what lies in it already."""
+        """Count another folder from now on, including its present content."""
         if folder not in self._folders:
             self._folders.append(folder)
 
     def look(self) -> None:
-        """Look now, beside what the thread does: a peak may be over before its next look."""
+        """Sample now: a peak may be over before the thread's next sample."""
         self._look(walk=True)
 
     def begin(self, name: str) -> None:

@@ -1,9 +1,9 @@
-"""What a later job on the same model need not do again: the merged model, and its distributions.
+"""Keep results that a later job on the same model reuses: merged model and distributions.
 
 Both lie among the run's exports on the node and vanish with the run. Of each run one merged model
 is kept: merging another checkpoint makes room first, unless a job still works with the old one.
-A merged model is known by what it was made of, so that a retry or a second format takes it as it
-is; distributions by that and the rows that they are of.
+A merged model is identified by its sources, so that a retry or a second format uses it as it is;
+distributions are identified by that and by their rows.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from agents.state import read_json, take_lock
 from agents.trainer.checkpoint.folder import Checkpoint
 
 LINEAGE_FILE = "rackless.json"
-"""In a merged model: which weights and data it comes from, and what merging took."""
+"""File of a merged model that names its sources and the cost of merging."""
 MOST_REFERENCE_BYTES = 4 << 30
-"""Larger distributions are not kept: measuring the original again costs less than such a disk."""
+"""Maximum size of kept distributions: beyond it, disk space costs more than measuring again."""
 
-# Rises when merging would give other bytes.
+# Version of the merge; raise it when merging gives other bytes.
 _WAY = 3
 _MERGED, _REFERENCE = "merged-", ".reference-"
 
 
 def name_merge(checkpoint: Checkpoint) -> str:
-    """Return what names the model that merging gives: base, trained weights, and the way of it."""
+    """Return the name of a merge's content: a hash of base, trained weights and `_WAY`."""
     manifest = checkpoint.manifest
     files = sorted((one.path, one.sha256) for one in manifest.files)
     told = json.dumps([_WAY, manifest.model_sha256, files])
@@ -39,7 +39,7 @@ def name_merge(checkpoint: Checkpoint) -> str:
 
 
 def weigh_files(folder: Path) -> dict[str, int]:
-    """Return name and bytes of a model's weights, by which a whole one is known."""
+    """Return the size of each file of weights, which shows whether a model is complete."""
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
 
 
@@ -53,7 +53,7 @@ def is_merged(folder: Path, content: str) -> bool:
 
 
 def make_room(destination: Path) -> None:
-    """Remove what was merged of this run before, and what is remembered of it."""
+    """Remove earlier merged models of this run, and what is kept of them."""
     if not destination.name.startswith(_MERGED) or not destination.parent.is_dir():
         return
     for path in destination.parent.iterdir():
@@ -66,7 +66,7 @@ def make_room(destination: Path) -> None:
 
 
 def find_reference(model: Path, rows: Sequence[Sequence[int]], folder: Path) -> tuple[Path, bool]:
-    """Return where the distributions of a model over rows lie or would lie, and whether they stay.
+    """Return the folder for the distributions of a model over rows, and whether it stays.
 
     Args:
         model: that they are of.

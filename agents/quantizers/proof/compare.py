@@ -1,7 +1,7 @@
-"""How far a quantized model is from the one it was made of, over the same held-out tokens.
+"""Measure how far a quantized model is from its original, over the same held-out tokens.
 
-The mean Kullback-Leibler divergence from the original's next-token distribution to the other one's
-is what counts: perplexity alone rates a damaged model as nearly whole, because errors in either
+The measure is the mean Kullback-Leibler divergence from the original's next-token distribution to
+the other one's: perplexity alone rates a damaged model as nearly whole, because errors in either
 direction cancel. Only one model is in memory at a time, so the original's distributions wait in a
 file meanwhile, in half precision: 2 bytes for each token and word of the vocabulary.
 
@@ -40,7 +40,7 @@ _BROKEN_RESULT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distance:
-    """Of one model from the original, means over all predicted tokens."""
+    """Distance of one model from the original, as means over all predicted tokens."""
 
     kl: float
     """D(original || other), nats per token (Kullback and Leibler 1951); 0: the same."""
@@ -63,7 +63,7 @@ class ReferenceOutputs:
 
 
 class Predictor(Protocol):
-    """Something that says what comes next."""
+    """Something that predicts next tokens."""
 
     def predict(self, row: Sequence[int]) -> Tensor:
         """Return log-probabilities (T - 1, V) of what follows each token but the last, float32."""
@@ -90,9 +90,9 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
     """Write the log-probabilities of the next word after each token of `rows` to `path`.
 
     Args:
-        predictor: of the original.
-        rows: token ids; what follows the first token of each is predicted.
-        path: is made; 2 N V bytes.
+        predictor: predictor of the original.
+        rows: token ids; every token but the first of a row is predicted.
+        path: file to write, of 2 N V bytes.
 
     Raises:
         ValueError: no row has two tokens.
@@ -127,7 +127,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
 
 
 def _reserve(path: Path, num_bytes: int) -> None:
-    """Take room on the disk: a map of a file with holes ends the process where there is none."""
+    """Reserve disk space: writing to a mapped file with holes kills the process on a full disk."""
     try:
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)

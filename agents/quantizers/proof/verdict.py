@@ -1,4 +1,4 @@
-"""What is proved of a quantized model, and the verdict that follows from it."""
+"""The measured proof of a quantized model, and the verdict that follows from it."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from typing import Any
 from agents.quantizers.proof.compare import Distance
 
 MOST_PERPLEXITY = 1.03
-"""Times that of the original; above it an answer or two in a hundred reads worse."""
+"""Maximum perplexity as a multiple of the original's; above it one or two answers in a hundred read
+worse."""
 LEAST_SAME_TOKENS = 0.99
-"""Programs that know a tokenizer agree but in odd characters; with all scores of its pieces lost
-llama.cpp still makes 0.91 to 0.97 of the tokens."""
+"""Minimum share of equal tokens. Programs that know a tokenizer differ only in odd characters; with
+all scores of its pieces lost llama.cpp still gets 0.91 to 0.97 of the tokens right."""
 _MOST_BEFORE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """Of one file or folder of an artifact."""
+    """Measured quality of one file or folder of an artifact."""
 
     name: str
-    """Such as `Q8_0` or `nf4`."""
+    """Type or method, such as `Q8_0` or `nf4`."""
     distance: Distance
     original_perplexity: float
     control: Distance
-    """Of the same model with its weights merely rounded to 4 bits."""
+    """Distance of the same model with its weights merely rounded to 4 bits."""
     same_answers: float
     """Share of tokens that are the same in the likeliest continuations, 0 to 1."""
     size_bytes: int
     original_bytes: int
     tokens_per_s: float
-    """Generated, one text at a time, on the node that made it."""
+    """Generation speed, one text at a time, on the node that made it."""
     first_token_s: float
     runtime: str
-    """That loaded it for this, with its version."""
+    """Program that loaded it for the proof, with its version."""
     same_tokens: float | None = None
-    """Share of the held-out texts' tokens that the runtime makes of them as the tokenizer does, 0
-    to 1; None: it uses that very tokenizer."""
+    """Share of the held-out texts' tokens on which runtime and tokenizer agree, 0 to 1; None: the
+    runtime uses that very tokenizer."""
     lost_tokens: tuple[str, ...] = ()
     """Special tokens of these texts that the runtime takes for plain text."""
 
     @property
     def perplexity_ratio(self) -> float:
-        """Perplexity by that of the original."""
+        """Perplexity divided by the original's."""
         return self.distance.perplexity / self.original_perplexity
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What speaks against keeping it, in whole sentences."""
+        """Reasons against keeping it, in whole sentences."""
         found = []
         if self.distance.kl > self.control.kl:
             found.append(
@@ -74,7 +75,7 @@ class Proof:
 
     @property
     def keep(self) -> bool:
-        """The verdict."""
+        """Whether nothing speaks against keeping it."""
         return not self.problems
 
 
@@ -100,9 +101,11 @@ def share_of_same_tokens(
             row, skip_special_tokens=True, clean_up_tokenization_spaces=False
         ).strip()
         first, second = tokenizer.encode(text, add_special_tokens=False), split(text)
+        # autojunk would ignore the frequent tokens of long texts.
         blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
         same += 2 * sum(block.size for block in blocks)
         total += len(first) + len(second)
+        # The space that some programs put before a text changes its first tokens only.
         if max(blocks[0].a, blocks[0].b) <= _MOST_BEFORE:
             total -= blocks[0].a + blocks[0].b
     return same / total if total else 1.0
@@ -111,7 +114,7 @@ def share_of_same_tokens(
 def find_lost_tokens(
     rows: Sequence[Sequence[int]], tokenizer: Any, split: Callable[[str], list[int]]
 ) -> tuple[str, ...]:
-    """Return the special tokens in rows that another program does not take for what they are."""
+    """Return the special tokens in rows that another program splits as plain text."""
     used = {token for row in rows for token in row}
     added = {token: one for token, one in tokenizer.added_tokens_decoder.items() if token in used}
     special = {one.content: token for token, one in added.items() if one.special}
