@@ -68,6 +68,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     seen = {str(parent) for parent in folder.resolve().parents}
     for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         real = os.path.realpath(root)
+        # Links may lead in circles, or to a folder that was read by its own name.
         if real in seen:
             folders.clear()
             continue

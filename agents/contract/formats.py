@@ -164,7 +164,9 @@ def choose_group(config: Mapping[str, Any], method: str) -> int:
             "layers are built differently"
         )
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    # Some models, such as Qwen3, have heads wider than hidden / heads.
     width = config.get("head_dim") or hidden // heads
+    # Configs without the field are of models whose heads have keys of their own.
     keys = config.get("num_key_value_heads") or heads
     inputs = (hidden, heads * width, config["intermediate_size"])
     outputs = (hidden, heads * width, keys * width, config["intermediate_size"])

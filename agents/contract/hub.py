@@ -28,6 +28,7 @@ def find_snapshot(model: str, environ: Mapping[str, str]) -> Path | None:
         revision = (cached / "refs" / "main").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
+    # Only the last part: the content of a file must not lead out of the cache.
     return cached / "snapshots" / Path(revision).name
 
 

@@ -1,8 +1,8 @@
-"""What each layer does under a bound on memory: keep its activations, move or recompute them.
+"""Choose what each layer does in limited memory: keep its activations, move or recompute them.
 
-The trainer asks with what it has measured, the planner with what it foretells, so that a plan says
-what the training will choose. Keep everything where it fits; else move as much as the bus takes in
-the time of a forward pass; else recompute.
+The trainer passes measured needs and the planner forecast ones, so that a plan predicts the choice
+of the training. Keep everything if it fits; else move as much as the bus carries in the time of a
+forward pass; else recompute.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Literal
 from agents.contract.spec import Recompute
 
 MOST_TOKENS = 16384
-"""At once, whatever fits."""
+"""Maximum number of tokens at once, even if more would fit."""
 MEMORY_SHARE = 0.95
-"""Of what the card may give; the rest is for pieces that fit nothing."""
+"""Share of the available GPU memory to plan with; the rest is lost to fragmentation."""
 SHARE_SLACK = 2
-"""A rank may get this many times its equal share of a batch."""
+"""Maximum share of a rank in a batch, as a multiple of an equal share."""
 LEAST_GAIN = 0.02
-"""In speed, for which twice the tokens are taken."""
+"""Minimum gain in speed for which twice the tokens are taken, as a share."""
 
-# Of the measured bandwidth that copies beside other work reach.
+# Share of the measured bandwidth that copies reach beside other work.
 _BUS_SHARE = 0.85
 
 # Where at most one layer of so many moves beside others that recompute, the copies of one have
@@ -69,21 +69,21 @@ class LayerPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What passes over `tokens` tokens at once need, as measured or as foretold."""
+    """Needs of passes over `tokens` tokens at once, measured or forecast."""
 
     tokens: int
     fixed_bytes: float
-    """Beside what is there at rest, whatever the number of tokens."""
+    """Memory beyond that at rest, independent of the number of tokens."""
     token_bytes: float
-    """With every layer recomputing, for each token."""
+    """Memory per token with every layer recomputing."""
     layer_bytes: float
-    """That one layer keeps which does not recompute, for each token."""
+    """Memory per token that a layer keeps if it does not recompute."""
     input_bytes: float
-    """That one layer keeps which does, for each token."""
+    """Memory per token that a layer keeps if it recomputes."""
     pass_s: float
-    """Forward and backward of all `tokens` with every layer recomputing."""
+    """Seconds of forward and backward over `tokens` tokens with every layer recomputing."""
     bus_bytes_per_s: float
-    """To host memory; 0: nothing can be moved."""
+    """Bandwidth to host memory; 0: nothing can be moved."""
 
 
 def choose_plan(
@@ -99,13 +99,13 @@ def choose_plan(
     """Return what the layers should do with `tokens` tokens at once; None: it does not fit.
 
     Args:
-        needs: of the passes.
-        tokens: computed at once.
-        num_layers: of the model.
-        room_bytes: of the card, beside what is there at rest.
-        host_bytes: that may be moved out.
-        recompute: whether layers may, or all have to.
-        may_move: whether layers may move where they may recompute as well.
+        needs: needs of the passes.
+        tokens: number of tokens at once.
+        num_layers: number of layers of the model.
+        room_bytes: GPU memory beyond that at rest.
+        host_bytes: host memory for moved activations.
+        recompute: whether layers may recompute, or all have to.
+        may_move: whether layers may move if they may also recompute.
 
     With 10 MB a layer, room for 35 MB beside what is always needed and no bus:
 
@@ -129,6 +129,7 @@ def choose_plan(
     if plan.num_recomputed and recompute == "none":
         return None
     if plan.num_recomputed:
+        # A sparse plan fetches fewer inputs ahead, which frees this much.
         left += _INPUTS_SPARED * needs.input_bytes * tokens
         sparse = _divide(num_layers, min(num_moved, num_layers // _SPARSE), left / layer_bytes, 1)
         if sparse.is_sparse(num_layers) and sparse.num_recomputed <= plan.num_recomputed:
@@ -140,6 +141,7 @@ def _divide(num_layers: int, num_moved: int, room: float, in_flight: int) -> Lay
     """Let layers keep or move where there is room for the activations of so many."""
     in_flight = min(in_flight, num_moved)
     if room < in_flight:
+        # Moving needs room for the layers on their way; without it all others recompute.
         num_moved = in_flight = 0
     num_kept = min(int(room) - in_flight, num_layers - in_flight)
     num_moved = min(num_moved, num_layers - num_kept)

@@ -1,8 +1,8 @@
-"""Keep of an endless log its beginning and its newest part; give the middle back to the disk.
+"""Cap endless logs: keep the beginning and the newest part, and free the middle on the disk.
 
 The middle becomes a hole: the file's size and the offset of every byte stay as they are, so the
-rank goes on appending to its own descriptor, and who follows the log by offset goes on as well. A
-line at the hole's beginning says what is missing. File systems without holes keep the whole log.
+rank keeps appending to its own descriptor, and readers that follow the log by offset keep working.
+A line at the hole's beginning says what is missing. File systems without holes keep the whole log.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HEAD_BYTES = 16 << 20
-"""Kept of the beginning: how the run was set up, and the first error."""
+"""Bytes kept at the beginning, with the setup of the run and the first error."""
 NEWEST_BYTES = 48 << 20
-"""Kept of the end."""
+"""Bytes kept at the end."""
 SLACK_BYTES = 8 << 20
-"""Grown so far beyond both, a log is cut again: not at every line."""
+"""Growth in bytes before a log is cut again, so that not every line causes a cut."""
 BLOCK_BYTES = 4096
 PIECE_BYTES = 1 << 20
 
@@ -35,11 +35,13 @@ def cap_log(path: Path) -> bool:
     state = os.stat(path)
     if used_bytes(state) <= HEAD_BYTES + NEWEST_BYTES + SLACK_BYTES:
         return False
+    # Whole blocks only: part of a block cannot be freed, and would be filled with zeros.
     end = (state.st_size - NEWEST_BYTES) // BLOCK_BYTES * BLOCK_BYTES
     if not sys.platform.startswith("linux"):
         raise OSError("this system makes no holes in files")
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # without O_APPEND, which pwrite would follow
     try:
+        # The notice fills the block in front of the hole.
         _punch(file, HEAD_BYTES + BLOCK_BYTES, end)
         os.pwrite(file, _notice(end - HEAD_BYTES), HEAD_BYTES)
     finally:
@@ -48,7 +50,7 @@ def cap_log(path: Path) -> bool:
 
 
 def used_bytes(state: os.stat_result) -> int:
-    """Return what a file takes of the disk, holes left out; its size where that is not known."""
+    """Return the disk space of a file without its holes; its size if that is not known."""
     blocks = getattr(state, "st_blocks", None)
     return state.st_size if blocks is None else min(state.st_size, blocks * 512)
 

@@ -148,6 +148,7 @@ def decode(line: bytes) -> Message:
         raise WireError(f"a line of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
     try:
         body = json.loads(line)
+    # A short line of brackets nests deeply enough to exhaust the stack.
     except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {line[:80]!r}") from error
     if not isinstance(body, dict) or body.get("type") not in _TYPES:

@@ -15,7 +15,7 @@ from typing import Any
 from agents.contract.hub import find_snapshot
 
 MOST_BYTES = 4 << 20
-"""A larger file is no config; those of the largest models have some ten thousand bytes."""
+"""Maximum size of a config; those of the largest models have some ten thousand bytes."""
 
 
 def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -27,6 +27,7 @@ def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None
     folder = os.path.expanduser(model)  # unlike Path's it takes any text for a name
     if os.path.isdir(folder):
         return _read(Path(folder, "config.json"))
+    # No hub id looks like this, and it must not lead out of the cache.
     if os.path.isabs(folder) or model.count("/") > 1 or ".." in model:
         return None
     fetched = find_snapshot(model, environ)

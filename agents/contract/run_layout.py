@@ -35,6 +35,7 @@ STATE_FILE = "state.json"
 
 LOG_SUFFIX = ".log"
 
+# Matched as a whole, so that partial and deleted folders, and paths, never pass for one.
 _CHECKPOINT = re.compile(r"step-(\d{8,12})")
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
 _RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")

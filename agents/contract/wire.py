@@ -94,6 +94,7 @@ def _convert_union(hint: Any, value: Any, where: str) -> Any:
             return _convert(option, value, where)
         except WireError as error:
             problems.append(str(error))
+    # The first option is the usual one (`X | None`), so its problem says most.
     raise WireError(problems[0] if problems else f"{where}: {value!r} is not allowed")
 
 
