@@ -19,11 +19,13 @@ def make_forecast(
     """Return the forecast of a candidate, with its ranks in order."""
     spec, learned = request.spec, request.learned
     by_place = {(gpu.node, gpu.device): gpu for gpu in candidate.gpus}
+    # The corrections are stored with it, to be removed before anything is learned from it.
     network = learned.network.value
     return Forecast(
         mode=candidate.mode,
         family=request.shape.family,
         adapter=spec.adapter.kind,
+        # No example is longer than a sequence, so that bounds an unknown length.
         longest_tokens=request.data.longest_tokens or spec.sequence_tokens,
         ranks=tuple(_of_rank(by_place[p.node, p.device], request) for p in ranks),
         step_s=candidate.step_s,

@@ -87,6 +87,7 @@ def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None
         seen = from_wire(Measured, measured) if measured else None
     except WireError:  # written by another version
         return None
+    # The stored measurement is for runs whose journals are gone.
     return ForecastComparison(forecast=forecast, measured=measure_run(services, run) or seen)
 
 
@@ -114,6 +115,7 @@ def measure_run(services: Services, run: RunRecord) -> Measured | None:
 def _measure_rank(rank: RankHistory | None) -> RankMeasured:
     if rank is None:
         return RankMeasured()
+    # By compute time alone: a step also contains the wait for slower ranks.
     rates = [pace.tokens / pace.compute_s for pace in rank.paces if pace.compute_s > 0]
     used = rank.setting
     return RankMeasured(

@@ -115,6 +115,7 @@ class Planner:
             return LaunchForecast()
         plan = await asyncio.to_thread(make_plan, request)
         candidate = _find_candidate(plan, ranks)
+        # A run file that names its nodes has decided: no advice on them.
         is_free = spec.nodes == "all" and spec.parallel == "auto"
         forecast = None
         if candidate is not None:
@@ -167,6 +168,7 @@ class Planner:
 
 def _find_candidate(plan: Plan, ranks: Sequence[RankPlacement]) -> Candidate | None:
     """Return the plan's candidate that trains on exactly these ranks."""
+    # Runs on several ranks train in data parallel, the only mode that trains.
     mode = "data" if len(ranks) > 1 else "single"
     wanted = {(place.node, place.device) for place in ranks}
     for candidate in (plan.chosen, *plan.others):
@@ -230,6 +232,7 @@ def _advise_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, 
     chosen, known = plan.chosen, [node.name for node in cluster.nodes]
     if chosen is None or spec.nodes != "all" or set(chosen.nodes) == set(known):
         return ()
+    # One piece of advice on nodes is enough.
     if any("nodes" in advice.change for advice in plan.advice):
         return ()
     left = [name for name in known if name not in chosen.nodes]
@@ -255,6 +258,7 @@ def find_data_size(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
     size = DataSize(
         num_rows=guess.num_rows,
         mean_tokens=guess.mean_tokens,
+        # The longest row of a part says nothing about the rest.
         longest_tokens=guess.longest_tokens if guess.is_whole else None,
     )
     looked = "its rows" if guess.is_whole else "its first megabyte"

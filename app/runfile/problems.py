@@ -111,6 +111,8 @@ def _invalid_values(data: Any, lines: dict[KeyPath, int], meant: set[KeyPath]) -
         found: dict[KeyPath, Any] = {}
         for entry in error.errors(include_url=False):
             path = _real_path(entry["loc"])
+            # A section that is wrong as a whole is reported once, and so is a union, of which every
+            # option reports an error at the same path.
             if not (entry["type"] == "missing" and path in meant) and path[:-1] not in found:
                 found.setdefault(path, entry)
         return [_value_problem(path, entry, lines) for path, entry in found.items()]
@@ -136,6 +138,7 @@ def _real_path(location: tuple[str | int, ...]) -> KeyPath:
 
 def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
     name = dotted(path)
+    # A missing key has no line of its own, so its section's is used.
     line = lines.get(path) or lines.get(path[:-1])
     if entry["type"] == "missing":
         parent = dotted(path[:-1])
@@ -148,7 +151,7 @@ def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
 
 
 def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
-    """A limit that `__post_init__` checked: its text begins with the field's name."""
+    """Describe a broken limit of `__post_init__`, whose text begins with the field's name."""
     text = str(entry["ctx"]["error"])
     key = (*path, *text.split(" ", 1)[0].split("."))
     prefix = dotted(path)
@@ -161,6 +164,7 @@ def _wanted(path: KeyPath, entry: Any) -> str:
     if words and isinstance(entry["input"], str):
         near = difflib.get_close_matches(entry["input"], words, n=1, cutoff=0.5)
         guess = f"; did you mean {near[0]}?" if near else ""
+        # Words are listed already: add only the other kinds, such as a number.
         rest = _kind_text(hint, without_words=True)
         return "one of " + ", ".join(words) + (f", or {rest}" if rest else "") + guess
     return _kind_text(hint)

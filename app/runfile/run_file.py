@@ -81,6 +81,7 @@ def parse_run(text: str, source: str = "run file") -> RunSpec:
     """
     data, lines, problems = load_yaml(text, needed="the keys model and data")
     _restore_off(data)
+    # A key that is given twice has no single value to check.
     if not problems:
         problems = find_problems(data, lines)
     if problems:
@@ -135,8 +136,8 @@ def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[
     """Return the plain values of a file, the line of each key, and why they cannot be read.
 
     Args:
-        text: of the file.
-        needed: what an empty file lacks.
+        text: content of the file.
+        needed: keys that the error about an empty file names.
     """
     lines: dict[KeyPath, int] = {}
     problems: list[Problem] = []
@@ -148,6 +149,7 @@ def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[
         _index(node, (), lines, problems)
         return loader.construct_document(node), lines, problems
     except yaml.MarkedYAMLError as error:
+        # Marks count lines from 0, people from 1.
         mark = error.problem_mark or error.context_mark
         what = " ".join(filter(None, (error.context, error.problem)))
         return None, lines, [Problem(mark.line + 1 if mark else None, f"this is not YAML: {what}")]

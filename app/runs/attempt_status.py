@@ -49,6 +49,7 @@ async def stop_parts(
 async def _stop_part(
     pool: NodePool, node: str, run_id: str, attempt: int, grace_s: float
 ) -> RacklessError | None:
+    # `agent` would raise UserError, which callers take for a refusal by a node.
     if node not in pool.names():
         return NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
     try:
@@ -71,6 +72,7 @@ def idle_s(parts: Iterable[RunPart]) -> float:
             if rank.phase != "training" or rank.heartbeat_age_s is None:
                 return 0.0
             ages.append(rank.heartbeat_age_s)
+    # The smallest age: the run makes progress as long as any rank does.
     return min(ages, default=0.0)
 
 

@@ -110,12 +110,14 @@ def _find_stall_s(services: Services, checkpoint: CheckpointSnapshot) -> float |
 
 
 def _snapshot(copies: Sequence[Copy]) -> CheckpointSnapshot:
+    # A fenced attempt may have left a copy of the same step on some node.
     newest = max(copies, key=lambda copy: (copy.info.attempt, copy.info.created_s))
     hashes = {copy.info.manifest_sha256 for copy in copies}
     checks = {copy.info.verified for copy in copies}
     problems = [f"{c.node}: {c.info.problem}" for c in copies if c.info.problem]
     if len(hashes) > 1:
         problems.append("the copies differ")
+    # Intact only if every copy is, and all are the same; unknown while one is unverified.
     verified = None if None in checks else checks == {True} and len(hashes) == 1
     return CheckpointSnapshot(
         run_id=newest.info.run_id,

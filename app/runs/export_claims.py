@@ -48,6 +48,7 @@ def claim_name(services: Services, run_id: str, stem: str) -> Iterator[str]:
     """
     folder = private_folder(_names(services, run_id))
     known = sorted(folder.glob(f"{stem}-{'?' * 2 * _ID_BYTES}.lock"))
+    # Known names first, so that leftovers on the node are found; the random one is the last.
     for path in (*known, folder / f"{stem}-{secrets.token_hex(_ID_BYTES)}.lock"):
         handle = try_locked(path)
         if handle is not None:

@@ -117,6 +117,7 @@ async def send(
     Raises:
         UserError: a disk is full, or a file has changed and the node has no earlier copy.
     """
+    # A hub id or a path on the node: there is nothing to send.
     if source.destination is None:
         return source.value
     is_large = sum(file.size_bytes for file in source.files) >= REPORTED_BYTES
@@ -126,6 +127,7 @@ async def send(
     except NodeUnreachable:
         raise  # which files it has is unknown
     except UserError as error:
+        # A changed file makes the push fail, so look for one before blaming the disk.
         changed = await asyncio.to_thread(_find_changed, services.hashes, source)
         if changed is None:
             raise

@@ -67,5 +67,6 @@ def choose_checkpoint_ranks(ranks: Sequence[RankPlacement], copies: int) -> tupl
     """
     first: dict[str, int] = {}
     for place in ranks:
+        # A second copy on the same PC would be lost with it.
         first.setdefault(place.node, place.rank)
     return tuple(list(first.values())[:copies])

@@ -78,6 +78,7 @@ async def plan_launch(services: Services, spec: RunSpec, nodes: Sequence[str]) -
     answers = await asyncio.gather(
         *(_check_node(services, node) for node in nodes), return_exceptions=True
     )
+    # The first problem in the order of nodes, so that the message is the same each time.
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
@@ -85,6 +86,7 @@ async def plan_launch(services: Services, spec: RunSpec, nodes: Sequence[str]) -
     ranks = place_ranks(facts)
     if spec.parallel == "single":
         ranks = keep_single(ranks)
+        # Nodes without a rank need no network in common with it.
         facts = {ranks[0].node: facts[ranks[0].node]}
     if spec.shares is not None and len(spec.shares) != len(ranks):
         raise UserError(
@@ -113,6 +115,7 @@ async def _check_node(services: Services, node: str) -> NodeFacts:
             f"Wait until it ends, stop it: rackless runs stop {status.run_id}, or choose other "
             "nodes in the run file.",
         )
+    # Runs are refused above with a better message; what is left are exports and the like.
     for use in facts.gpu_uses:
         if use.run_id is None:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Preview a run's data before it starts: the format, the counts, and what is skipped or trained on.
+"""Preview a run's data before it starts: format, counts, skipped rows and trained parts.
 
 It needs the model's tokenizer and the packages of the training environment, but neither weights nor
 a GPU. With the model's folder on this PC and the packages in our own Python it runs here; otherwise
@@ -87,6 +87,7 @@ async def preview_data(
 
 
 def _can_run_here() -> bool:
+    # Looked up, not imported: importing transformers takes seconds.
     return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
 
 
@@ -164,6 +165,7 @@ async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess
             *(sys.executable, "-m", "agents.program", "agents.trainer.data.preview"),
             *(str(folder / "job.json"), str(folder / "report.json")),
             env=environ,
+            # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
             limit=1 << 20,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

@@ -132,17 +132,20 @@ def _is_gone(part: RunPart, situation: Situation) -> bool:
         return part.status.state == "lost"
     if situation.launching:
         return False
+    # Another master may still be launching it, unless no part of it is active any more.
     return situation.is_ours or not any(other.active for other in situation.parts)
 
 
 def _end_time(part: RunPart) -> float:
     ended_s = part.status.ended_s if part.status else None
+    # An end at an unknown time never comes before a known one.
     return ended_s if ended_s is not None else float("inf")
 
 
 def _stands_still(situation: Situation) -> bool:
     """Return whether a silent node blocks the others: they are active and make no progress."""
     silent_s = max((p.silent_s or 0.0 for p in situation.parts if not p.answers), default=0.0)
+    # Both are required: the node may only have lost the master, and a step may just be slow.
     return (
         any(part.active for part in situation.parts)
         and silent_s >= situation.lost_after_s
@@ -203,6 +206,7 @@ def _judge_active(situation: Situation) -> StateJudgement:
     silent = [part.node for part in situation.parts if not part.answers]
     message = f"{show_list(silent)} cannot be reached; training continues there" if silent else ""
     states = {part.status.state for part in situation.parts if part.status is not None}
+    # Parts end one after the other: once one has stopped, the run is stopping.
     if situation.stop_asked or "stopping" in states or "stopped" in states:
         return StateJudgement(state="stopping", message=message)
     if situation.launching:

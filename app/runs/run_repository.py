@@ -62,6 +62,7 @@ class RunRepository:
         run = self.store.get(run_id)
         if run is not None:
             return run
+        # An empty text would match every run.
         fitting = [run for run in self.store.all() if run_id and run.run_id.startswith(run_id)]
         if len(fitting) == 1:
             return fitting[0]
@@ -71,6 +72,7 @@ class RunRepository:
 
     def snapshot(self, run_id: str) -> RunSnapshot:
         run = self.get(run_id)
+        # Lists show all runs: reading the journals of those that have ended would take too long.
         history = self.history(run_id) if run.state in ACTIVE_STATES else None
         return make_snapshot(run, self.placements(run), history)
 
@@ -141,6 +143,7 @@ class RunRepository:
             if run.attempt != attempt or not may_move(run.state, state):
                 return None
             moved = run.state != state
+            # Stored with the state, so that no list shows an ended run with old progress.
             progress = make_progress(self.history(run_id), attempt)
             return replace(_moved(run, state, message, hint), progress=progress)
 
@@ -207,6 +210,8 @@ def _moved(run: RunRecord, state: RunState, message: str, hint: str) -> RunRecor
         message=message,
         hint=hint,
         started_s=run.started_s or (now_s if state == "running" else None),
+        # A repeated move must not shift the end.
         ended_s=(run.ended_s or now_s) if ended else None,
+        # A stop request ends with the attempt: a resume must not be stopped by it.
         stop_asked=run.stop_asked and not ended,
     )

@@ -87,6 +87,7 @@ class Services:
         Raises:
             UserError: it is being launched already.
         """
+        # A file lock ends with its process, so a killed launcher never blocks the run.
         path = private_folder(self.paths.run(run_id)) / _LAUNCH_LOCK
         handle = try_locked(path)
         for _ in range(_LOCK_TRIES):
@@ -107,6 +108,7 @@ class Services:
     def is_launching(self, run_id: str) -> bool:
         """Return whether a living process is launching the run."""
         path = self.paths.run(run_id) / _LAUNCH_LOCK
+        # Taking the lock creates the file, and fails while the run has no folder here.
         if not path.exists():
             return False
         handle = try_locked(path)

@@ -43,6 +43,7 @@ def make_snapshot(
     """Return the current snapshot of a run; without `history`, its live figures stay unknown."""
     attempt = history.attempt(run.attempt) if history else AttemptHistory()
     active = run.state in ACTIVE_STATES
+    # A run that has ended has no speed.
     recent = tuple(attempt.recent) if active else ()
     last = recent[-1] if recent else None
     progress = make_progress(history, run.attempt) if history else run.progress
@@ -121,6 +122,7 @@ def _name_phase(rank: RankHistory) -> str | None:
 
 def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankProgress:
     told = attempt.ranks.get(place.rank, RankHistory())
+    # Unknown until the attempt's first line has arrived.
     share = attempt.shares[place.rank] if place.rank < len(attempt.shares) else None
     return RankProgress(
         rank=place.rank,

@@ -31,6 +31,7 @@ class Database:
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
+        # Reentrant, so that the block of `write` may call `read`.
         self._lock = threading.RLock()
         self._path = path
         self.notice = ""
@@ -88,6 +89,7 @@ def open_database(path: Path, fill: Callable[[Database], None] = lambda database
     """
     try:
         private_folder(path.parent)
+        # Only one process may move a damaged file aside or migrate the schema at a time.
         with locked(path.with_suffix(".lock")):
             database = _open_or_replace(path)
             if not database.read("SELECT 1 FROM facts WHERE key = 'filled'"):
@@ -105,6 +107,7 @@ def open_database(path: Path, fill: Callable[[Database], None] = lambda database
 def _open_or_replace(path: Path) -> Database:
     try:
         return _open(path)
+    # A subclass of DatabaseError, hence first: a file that is locked or full is not damaged.
     except sqlite3.OperationalError as error:
         raise _as_user_error(error, path) from error
     except sqlite3.DatabaseError as error:
@@ -118,6 +121,7 @@ def _open_or_replace(path: Path) -> Database:
 
 
 def _open(path: Path) -> Database:
+    # isolation_level=None keeps Python from opening transactions of its own beside `write`.
     connection = sqlite3.connect(
         path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
@@ -178,6 +182,7 @@ def _apply(connection: sqlite3.Connection, step: int) -> None:
     try:
         for statement in MIGRATIONS[step]:
             connection.execute(statement)
+        # Part of the transaction: a migration that fails leaves the old version number.
         connection.execute(f"PRAGMA user_version = {step + 1}")
         _check_health(connection)
         connection.execute("COMMIT")
@@ -195,6 +200,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 def _back_up(connection: sqlite3.Connection, path: Path) -> None:
     copy = sqlite3.connect(path)
     try:
+        # Not a copy of the file, which would miss what is still in the WAL.
         connection.backup(copy)
     finally:
         copy.close()

@@ -46,6 +46,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             text TEXT NOT NULL
         ) STRICT""",
         "CREATE INDEX run_events_by_run ON run_events (run_id, id)",
+        # Nodes that were off report deleted runs later; their ids keep them out.
         "CREATE TABLE deleted_runs (run_id TEXT PRIMARY KEY, deleted_s REAL NOT NULL) STRICT",
         """CREATE TABLE file_hashes (
             path TEXT PRIMARY KEY,
@@ -62,6 +63,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             figures TEXT NOT NULL,
             PRIMARY KEY (node, device_id)
         ) STRICT""",
+        # One row per direction: node to peer.
         """CREATE TABLE links (
             node TEXT NOT NULL,
             peer TEXT NOT NULL,
@@ -84,6 +86,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             measured TEXT,
             PRIMARY KEY (run_id, attempt)
         ) STRICT""",
+        # No reference to runs: outcomes stay when their run is deleted.
         """CREATE TABLE outcomes (
             run_id TEXT NOT NULL,
             attempt INTEGER NOT NULL,

@@ -80,6 +80,7 @@ class PlanningStore:
         """Delete the measurements of a removed node."""
         with self._database.write() as connection:
             connection.execute("DELETE FROM calibrations WHERE node = ?", (node,))
+            # Links are stored per direction, so the node may be at either end.
             connection.execute("DELETE FROM links WHERE node = ? OR peer = ?", (node, node))
 
     # ------------------------------------------------------------ data
@@ -145,6 +146,7 @@ class PlanningStore:
     def save_outcomes(self, run_id: str, attempt: int, outcomes: dict[int, RunOutcome]) -> None:
         """Store the outcome of each rank of an attempt."""
         with self._database.write() as connection:
+            # REPLACE: an attempt that is judged twice must count once.
             connection.executemany(
                 "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?)",
                 [

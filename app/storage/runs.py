@@ -100,6 +100,7 @@ class RunStore:
                 f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",
                 _row_of(run),
             )
+            # OR IGNORE raises nothing for a known id; the count of rows is 0 then.
             return cursor.rowcount == 1
 
     def change(
@@ -115,6 +116,7 @@ class RunStore:
             ).fetchone()
             old = _run_of(row) if row else None
             new = change(old) if old else None
+            # No write without a change, since each one makes other processes read all runs again.
             if new is None or new == old:
                 return None
             marks = ", ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
@@ -244,6 +246,7 @@ def _spec_of(plain: dict[str, Any]) -> RunSpec:
 
 def _limit(value: Any) -> Any:
     if isinstance(value, dict):
+        # A seed stays as it is: with another one, it would be another run.
         return {name: one if name == "seed" else _limit(one) for name, one in value.items()}
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return min(value, MAX_COUNT) if is_number else value

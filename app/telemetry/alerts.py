@@ -44,6 +44,7 @@ class Alert:
 
 
 def _over(value: float | None, limit: float, release: float, active: bool) -> bool:
+    # An unknown value clears the alert: nothing shows that it still holds.
     if value is None or not math.isfinite(value):
         return False
     return value >= (limit - release if active else limit)
@@ -114,7 +115,9 @@ def check_run(run: RunSnapshot, last_step_age_s: float | None) -> tuple[Alert, .
             )
         )
     steps = [rank.step_s for rank in run.ranks if rank.step_s is not None]
+    # The slowest rank sets the pace, as all ranks wait for it.
     limit = max(STALL_FLOOR_S, STALL_STEPS * max(steps, default=0.0))
+    # Loading, compiling and saving may take long without a step.
     training = run.state == "running" and run.phase == "training"
     if training and last_step_age_s is not None and last_step_age_s > limit:
         text = f"no step for {show_duration(last_step_age_s)}"

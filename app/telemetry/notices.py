@@ -60,6 +60,7 @@ class Notices:
         """Return the notice for a run's new snapshot, if there is one."""
         before = self._states.get(run.run_id)
         self._states[run.run_id] = run.state
+        # A run first seen in its end state ended before this start, and is no news.
         if before not in ACTIVE_STATES or run.state not in _KINDS:
             return None
         kind, tone, words = _KINDS[run.state]

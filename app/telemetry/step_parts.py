@@ -26,6 +26,7 @@ def split_step(rank: RankProgress) -> tuple[StepPart, ...]:
         "waiting": rank.wait_s,
         "optimizer": rank.optimizer_s,
     }
+    # Parts with a gap would not add up to the step.
     if not rank.step_s or None in parts.values():
         return ()
     return tuple(

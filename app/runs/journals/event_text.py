@@ -58,7 +58,7 @@ def describe_line(
 
 Description = tuple[Severity, str, bool] | None
 """Severity, sentence, and whether the sentence identifies the event. When it does not, all lines of
-one kind and step are the same event, whatever the numbers in their sentences."""
+one kind and step are the same event, even if the numbers in their sentences differ."""
 
 
 def _describe_started(line: Line, node: str, rank: int | None) -> Description:

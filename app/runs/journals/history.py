@@ -182,6 +182,7 @@ class RunHistory:
         """Return the entries of all attempts by step, each up to where a later attempt started."""
         kept: dict[int, T] = {}
         limit: int | None = None
+        # Newest first, since the start of an attempt limits all attempts before it.
         for number in sorted(self.attempts, reverse=True):
             attempt = self.attempts[number]
             for step, one in pick(attempt).items():
@@ -232,6 +233,7 @@ class RunHistory:
             with contextlib.suppress(WireError):  # written by another version
                 self.data = from_wire(DataPreview, line)
         entry = describe_line(line, self._run_id, number, node, rank)
+        # Several ranks record the same event; equal keys make it one.
         if entry is not None and entry.key not in self._seen:
             self._seen.add(entry.key)
             self.events.append(entry.event)
@@ -256,6 +258,7 @@ def _take_rank_line(
         attempt.failed_saves[whole_of(line, "step") or 0] = text_of(line, "message")
     elif kind == "certificate":
         attempt.certificate = read_certificate(line) or attempt.certificate
+    # Journals call a control request a wish.
     elif kind == "wish":
         attempt.request_steps[text_of(line, "wish_id")] = whole_of(line, "step") or 0
     elif kind == "eval":
@@ -274,6 +277,7 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
     step = whole_of(line, "step")
     if step is None:
         return
+    # Every rank that writes records its own times; the slowest one counts.
     before = attempt.checkpoints.get(step, SaveTimes(0.0, 0.0))
     attempt.checkpoints[step] = SaveTimes(
         seconds=max(before.seconds, number_of(line, "seconds") or 0.0),
@@ -283,6 +287,7 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
 
 def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
     step = whole_of(line, "step")
+    # Step 0 is a start from scratch, which holds no copy.
     if step and line["kind"] in ("checkpoint", "started"):
         attempt.holders.setdefault(step, set()).add(node)
 

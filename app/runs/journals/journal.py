@@ -41,6 +41,7 @@ class JournalTail:
     def _next_lines(self, file: Any) -> bytes:
         file.seek(self._offset)
         chunk: bytes = file.read(MAX_READ_BYTES)
+        # Without a newline this is empty, which ends the loop and leaves the offset in place.
         chunk = chunk[: chunk.rfind(b"\n") + 1]
         self._offset += len(chunk)
         return chunk
@@ -84,6 +85,7 @@ def shares_of(line: Line) -> tuple[float, ...]:
         return ()
     numbers = [v for v in values if isinstance(v, (int, float)) and math.isfinite(v) and v >= 0]
     total = sum(numbers)
+    # Shares belong to ranks by position, so one odd value spoils all of them.
     return tuple(v / total for v in numbers) if total > 0 and len(numbers) == len(values) else ()
 
 
@@ -99,6 +101,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
     if line.get("kind") != "step" or step is None:
         return None
     step_s, tokens = number_of(line, "step_s"), number_of(line, "global_tokens")
+    # Not `number_of`, which would drop a NaN.
     loss = line.get("loss")
     return StepRecord(
         attempt=attempt,
@@ -119,6 +122,7 @@ def read_certificate(line: Line) -> Certificate | None:
     promise, steps = text_of(line, "promise"), whole_of(line, "steps")
     if promise not in ("A", "B") or not steps:
         return None
+    # `number_of` returns None for an infinite difference.
     difference = number_of(line, "largest_difference")
     return Certificate(
         promise="A" if promise == "A" else "B",

@@ -32,6 +32,7 @@ def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = No
     except binascii.Error as error:
         raise AgentBug(f"a chunk of {chunk.stream} is not base64: {error}") from error
     num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
+    # Another process may have appended the first part: report only what this one did.
     if num_new and written is not None:
         written(chunk.stream, chunk.offset + len(data) - num_new, data[len(data) - num_new :])
     return num_new
@@ -52,6 +53,7 @@ async def sync_part(
         offset = here.get(stream, 0)
         while offset < size:
             chunk = await agent.stream_read(run_id, attempt, stream, offset, STREAM_CHUNK_BYTES)
+            # The size read below tells whether another process has appended meanwhile.
             with contextlib.suppress(MirrorGap):
                 store_chunk(mirror, chunk, written)
             reached = mirror.sizes().get(stream, 0)

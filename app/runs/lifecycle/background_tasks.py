@@ -54,6 +54,7 @@ class BackgroundTasks:
         """Return the task that watches the run until its attempt ends; start it when missing."""
         key = f"run {run_id}"
         task = self._tasks.get(key)
+        # A resumed run needs a new watch: each one ends with its attempt.
         if task is None or task.done():
             run = self._services.runs.get(run_id)
             task = self._spawn(key, RunWatch(self._services, run, self._events).run_until_end())
@@ -64,6 +65,7 @@ class BackgroundTasks:
         tasks = [task for task in self._tasks.values() if not task.done()]
         for task in tasks:
             task.cancel()
+        # Failures were logged when they happened.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _watch_active(self) -> None:

@@ -90,8 +90,9 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
 
 
 def _find_trace(attempt: AttemptHistory, request_id: str, num_ranks: int) -> TraceResult:
-    """Return the trace so far. A request during a recording extends it, so that it began
-    earlier.
+    """Return the trace so far.
+
+    A request during a recording extends that recording, which then began before the request.
     """
     step = attempt.request_steps.get(request_id)
     if step is None:

@@ -47,6 +47,7 @@ async def reconcile_run(services: Services, run_id: str) -> None:
         )
         return
     parts = await ask_parts(services.pool, run.nodes, run_id, run.attempt)
+    # Journals first: the judgement needs the newest step and checkpoint in them.
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run_id)
     services.runs.save_progress(run_id)

@@ -46,6 +46,7 @@ async def wait_for_journal(
         await sync_run(services, run, run.nodes)
         services.runs.refresh(run.run_id)
         attempt = services.runs.history(run.run_id).attempt(run.attempt)
+        # A slow cluster is not a dead one: every new step starts the timeout again.
         if attempt.newest is not newest:
             newest, moved_s = attempt.newest, time.monotonic()
         found = find(attempt)
