@@ -83,6 +83,7 @@ class MakeJob:
             raise ValueError(f"engine is {self.engine}; it must be {' or '.join(ENGINES)}")
         if self.engine not in row.engines:
             raise ValueError(f"engine is {self.engine}, which does not make {self.method}")
+        # Only GGUF shares work between types: the smaller ones are made of one F16 file.
         if len(self.types) > 1 and not row.joins_types:
             raise ValueError(f"types has {len(self.types)}; an artifact in {self.method} has one")
 

@@ -118,6 +118,7 @@ def find_kind(path: Path) -> str:
         raise Misfit(f"{path} is compressed ({packed})", "Unpack it and name what was in it")
     if start.startswith(b"PAR1") and kind != "parquet":
         raise Misfit(f"{path} is a Parquet file", "Let its name end in .parquet")
+    # Some editors on Windows write a byte order mark first.
     if kind is None and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         kind = "json"
     if kind is None:

@@ -41,6 +41,7 @@ def hub_home(environ: Mapping[str, str]) -> Path:
     if environ.get("HF_HOME"):
         return Path(environ["HF_HOME"]).expanduser()
     home = Path(environ.get("HOME") or str(Path.home()))
+    # In the order of huggingface_hub, so that both find the same folder.
     base = environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else home / ".cache") / "huggingface"
 

@@ -61,6 +61,7 @@ def read_kept(file: int, offset: int, max_bytes: int) -> tuple[int, bytes]:
     No bytes: the end of the file.
     """
     start = _seek(file, offset, "SEEK_DATA", offset)
+    # Stop at the next hole, whose zeros were never in the log.
     end = _seek(file, start, "SEEK_HOLE", start + max_bytes)
     os.lseek(file, start, os.SEEK_SET)
     return start, os.read(file, min(max_bytes, max(end - start, 0)))
@@ -100,6 +101,7 @@ def _notice(num_bytes: int) -> bytes:
 
 
 def _punch(file: int, start: int, end: int) -> None:
+    # Python has posix_fallocate only, which cannot punch holes.
     libc = ctypes.CDLL(None, use_errno=True)
     flags = ctypes.c_int(_KEEP_SIZE | _PUNCH_HOLE)
     place, size = ctypes.c_int64(start), ctypes.c_int64(end - start)

@@ -89,6 +89,7 @@ class AdapterSpec:
         # One form per meaning: equal specs have to compare and hash equal (frozen, so by object).
         if self.targets == ("all-linear",):
             object.__setattr__(self, "targets", "all-linear")
+        # A single name without signs of a pattern means one layer, not a regular expression.
         is_word = isinstance(self.targets, str) and self.targets != "all-linear"
         if is_word and not PATTERN_SIGNS.intersection(self.targets):
             object.__setattr__(self, "targets", (self.targets,))

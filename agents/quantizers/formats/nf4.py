@@ -31,6 +31,7 @@ def load_quantized(model: Path, device: str) -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
+        # float32 by default, which is slow on GPUs.
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     return AutoModelForCausalLM.from_pretrained(
