@@ -22,6 +22,7 @@ def main(argv: "list[str]") -> int:
     """Run one command and return the exit code."""
     if sys.version_info[:2] < OLDEST_PYTHON:
         return refuse_python(argv, "{}.{}".format(*sys.version_info[:2]))
+    # Only here: an old Python could not even parse it.
     from agents.commands import run_command
 
     return run_command(argv)

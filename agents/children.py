@@ -135,12 +135,15 @@ class Children:
             if left_s <= 0:
                 raise TimeoutError(f"no end after {timeout_s:g} s")
             readable, _, _ = select.select(list(rests), [], [], min(left_s, _LOOK_S))
+            # A grandchild in another session survives the kill and may keep the pipe open forever.
             if not readable and self._closed:
                 break
             for source in readable:
                 block = os.read(source, 1 << 16)
+                # Progress bars end their lines with a carriage return.
                 *lines, rest = (rests[source] + block).replace(b"\r", b"\n").split(b"\n")
                 if block:
+                    # A program may print without any newline; keep a bounded part.
                     rests[source] = rest[-(1 << 16) :]
                 else:
                     lines.append(rests.pop(source))

@@ -38,6 +38,7 @@ def run_command(argv: list[str]) -> int:
 def _serve(nonce: str) -> int:
     from agents.serve.handshake import greet
 
+    # Before the server is imported, so that `hello` goes out first.
     greeted = greet(nonce)
     if greeted is None:
         return 1

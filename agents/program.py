@@ -34,6 +34,7 @@ def imports_that_stay() -> Iterator[None]:
     try:
         yield
     finally:
+        # Before enable: frozen objects are never scanned again.
         gc.freeze()
         gc.enable()
 

@@ -35,6 +35,7 @@ def archive_path() -> str:
 def agent_command() -> list[str]:
     """Return the argv that starts this same agent, to be followed by a command."""
     archive = archive_path()
+    # -I keeps the user's PYTHONPATH and site folder out; a source tree needs the path to be found.
     if os.path.isfile(archive):
         return [sys.executable, "-I", archive]
     return [sys.executable, "-m", "agents"]
@@ -222,6 +223,7 @@ class Identity:
         return {"pid": self.pid, "start_ticks": self.start_ticks, "boot_id": self.boot_id}
 
     def is_alive(self) -> bool:
+        # Start ticks count from boot, so they may repeat after one.
         return self.boot_id == boot_id() and read_start_ticks(self.pid) == self.start_ticks
 
 
@@ -248,6 +250,7 @@ def read_start_ticks(pid: int) -> int | None:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
+    # A zombie has ended, although its pid is still taken.
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 

@@ -41,8 +41,10 @@ class AgentChannel:
         with self._lock:
             try:
                 while view and not self.broken.is_set():
+                    # A write to a pipe may be short; the lock keeps messages whole.
                     view = view[os.write(self._out, view) :]
             except OSError:
+                # Not raised: each thread ends by itself once it sees the flag.
                 self.broken.set()
 
 

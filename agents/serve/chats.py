@@ -43,6 +43,7 @@ class Chat:
         """Start the program; `read` parses one line of its output."""
         run = (children, argv, environ, read)
         threading.Thread(target=self._run, args=run, daemon=True).start()
+        # A lease is a file, which cannot be waited for, so it is polled on a thread of its own.
         threading.Thread(target=self._watch, daemon=True).start()
 
     def listen(self) -> Iterator[Said]:
@@ -66,6 +67,7 @@ class Chat:
             self._hang_up(why)
 
     def _hang_up(self, why: str) -> None:
+        # The first reason is the cause; the later ones follow from it.
         self.ended = self.ended or why
         if self._output >= 0:
             os.close(self._output)

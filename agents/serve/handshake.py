@@ -21,9 +21,11 @@ def greet(nonce: str) -> tuple[Home, int] | None:
 
     From then on `sys.stdout` and descriptor 1 point to stderr. None: `fatal` was sent instead.
     """
+    # Before any other import can print: only messages may reach the master's end of the pipe.
     out = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    # Shells may print greetings first; the nonce shows the master where our output begins.
     os.write(out, f"RACKLESS {nonce}\n".encode("ascii", "replace"))
     try:
         home = open_home()
@@ -56,5 +58,6 @@ def read_archive_sha256() -> str:
 
 
 def _write_event(out: int, kind: str, data: dict[str, Any]) -> None:
+    # By hand, because importing the classes of messages would delay `hello`.
     event = {"type": "event", "kind": kind, "data": data, "request_id": None}
     os.write(out, json.dumps(event).encode("ascii") + b"\n")

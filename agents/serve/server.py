@@ -70,6 +70,7 @@ class Server:
                 if self._ending or self._channel.broken.is_set():
                     return
         finally:
+            # A copy: each follow removes itself when it ends.
             for ended in tuple(self._follows.values()):
                 ended.set()
             self._end_programs()
@@ -118,7 +119,9 @@ class Server:
             if children is not None:
                 # It waits for killed programs; the next line must not.
                 threading.Thread(target=children.cancel, daemon=True).start()
+        # Refuse rather than wait: the main thread must stay free to answer `ping`.
         elif self._slots.acquire(blocking=False):
+            # A daemon: a handler that hangs must not keep the process after the master is gone.
             worker = threading.Thread(target=self._work, args=(request,), daemon=True)
             self._workers[request.id] = worker
             worker.start()
@@ -134,7 +137,9 @@ class Server:
             try:
                 self._channel.send(self._respond(call))
             finally:
+                # Before `afterwards`: a stream may go on for days and must not take up a slot.
                 self._slots.release()
+                # The program of a chat outlives its request, and must still be killed at the end.
                 if not children.is_busy:
                     self._children.pop(request.id, None)
             for action in call.afterwards:
@@ -161,6 +166,7 @@ class Server:
             error = RemoteError(kind="bad_request", message=f"{request.kind}: {wrong}")
         except Exception as bug:  # noqa: BLE001 - the edge: a bug becomes an answer
             error = describe_bug(request.kind, bug)
+        # A request that failed must not start its stream.
         call.afterwards.clear()
         return Response(id=request.id, error=error)
 
@@ -180,12 +186,14 @@ def read_lines(source: int, between: Callable[[], None]) -> Iterator[bytes | Non
     parts: list[bytes] = []
     size, skipping = 0, False
     for block in _read_blocks(source, between):
+        # Joined only once per line: adding block to block would be quadratic for a long one.
         head, *lines = block.split(b"\n")
         size += len(head)
         parts.append(head)
         for line in lines:
             yield None if skipping or size > MAX_LINE_BYTES else b"".join(parts)
             parts, size, skipping = [line], len(line), False
+        # Drop what came of it, but remember that the rest up to the newline belongs to it.
         if size > MAX_LINE_BYTES:
             parts, skipping = [], True
 
@@ -199,6 +207,7 @@ def _read_blocks(source: int, between: Callable[[], None]) -> Iterator[bytes]:
             due, wait_s = time.monotonic() + LEASE_RENEWAL_S, LEASE_RENEWAL_S
         if not select.select([source], [], [], wait_s)[0]:
             continue
+        # Not a buffered read: select would not see what already lies in Python's buffer.
         block = os.read(source, READ_BYTES)
         if not block:
             return
@@ -210,6 +219,7 @@ def serve(home: Home, out: int) -> None:
     remove_job_folders(home)
     server = Server(home, AgentChannel(out))
     recording = Recording(home)
+    # Deleting large exports takes long, and the first request must not wait for it.
     threading.Thread(target=_remove_half_made, args=(home,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(0, recording.keep)
@@ -227,6 +237,7 @@ class Recording:
     def keep(self) -> None:
         """Renew the lease on another thread: starting a process would delay the first request."""
         args = (self._home, archive_path(), self._is_first)
+        # Only a server that starts replaces a recorder of another version; see telemetry/lease.py.
         self._is_first = False
         threading.Thread(target=_keep_recorder, args=args, daemon=True).start()
 

@@ -56,6 +56,7 @@ def list_all(call: Call) -> dict[str, Any]:
 
     Only the newest attempt of each run carries its spec and all its ranks.
     """
+    # Once for all attempts: each scan reads the environment of every process.
     tagged = list(read_tagged())
     attempts = find_attempts(call.home)
     newest = {attempt.run_id: attempt.number for attempt in attempts}
@@ -72,6 +73,7 @@ def _fit(statuses: list[AttemptStatus]) -> list[dict[str, Any]]:
     """Return the wire forms, leaving out the oldest when they are too many for one message."""
     left_bytes = MAX_LIST_BYTES
     kept = {}
+    # The newest take the space first; the answer keeps the original order.
     for index in sorted(range(len(statuses)), key=lambda i: -(statuses[i].started_s or 0.0)):
         form = to_wire(statuses[index])
         left_bytes -= len(json.dumps(form))
@@ -92,6 +94,7 @@ def wish(call: Call) -> dict[str, Any]:
     args = from_wire(WishArgs, call.args, "args")
     attempt = AttemptFolder(call.home, args.run_id, args.attempt)
     attempt.require()
+    # Nobody would take the request, and the user would wait for its effect.
     if is_over(attempt):
         raise ExpectedError(f"Attempt {args.attempt} of run {args.run_id} has ended on this node.")
     write_request(attempt.folder, args.wish)

@@ -30,6 +30,7 @@ def open_chat(call: Call) -> ChatOpened:
     job = from_wire(ChatJob, call.args, "job")
     place, note = _choose_device(call.home, job)
     packages = [str(call.home.path / job.packages)] if job.packages else []
+    # Registered before it is loaded, so that a close can end the loading.
     chat = call.chats[job.chat] = Chat(lambda: _find_taker(call.home, place))
     with job_folder(call.home) as folder:
         file = folder / "job.json"
@@ -39,6 +40,7 @@ def open_chat(call: Call) -> ChatOpened:
             {**to_wire(job), "device": place.device, "in_4_bits": job.in_4_bits and on_gpu},
         )
         argv = command(job.python, "agents.quantizers.chat", str(file))
+        # On the CPU the program must not see a GPU: initializing CUDA alone takes its memory.
         shown = None if on_gpu else place.device
         chat.start(call.children, argv, job_environ(call.home, packages, shown), read_said)
         said = _wait_for(chat, call, "opened")
@@ -54,6 +56,7 @@ def ask(call: Call) -> ChatReply:
     chat = call.chats.get(str(call.args.get("chat")))
     if chat is None:
         return ChatReply(answer=None, ended="the connection was lost in the meantime")
+    # Messages carry no question's id, so a second listener would take the first one's answer.
     if not chat.asking.acquire(blocking=False):
         raise ExpectedError(
             "The model is still answering the previous question.", "Stop that answer first"

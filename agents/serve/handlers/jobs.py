@@ -80,6 +80,7 @@ def export_made(call: Call) -> dict[str, Any]:
             _run(call, argv, what, packages, device=job.device)
         finally:
             remove_abandoned(destination)
+            # After a crash or a lost connection the next try continues with these layers.
             if call.children.is_cancelled:
                 remove_layers(destination)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
@@ -115,6 +116,7 @@ def _borrow_in_turn(call: Call, device_id: str, work: str) -> Iterator[None]:
         if name != told:
             call.progress(f"waiting until {name} has finished with the GPU", "wait")
             told = name
+        # Nobody waits for the result once the request was cancelled or the master is gone.
         return not call.children.is_closed
 
     with borrow_device(call.home, device_id, work, socket.gethostname(), wait):
@@ -174,6 +176,7 @@ def _run(
     code, lines = call.children.run(argv, environ=environ, on_line=tell)
     if code == 0:
         return
+    # Also with a non-zero exit code, the program's own words say more than its last line.
     failures = [said for said in map(read_said, lines) if said.get("kind") == "failed"]
     told = failures[-1] if failures else explain_end(what, code, lines)
     raise ExpectedError(str(told.get("message", "")), str(told.get("hint", "")))

@@ -34,6 +34,7 @@ def _read_tail(path: Path, written_s: float) -> LogTail:
         file.seek(max(0, size_bytes - TAIL_BYTES))
         data = file.read(TAIL_BYTES)
     if size_bytes > TAIL_BYTES:
+        # The first line is cut; a tail that is one endless line stays as it is.
         data = data.partition(b"\n")[2] or data
     attempt = path.parent.name
     return LogTail(

@@ -47,6 +47,7 @@ def listen(call: Call) -> dict[str, Any]:
     """Answer with a port, then serve one probe on it."""
     args = from_wire(ListenArgs, call.args, "args")
     listener = open_listener(args.address)
+    # The master needs the port before the other node can connect.
     serve = threading.Thread(target=answer_probe, args=(listener, args.timeout_s), daemon=True)
     serve.start()
     return {"port": listener.getsockname()[1]}
@@ -76,6 +77,7 @@ def allreduce(call: Call) -> dict[str, Any]:
 
 
 def _read_answer(probe: AllReduceProbe, lines: list[str]) -> dict[str, Any]:
+    # torch may print warnings before and after the answer.
     for line in reversed(lines):
         if line.startswith("RACKLESS "):
             answer: dict[str, Any] = json.loads(line.partition(" ")[2])

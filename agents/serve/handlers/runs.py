@@ -81,6 +81,7 @@ def delete(call: Call) -> dict[str, Any]:
     """Delete all files of a finished run on this node."""
     args = from_wire(RunArgs, call.args, "args")
     folder = call.home.run(args.run_id)
+    # Processes of a killed supervisor count too: they would still write into the folder.
     for attempt in find_attempts(call.home):
         if attempt.run_id == args.run_id and _is_alive(attempt):
             raise ExpectedError(
@@ -97,6 +98,7 @@ def _remove(folder: Path) -> int:
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
     try:
         os.rename(folder, doomed)
+        # After the rename, when nobody adds files any more.
         freed = _measure(doomed)
         shutil.rmtree(doomed)
     except OSError as error:
@@ -110,6 +112,7 @@ def _is_alive(attempt: AttemptFolder) -> bool:
 
 def _measure(folder: Path) -> int:
     files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+    # lstat: the target of a symlink is not deleted.
     return sum(path.lstat().st_size for path in files)
 
 
@@ -136,6 +139,7 @@ def _find_artifact(call: Call, *, or_export: bool = False) -> Path:
     parts = split_destination(from_wire(PathArgs, call.args, "args").path)
     folder = call.home.path.joinpath(*parts)
     is_artifact = parts[0] == "artifacts" and len(parts) == 2
+    # runs/RUN/exports/NAME: nothing else below runs may be deleted this way.
     is_export = or_export and len(parts) == 4 and (parts[0], parts[2]) == ("runs", "exports")
     if not (is_artifact or is_export) or folder.is_symlink():
         raise ExpectedError(

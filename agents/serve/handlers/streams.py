@@ -64,6 +64,7 @@ def follow(call: Call) -> dict[str, Any]:
     attempt.require()
     number = call.request.id
     call.follows[number] = ended = threading.Event()
+    # After the answer: the master must know the number before the first event comes.
     call.afterwards.append(lambda: _follow(call, attempt, args.offsets, ended))
     return {"follow": number}
 

@@ -46,6 +46,7 @@ def _follow(call: Call, after_s: float | None, ended: threading.Event) -> None:
             for seq in range(max(sent + 1, newest - 60) if newest > sent else newest, newest + 1):
                 _send(call, reader.read(seq))
             sent, misses = newest, 0
+            # No need to poll before the next sample is due; then poll quickly, to send it at once.
             ended.wait(QUIET_S)
     finally:
         reader.close()
