@@ -55,6 +55,7 @@ def _count_words(path: Path) -> int:
         return 0
     try:
         with path.open("rb") as file:
+            # The cut may fall inside a character, so errors are replaced.
             text = file.read(_READ_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise UserError(

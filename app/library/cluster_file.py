@@ -114,6 +114,7 @@ class _Reader:
         name = known.get("name")
         if not isinstance(name, str) or not name or " " in name:
             self._report((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
+            # A stand-in, so that the problems after this one are found as well.
             name = ""
         system = known.get("system", "linux")
         if system not in _SYSTEMS:

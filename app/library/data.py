@@ -270,6 +270,7 @@ def _check_table(path: Path, lines: Iterable[str], count: _RowCount) -> None:
     # The delimiter is guessed from the header alone: the texts below are full of commas.
     is_tabbed = path.suffix.lower() == ".tsv"
     delimiter = "\t" if is_tabbed else max(",;\t", key="".join(first).count)
+    # Strict: otherwise a stray quote is accepted and swallows the rows after it.
     reader = csv.reader(chain(first, rows), delimiter=delimiter, strict=True)
     num_columns = 0
     try:

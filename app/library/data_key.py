@@ -31,6 +31,7 @@ def make_data_key(spec: RunSpec) -> str:
 
 def _stat(path: Path) -> list[tuple[str, int, int]]:
     try:
+        # None: too many entries to look through; the key then rests on the name alone.
         stats = [(one.name, one.stat()) for one in list_files(path) or ()]
     except (OSError, ValueError):
         return []

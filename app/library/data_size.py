@@ -113,6 +113,7 @@ def list_files(path: Path) -> list[Path] | None:
                     return None
                 if entry.name.startswith("."):
                     continue
+                # A link may lead back to a folder above and be walked in circles.
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
                 elif may_be_data(entry.name):

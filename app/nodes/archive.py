@@ -66,4 +66,5 @@ def _pynvml_source() -> bytes:
 
 
 def _with_unix_newlines(source: bytes) -> bytes:
+    # A checkout on Windows may have CRLF, which would give the same version another hash.
     return source.replace(b"\r\n", b"\n")

@@ -2,7 +2,7 @@
 
 A small shell script looks for the archive by its hash, requests it if it is missing or damaged,
 verifies and renames it, and becomes `python3 -I ARCHIVE serve NONCE`. SSH, local and WSL nodes all
-start this way. Whatever a login shell prints before the first line with our nonce is skipped.
+start this way. Output of the login shell before the first line with our nonce is skipped.
 
 The script is passed as one argument through login shells of every kind (sh, fish, csh) and
 through `wsl.exe`, which all parse quotes differently. So it has no quotes, backslashes,

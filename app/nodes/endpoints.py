@@ -35,6 +35,7 @@ def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
     addresses = {
         name: known.get(name) or _own_address(fact, remote) for name, fact in facts.items()
     }
+    # A node reached over loopback is on this PC, so the others reach it at this PC's own address.
     if remote:
         addresses = {
             name: _own_address(facts[name], remote) if _is_loopback(address) else address

@@ -123,6 +123,7 @@ class Fleet:
     async def remove(self, name: str) -> None:
         """Disconnect and unregister a node; forget its host key unless another node shares it."""
         node = self.node(name)
+        # First, or the watch might publish a node that is gone.
         await self._stop_watching(name)
         del self._nodes[name]
         self._last.pop(name, None)

@@ -102,12 +102,14 @@ class NodeWatch:
             self._is_trying = True
             started_s = time.monotonic()
             error = await self._live_once()
+            # A link that opens and soon breaks counts as a failure, too, so that pauses grow.
             failures = 1 if time.monotonic() - started_s > STEADY_AFTER_S else failures + 1
             # None waits without end: only a request of the user tries a refused login again.
             refused = isinstance(error, REFUSALS)
             pause_s = None if refused else pause_before(failures, random.random())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
+                    # The deadline leaves the block here, so only a `retry` resets the count.
                     await self._retry.wait()
                     failures = 0
 
@@ -160,6 +162,7 @@ class NodeWatch:
             self._fail(error if isinstance(error, UserError) else self._report_bug(error))
             return error
         finally:
+            # Before closing, so that a request waits for the next try instead of a dying link.
             self._link = None
             # Shielded: when the task is cancelled at exit, the agent still gets its shutdown.
             await asyncio.shield(self._close(link))

@@ -66,7 +66,7 @@ def _misfit(candidate: Candidate) -> str:
 
 
 def _network_words(case: Case, candidate: Candidate) -> str:
-    """Return what is said of the network, if it matters.
+    """Describe the network's part of a step; empty: it is too small to matter.
 
     For weights that are gathered, that is all the time on the wire, hidden or not.
     """

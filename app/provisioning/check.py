@@ -6,7 +6,7 @@ Adding a check takes one function and one row in a table below:
 - `GROUP_CHECKS` compare the nodes with each other,
 - `NETWORK_CHECKS` measure between the nodes, and run only when all of them have an address.
 
-All nodes are asked at once. Whatever fails becomes a row, including a node that does not answer.
+All nodes are asked at once. Each failure becomes a row, including a node that does not answer.
 """
 
 from __future__ import annotations

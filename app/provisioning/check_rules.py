@@ -156,6 +156,7 @@ def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
     mtus: dict[str, int] = {}
     for name, endpoint in group.endpoints.items():
         for device in group.nodes[name].facts.interfaces:
+            # Only the device that training uses: bridges and VPNs have sizes of their own.
             if device.name == endpoint.interface and device.mtu is not None:
                 mtus[name] = device.mtu
     return tuple(
@@ -195,6 +196,7 @@ def _judge_gpu(node: str, gpu: GpuFacts, is_wsl: bool) -> CheckRow:
     text = f"{gpu.name}, driver {gpu.driver or 'not known'}"
     update = "the Windows driver" if is_wsl else "it: sudo ubuntu-drivers install"
     capability = _numbers(gpu.capability)
+    # Before the driver: no update helps a card that torch does not support.
     if capability and capability < MIN_CAPABILITY:
         fix = "Leave this node out: name the others under nodes in the run file"
         return make_row(

@@ -53,6 +53,7 @@ async def push(
     done = _ByteCount(coming, progress)
     async with await Receiver.open(client, destination, coming, files) as receiver:
         for entry in coming:
+            # Closes the file at once if the node refuses, not at some garbage collection.
             async with contextlib.aclosing(_blocks_of(root, entry)) as blocks:
                 async for block in blocks:
                     # The node has stopped reading; `finish` raises its reason.
@@ -123,6 +124,7 @@ async def copy(
                 problems.append(error)
         done = _ByteCount(entries, progress)
         for entry in entries if receivers else ():
+            # A file that no target wants is read as well: the stream cannot skip it.
             wanted = [receiver for receiver in receivers if receiver.wants(entry)]
             async for block in sender.blocks(entry):
                 await asyncio.gather(*(receiver.write(block) for receiver in wanted))

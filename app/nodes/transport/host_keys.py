@@ -78,6 +78,7 @@ class HostKeys:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self._path.with_name(f"{FILE_NAME}.lock")):
+                # Read again under the lock: another master may have changed the file meanwhile.
                 _write_durably(temporary, "".join(f"{x}\n" for x in change(self._lines())))
                 os.replace(temporary, self._path)
         except OSError as error:
@@ -101,6 +102,7 @@ def fingerprint_of(key: asyncssh.SSHKey) -> str:
 
 
 def _without(lines: list[str], address: SshAddress) -> list[str]:
+    # With the space, or port 22 would match port 2222 as well.
     return [line for line in lines if not line.startswith(host_name(address) + " ")]
 
 

@@ -20,7 +20,7 @@ from app.errors import LoginRefused
 
 DEFAULT_KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _WINDOWS_AGENT = r"\\.\pipe\openssh-ssh-agent"
-# An SSH agent may wait for a hardware key; the login goes on without it after so many seconds.
+# An SSH agent may wait for a hardware key; the login continues without it after this many seconds.
 _AGENT_TIMEOUT_S = 5.0
 
 

@@ -47,6 +47,7 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
 
     def session_started(self) -> None:
         if self._channel is not None:
+            # There is no stdin to write to until the child has started.
             self._channel.pause_reading()
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
@@ -116,6 +117,7 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
         if code >= 0:
             self._channel.exit(code)
         else:
+            # RFC 4254, 6.10: signals are named without their SIG.
             self._channel.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"))
 
     # ------------------------------------------------------------ inside

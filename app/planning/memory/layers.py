@@ -161,8 +161,8 @@ def measure_layer(
     """Return what a layer holds.
 
     Args:
-        sizes: of the layer.
-        kind: of the adapter: lora, qlora or full.
+        sizes: sizes of the layer.
+        kind: kind of adapter: lora, qlora or full.
         width: bytes of one feature in products.
         tokens: number of tokens in the micro-batch.
         num_segments: number of sequences in it.

@@ -53,6 +53,7 @@ def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: ParallelMode = "
         network_s=exposed_s(case, workers, fits, busy_s),
         optimizer_s=max(worker.pace.optimizer_s for worker in workers),
     )
+    # Afterwards, since checkpoints by time depend on the duration of the step.
     parts = replace(parts, checkpoint_s=save_s(case, parts, workers))
     gpus = tuple(
         gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)

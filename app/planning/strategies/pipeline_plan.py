@@ -64,6 +64,7 @@ def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
 def _plan(case: Case, workers: tuple[Worker, ...], *, again: bool) -> Candidate | None:
     num, num_layers, tokens = len(workers), case.shape.num_layers, case.mean_tokens
     paces = [stage_pace(case, worker, 1, has_head=False) for worker in workers]
+    # A stage of no layers: what is left is the time of the head.
     head_s = _micro_s(stage_pace(case, workers[-1], 0, has_head=True), tokens, again=False)
     layer_s = [_micro_s(pace, tokens, again=again) for pace in paces]
     most = [
@@ -72,6 +73,7 @@ def _plan(case: Case, workers: tuple[Worker, ...], *, again: bool) -> Candidate 
     counts = split_layers(num_layers, layer_s, most, (0.0, head_s))
     fits = counts is not None
     if counts is None:
+        # Planned by speed alone, so that the plan can show how much memory is missing.
         counts = split_layers(num_layers, layer_s, [num_layers] * num, (0.0, head_s))
     if counts is None:
         return None
@@ -216,12 +218,14 @@ def stage_memory(
         gone = 0
     full = spec.adapter.kind == "full"
     width = 4 if full else _WIDTHS[choose_dtype(spec, worker.memory)]
+    # Bytes per value; paged states are in host memory.
     states = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 0}[spec.optimizer]
     memory = replace(
         whole,
         weights_bytes=whole.weights_bytes - gone * width,
         gradients_bytes=whole.gradients_bytes - (4 * gone if full else 0),
         optimizer_bytes=max(0, whole.optimizer_bytes - (states * gone if full else 0)),
+        # If layers recompute, only the micro-batch in its backward pass holds activations.
         activations_bytes=whole.activations_bytes * (1 if again else in_flight),
         inputs_bytes=whole.inputs_bytes * in_flight,
         loss_bytes=whole.loss_bytes if is_last else 0,

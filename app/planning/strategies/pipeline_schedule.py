@@ -57,6 +57,7 @@ def time_pipeline(
     num = len(stages_s)
     for place in range(num - 1, -1, -1):
         behind_s += stages_s[place]
+        # Twice: features travel there, and gradients come back.
         period = max(period, (behind_s + 2 * behind_x) / (num - place))
         behind_x += transfers_s[place - 1] if place else 0.0
     total = fill + 2 * sum(transfers_s) + (num_micro - 1) * period
@@ -92,6 +93,7 @@ def split_layers(
     extra = [0.0] * num
     extra[0] += ends_s[0]
     extra[-1] += ends_s[1]
+    # The best bound is the time of some stage with a whole number of layers, so it is among these.
     bounds = sorted(
         {
             extra[i] + k * seconds[i]
@@ -117,6 +119,7 @@ def _room(
 ) -> list[int]:
     """Return the number of layers that each stage can compute within `bound` seconds."""
     return [
+        # The small number: rounding must not cost the stage that sets the bound a layer.
         max(0, min(most[i], int((bound - extra[i]) / seconds[i] + 1e-9)))
         for i in range(len(seconds))
     ]

@@ -131,6 +131,7 @@ def wire_s(
         all_bytes //= 2  # fp32 values travel as bf16
     micro = max(_num_micro(case, one, count) for one, count in zip(settings, rows, strict=True))
     gather = 2 * micro * gather_s(all_bytes, link, num)
+    # Sharded gradients are only reduced and scattered, which is half of an all-reduce.
     return (gradients_s / 2 + gather) * case.network_factor
 
 
