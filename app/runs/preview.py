@@ -147,7 +147,7 @@ async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPrevi
         errors = (folder / "stderr").read_text("utf-8", "replace").strip()
     failed = next((one for one in reversed(lines) if one.get("kind") == "failed"), None)
     if failed is None:
-        last = errors.rpartition("\n")[2][:400] or "it lines nothing"
+        last = errors.rpartition("\n")[2][:400] or "no message"
         raise RacklessError(f"the data preview exited with code {code}: {last}")
     raise UserError(str(failed.get("message", "")), str(failed.get("hint", "")))
 
