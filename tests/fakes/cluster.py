@@ -61,7 +61,7 @@ from app.storage.runs import RunStore
 ENVIRONMENT = EnvironmentReport(python="/env/bin/python", python_version="3.11.7", fits=True)
 
 
-def make_facts(**changes: object) -> NodeFacts:
+def make_facts(**changes: Any) -> NodeFacts:
     facts = NodeFacts(
         hostname="pc",
         os="Debian",
@@ -74,7 +74,7 @@ def make_facts(**changes: object) -> NodeFacts:
     return replace(facts, **changes)
 
 
-def make_preview(**changes: object) -> DataPreview:
+def make_preview(**changes: Any) -> DataPreview:
     """Return a preview of three rows, of which one is left out."""
     shown = ShownConversation(
         num_tokens=5,
@@ -146,12 +146,12 @@ class FakeNode:
     # ------------------------------------------------------------ switches
 
     def set_state(
-        self, run_id: str, attempt: int, state: AttemptState, message: str = "", **changes: object
+        self, run_id: str, attempt: int, state: AttemptState, message: str = "", **changes: Any
     ) -> None:
         status = self.attempts[run_id, attempt]
         self.attempts[run_id, attempt] = replace(status, state=state, message=message, **changes)
 
-    def set_rank(self, run_id: str, attempt: int, **rank: object) -> None:
+    def set_rank(self, run_id: str, attempt: int, **rank: Any) -> None:
         ranks = (RankStatus(rank=0, **rank),)
         self.attempts[run_id, attempt] = replace(self.attempts[run_id, attempt], ranks=ranks)
 

@@ -24,6 +24,7 @@ from agents.contract.node import (
     InterfaceFacts,
     LogTail,
     NodeFacts,
+    NodeTokenPlace,
     Sample,
 )
 from agents.contract.spec import DataSpec, RunSpec
@@ -403,7 +404,7 @@ class FakeNodes:
             message="alpha cannot open a connection to beta on port 41877: no answer in 3 s",
             fix="sudo ufw allow from 192.168.1.0/24",
         )
-        names = list(self._core.node_map)
+        known = list(self._core.node_map)
         self._core.link_list = [
             LinkSnapshot(
                 node=one,
@@ -412,8 +413,8 @@ class FakeNodes:
                 bytes_per_s=9e6 if "beta" in (one, other) else 117e6,
                 measured_s=NOW_S,
             )
-            for one in names
-            for other in names
+            for one in known
+            for other in known
             if one != other and (one, other) != ("alpha", "beta")
         ]
         return (*rows, bad)
@@ -750,7 +751,7 @@ class FakeHub:
         await self._core.act("hub.remove_token")
         return self._put_tokens("same", "none")
 
-    def _put_tokens(self, before: str, after: str) -> tuple[NodeToken, ...]:
+    def _put_tokens(self, before: NodeTokenPlace, after: NodeTokenPlace) -> tuple[NodeToken, ...]:
         for name, one in self._core.node_token_map.items():
             if one.place == before:
                 self._core.node_token_map[name] = NodeToken(node=name, place=after)

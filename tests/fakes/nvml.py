@@ -83,7 +83,8 @@ class FakeNvml:
         return card.name.encode()
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, card: FakeCard) -> int:  # noqa: N802
-        return self._read("nvmlDeviceGetCurrentClocksEventReasons", card, card.throttle)
+        name = "nvmlDeviceGetCurrentClocksEventReasons"
+        return int(self._read(name, card, card.throttle))
 
     def __getattr__(self, function: str) -> Any:
         if not function.startswith("nvmlDeviceGet"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, StepParts
 from app.planning.forecast_accuracy import (
@@ -43,7 +44,7 @@ def make_memory(activations: int = 1500, desktop: int = 350) -> MemoryForecast:
     )
 
 
-def make_gpu_plan(place: int, **changes: object) -> GpuPlan:
+def make_gpu_plan(place: int, **changes: Any) -> GpuPlan:
     """Return the part of the GPU at `place` of CARDS."""
     node, device, card, gib, share, rate = CARDS[place]
     plan = GpuPlan(
