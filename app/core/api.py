@@ -48,23 +48,6 @@ OnProgress = Callable[[Progress], None]
 
 
 # Properties, here and below: a frozen dataclass does not satisfy a settable attribute.
-class CheckRowView(Protocol):
-    """Result of one check of a node, or of a pair of nodes."""
-
-    @property
-    def check(self) -> str: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def peer(self) -> str | None: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def message(self) -> str: ...
-    @property
-    def fix(self) -> str: ...
-
-
 class RecipeRow(Protocol):
     """Run file to start a run from."""
 

@@ -30,10 +30,6 @@ class TextSizes:
         tokens = self.calibration_tokens
         return tokens - tokens % MOST_TOKENS if tokens > MOST_TOKENS else tokens
 
-    @property
-    def judged_tokens(self) -> float:
-        return self.held_out_rows * self.mean_tokens
-
 
 MOST_TEXTS = TextSizes()
 """Sizes assumed for unknown data."""
