@@ -125,7 +125,8 @@ def make_profile(device: torch.device) -> profile:
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    return profile(activities=activities)
+    # There is one cycle only; without `acc_events` torch warns that others would be forgotten.
+    return profile(activities=activities, acc_events=True)
 
 
 def write_trace(made: profile, path: Path) -> int:
