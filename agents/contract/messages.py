@@ -60,9 +60,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.contract.json_text import parse_json
 from agents.contract.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 from agents.contract.wire import WireError as WireError
 from agents.contract.wire import from_wire as from_wire
+from agents.contract.wire import replace_surrogates, shorten
 from agents.contract.wire import to_wire as to_wire
 
 MAX_LINE_BYTES = 1 << 20
@@ -128,14 +130,25 @@ def encode(message: Message) -> bytes:
     """Return one line, newline included.
 
     Raises:
-        WireError: the line would be longer than MAX_LINE_BYTES.
+        WireError: the line would be longer than MAX_LINE_BYTES, or has a number that JSON has not.
     """
     body = to_wire(message)
     body["type"] = type(message).__name__.lower()
-    line = json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
+    text = _write(body)
+    # Names of files may hold bytes that are no text; the rest of the message still counts.
+    if "\\ud" in text:
+        text = _write(replace_surrogates(body))
+    line = text.encode("ascii") + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise WireError(f"a message of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
     return line
+
+
+def _write(body: Any) -> str:
+    try:
+        return json.dumps(body, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise WireError(f"a message cannot be written: {error}") from error
 
 
 def decode(line: bytes) -> Message:
@@ -146,14 +159,11 @@ def decode(line: bytes) -> Message:
     """
     if len(line) > MAX_LINE_BYTES:
         raise WireError(f"a line of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
-    try:
-        body = json.loads(line)
-    # A short line of brackets nests deeply enough to exhaust the stack.
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"not JSON: {line[:80]!r}") from error
-    if not isinstance(body, dict) or body.get("type") not in _TYPES:
-        raise WireError(f"not a message: {line[:80]!r}")
-    return from_wire(_TYPES[body["type"]], body)
+    body = parse_json(line)
+    kind = body.get("type") if isinstance(body, dict) else None
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise WireError(f"not a message: {shorten(line)}")
+    return from_wire(_TYPES[kind], body)
 
 
 # ---------------------------------------------------------------- who a node is

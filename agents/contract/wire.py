@@ -2,23 +2,39 @@
 
 Both ends use this module: the app validates what a node sends, a node validates what the app sends.
 Unknown fields are ignored, so that a newer peer may add some; a missing field takes its default;
-a wrong type is an error that names the field.
+a wrong type is an error that names the field. Nothing that a value contains raises another error
+than WireError, and no message of an error is longer than a line or two.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import types
 import typing
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+MIN_WHOLE, MAX_WHOLE = -(2**63), 2**63 - 1
+"""Bounds of every whole number: what SQLite, file offsets and other languages hold."""
+_SHOWN = 80
+"""Maximum length of a value or of a key that a message quotes, in characters."""
+
 
 class WireError(ValueError):
     """Raised when a value does not fit the dataclass that it should become."""
+
+
+def shorten(value: Any) -> str:
+    """Return the beginning of a foreign value, for a message.
+
+    >>> shorten("x" * 1000) == repr("x" * 80) + "..."
+    True
+    """
+    text = ascii(value[:_SHOWN]) if isinstance(value, (str, bytes)) else ascii(value)[:_SHOWN]
+    is_whole = len(value) <= _SHOWN if isinstance(value, (str, bytes)) else len(text) < _SHOWN
+    return text if is_whole else f"{text}..."
 
 
 def to_wire(value: Any) -> Any:
@@ -34,13 +50,15 @@ def to_wire(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no wire form")
 
 
-def read_said(line: str | bytes) -> dict[str, Any]:
-    """Return the object in a line that a job printed; empty: a library printed the line."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+def replace_surrogates(value: Any) -> Any:
+    """Return a wire form in which every text is Unicode: halves of a pair become U+FFFD."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [replace_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {replace_surrogates(k): replace_surrogates(v) for k, v in value.items()}
+    return value
 
 
 def from_wire(cls: type[T], value: Any, where: str = "") -> T:
@@ -53,16 +71,16 @@ def from_wire(cls: type[T], value: Any, where: str = "") -> T:
     return result
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:  # noqa: C901 - one case per kind of type
+def _convert(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _convert_union(hint, value, where)
     if origin is typing.Literal:
-        if value in typing.get_args(hint):
+        if isinstance(value, str) and value in typing.get_args(hint):
             return value
-        raise WireError(f"{where}: {value!r} is not one of {list(typing.get_args(hint))}")
+        raise WireError(f"{where}: {shorten(value)} is not one of {list(typing.get_args(hint))}")
     if origin is tuple:
         return _convert_tuple(hint, value, where)
     if origin is list:
@@ -71,15 +89,24 @@ def _convert(hint: Any, value: Any, where: str) -> Any:  # noqa: C901 - one case
     if origin is dict:
         _expect(value, dict, where)
         item = typing.get_args(hint)[1]
-        return {str(k): _convert(item, v, f"{where}.{k}") for k, v in value.items()}
+        return {str(k): _convert(item, v, _inside(where, k)) for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
         return _convert_dataclass(hint, value, where)
-    # JSON writes 1.0 as 1 in some encoders; and True is an int for Python, never one of ours.
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    return _convert_plain(hint, value, where)
+
+
+def _convert_plain(hint: Any, value: Any, where: str) -> Any:
+    # True is an int for Python, never one of ours.
+    if hint in (int, float) and isinstance(value, bool):
+        raise WireError(f"{where}: expected {hint.__name__}, got bool")
+    if isinstance(value, int) and not MIN_WHOLE <= value <= MAX_WHOLE:
+        raise WireError(f"{where}: {shorten(value)} is a whole number of more than 64 bits")
+    # JSON writes 1.0 as 1 in some encoders.
+    if hint is float and isinstance(value, int):
         return float(value)
-    if hint is int and isinstance(value, bool):
-        raise WireError(f"{where}: expected int, got bool")
     _expect(value, hint, where)
+    if isinstance(value, str):
+        _expect_unicode(value, where)
     return value
 
 
@@ -95,7 +122,7 @@ def _convert_union(hint: Any, value: Any, where: str) -> Any:
         except WireError as error:
             problems.append(str(error))
     # The first option is the usual one (`X | None`), so its problem says most.
-    raise WireError(problems[0] if problems else f"{where}: {value!r} is not allowed")
+    raise WireError(problems[0] if problems else f"{where}: {shorten(value)} is not allowed")
 
 
 def _convert_tuple(hint: Any, value: Any, where: str) -> tuple[Any, ...]:
@@ -124,7 +151,8 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
             raise WireError(f"{where}.{field.name} is missing")
     try:
         return cls(**known)
-    except ValueError as error:
+    # A rule of a dataclass may compute with its values before it has rejected them.
+    except (ValueError, ArithmeticError) as error:
         raise WireError(f"{where}: {error}") from error
 
 
@@ -138,3 +166,15 @@ def _field_types(cls: Any) -> dict[str, Any]:
 def _expect(value: Any, kind: Any, where: str) -> None:
     if not isinstance(value, kind):
         raise WireError(f"{where}: expected {kind.__name__}, got {type(value).__name__}")
+
+
+def _expect_unicode(text: str, where: str) -> None:
+    # Half of a surrogate pair can be neither printed nor stored.
+    try:
+        text.isascii() or text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise WireError(f"{where}: {shorten(text)} is not Unicode") from error
+
+
+def _inside(where: str, key: object) -> str:
+    return f"{where}.{str(key)[:_SHOWN]}"

@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from agents.contract import messages
 from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.json_text import read_said
 from agents.contract.messages import from_wire, to_wire
 from agents.contract.spec import RunSpec
-from agents.contract.wire import read_said
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.library.bundles import Source
 from app.library.data import find_data

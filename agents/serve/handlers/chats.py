@@ -12,7 +12,8 @@ from agents.contract.artifacts import (
     ChatReply,
     ChatTurn,
 )
-from agents.contract.wire import from_wire, read_said, to_wire
+from agents.contract.json_text import read_said
+from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import job_folder
 from agents.program import command

@@ -17,9 +17,10 @@ from typing import Any
 
 from agents.contract.artifacts import MakeJob, MergeJob
 from agents.contract.data import PreviewJob
+from agents.contract.json_text import read_said
 from agents.contract.node import CalibrationJob
 from agents.contract.run_layout import checkpoint_name
-from agents.contract.wire import from_wire, read_said, to_wire
+from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import (
     describe_file,

@@ -1,0 +1,1 @@
+"""What is fuzzed: each module has a tuple `TARGETS`."""
