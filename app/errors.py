@@ -9,6 +9,7 @@
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
      |    +-- LoginRefused    the node answers, but lets none of our keys in
      |    +-- NotAvailableYet a command of a later version
+     |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
 
 Everything else that escapes is a bug of ours: the window shows it once with "copy report".
@@ -16,20 +17,40 @@ Everything else that escapes is a bug of ours: the window shows it once with "co
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import ClassVar
+
 
 class RacklessError(Exception):
     """Root of every error that Rackless raises on purpose."""
+
+    code: ClassVar[str] = "fault"
+    """Stable name of the kind of error, which `--json` prints and programs compare with."""
 
 
 class UserError(RacklessError):
     """Not our bug. `message` says what is wrong and where, `hint` what to do next."""
 
+    code = "refused"
     exit_code = 1
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, where: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.where = where
+        """File, node or run that it is about, for programs; empty: the command itself."""
+
+
+@contextlib.contextmanager
+def located(where: str) -> Iterator[None]:
+    """Name the file, node or run that the block is about in errors that name none themselves."""
+    try:
+        yield
+    except UserError as error:
+        error.where = error.where or where
+        raise
 
 
 def describe_error(error: RacklessError) -> str:
@@ -47,19 +68,26 @@ def describe_error(error: RacklessError) -> str:
 class UsageError(UserError):
     """Raised when a command line or a run file is not valid."""
 
+    code = "usage"
     exit_code = 2
 
 
 class NodeUnreachable(UserError):
     """Raised when a node cannot be reached, or the connection broke before an answer came."""
 
+    code = "node-unreachable"
+
 
 class NodeNotReady(NodeUnreachable):
     """Raised when a node answers over SSH but the agent cannot be started there."""
 
+    code = "node-not-ready"
+
 
 class HostKeyUnknown(UserError):
     """Raised at first contact: the caller shows `fingerprint`, asks, and tries again."""
+
+    code = "host-key-unknown"
 
     def __init__(self, host: str, fingerprint: str) -> None:
         super().__init__(
@@ -67,6 +95,7 @@ class HostKeyUnknown(UserError):
             "Compare it with the output of "
             "'ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub' on that PC, "
             f"then add --accept-host-key {fingerprint}",
+            where=host,
         )
         self.host = host
         self.fingerprint = fingerprint
@@ -75,12 +104,15 @@ class HostKeyUnknown(UserError):
 class HostKeyChanged(UserError):
     """Raised when a node shows another host key than the confirmed one."""
 
+    code = "host-key-changed"
+
     def __init__(self, host: str, expected: str, shown: str) -> None:
         super().__init__(
             f"{host} shows the host key {shown}, but {expected} was confirmed. "
             "Either that PC was reinstalled, or someone is intercepting the connection.",
             "If you know why it changed, remove the node and add it again: "
             "rackless nodes remove NAME, then rackless nodes add NAME",
+            where=host,
         )
         self.host = host
         self.expected = expected
@@ -90,13 +122,26 @@ class HostKeyChanged(UserError):
 class LoginRefused(UserError):
     """Raised when there is no usable key, or the node accepts none of them."""
 
+    code = "login-refused"
+
 
 class NotAvailableYet(UserError):
     """Raised by commands that a later version implements."""
 
+    code = "not-available-yet"
+
+
+class Interrupted(UserError):
+    """Raised when a person or the system ended a command that cleaned up after itself."""
+
+    code = "interrupted"
+    exit_code = 130
+
 
 class AgentBug(RacklessError):
     """Raised when the agent answers with an internal error."""
+
+    code = "agent-fault"
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)

@@ -90,6 +90,11 @@ class Paths:
     def demo(self) -> Path:
         return self.home / "demo"
 
+    @property
+    def reports(self) -> Path:
+        """Traces of faults of commands, for bug reports."""
+        return self.home / "reports"
+
     def run(self, run_id: str) -> Path:
         return self.runs / run_id
 

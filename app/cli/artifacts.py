@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.artifacts import RUNTIMES
-from app.cli.command import Commands, add_command, with_core
+from app.cli.command import (
+    Commands,
+    CoreHandler,
+    Handler,
+    add_command,
+    add_shared_option,
+    with_core,
+)
 from app.cli.output import Output, aligned, confirm
 from app.errors import UsageError
 from app.presentation.result_text import describe_copy, describe_lineage, describe_verdict
@@ -27,11 +34,9 @@ def add_parser(commands: Commands) -> None:
         "list artifacts, the results of exports, and work with them",
         with_core(_list),
     )
-    parser.add_argument("--run", metavar="RUN", help="only artifacts of this run")
+    _add_run_option(parser)
     verbs = parser.add_subparsers(title="what to do", metavar="VERB")
-    add_command(verbs, "list", "list all artifacts", with_core(_list)).add_argument(
-        "--run", metavar="RUN", help="only artifacts of this run"
-    )
+    _add_run_option(add_command(verbs, "list", "list all artifacts", with_core(_list)))
     _named(verbs, "show", "show an artifact's origin, quality and copies", _show)
     copy = _named(
         verbs, "copy", "copy an artifact to a folder or a node, verified on the way", _copy
@@ -51,7 +56,7 @@ def add_parser(commands: Commands) -> None:
         "--yes", action="store_true", help="do not ask for confirmation, even for the last copy"
     )
     add = add_command(
-        verbs, "add", "register a folder that was made elsewhere or moved", with_core(_add)
+        verbs, "add", "register a folder that was made elsewhere or moved", _without_run(_add)
     )
     add.add_argument("folder", type=Path, metavar="DIR")
     add.add_argument(
@@ -59,16 +64,35 @@ def add_parser(commands: Commands) -> None:
     )
 
 
+def _add_run_option(parser: argparse.ArgumentParser) -> None:
+    add_shared_option(parser, "--run", metavar="RUN", help="only artifacts of this run")
+
+
+def _without_run(handler: CoreHandler) -> Handler:
+    """Refuse `--run` before a verb that works on one artifact, instead of ignoring it."""
+    run = with_core(handler)
+
+    def check(args: argparse.Namespace, out: Output) -> int:
+        if hasattr(args, "run"):
+            raise UsageError(
+                "--run chooses the artifacts of a list, and this is no list",
+                f"Leave it out, or use: rackless artifacts list --run {args.run}",
+            )
+        return run(args, out)
+
+    return check
+
+
 def _named(
     verbs: Commands, name: str, help_text: str, handler: Callable[..., Any]
 ) -> argparse.ArgumentParser:
-    parser = add_command(verbs, name, help_text, with_core(handler))
+    parser = add_command(verbs, name, help_text, _without_run(handler))
     parser.add_argument("name", metavar="NAME", help="NAME (its newest version), or NAME:VERSION")
     return parser
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    found = await core.artifacts.all(args.run)
+    found = await core.artifacts.all(getattr(args, "run", None))
     out.document(found)
     now_s = time.time()
     out.table(
@@ -126,19 +150,19 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _copy(core: Core, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.artifacts.copy(args.name, args.to, out.note), out)
+    tell_artifact(await core.artifacts.copy(args.name, args.to, out.progress), out)
     return 0
 
 
 async def _push(core: Core, args: argparse.Namespace, out: Output) -> int:
     private = not args.public
-    found = await core.artifacts.push(args.name, args.to, private=private, progress=out.note)
+    found = await core.artifacts.push(args.name, args.to, private=private, progress=out.progress)
     tell_artifact(found, out)
     return 0
 
 
 async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
-    found = await core.artifacts.verify(args.name, out.note)
+    found = await core.artifacts.verify(args.name, out.progress)
     tell_artifact(found, out)
     # A copy that could not be asked counts as a failure too: it was not checked.
     return 0 if all(one.state == "whole" for one in found.copies) else 1

@@ -67,7 +67,7 @@ async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
         type=args.type,
         node=args.node,
     )
-    loaded = await core.chats.open(subject, progress=out.note)
+    loaded = await core.chats.open(subject, progress=out.progress)
     if loaded.opened.note:
         out.note(loaded.opened.note)
     try:
@@ -136,7 +136,7 @@ async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output)
                 out.line(await _ask(core, key, args, out, said, prompt))
             except UserError as error:
                 # One failed question does not end the conversation.
-                out.note(f"{error} {error.hint}".strip())
+                out.trouble(error, "rackless chat")
 
 
 def _read_line(out: Output) -> str | None:
@@ -168,7 +168,7 @@ async def _ask(
     )
     with _stopping(core, key):
         found = await core.chats.ask(
-            key, turn, progress=out.note, piece=lambda text: out.raw(text.encode("utf-8"))
+            key, turn, progress=out.progress, piece=lambda text: out.raw(text.encode("utf-8"))
         )
     # Only now: a question that failed must not be part of the next turn.
     said += [asked, ChatMessage(role="assistant", content=found.text)]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import re
-import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from app.cli.failures import logging_json, print_notice
 from app.cli.output import Output
-from app.errors import UsageError
+from app.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from app.core.core import Core
 
-INTERRUPTED = 130
+INTERRUPTED = Interrupted.exit_code
 """Exit code after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 Handler = Callable[[argparse.Namespace, Output], int]
 CoreHandler = Callable[["Core", argparse.Namespace, Output], Awaitable[int]]
@@ -30,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(_shortened(message), f"See: {self.prog} --help")
+        raise UsageError(_shortened(message), f"See: {self.prog} --help", where=self.prog)
 
 
 def _shortened(message: str) -> str:
@@ -57,6 +58,7 @@ def add_command(
         name, help=help_text, description=help_text[0].upper() + help_text[1:] + "."
     )
     add_json_option(parser)
+    parser.set_defaults(command_name=parser.prog)
     if handler is not None:
         parser.set_defaults(handler=handler)
     return parser
@@ -66,14 +68,18 @@ def add_verbs(parser: argparse.ArgumentParser) -> Commands:
     return parser.add_subparsers(title="what to do", metavar="VERB", required=True)
 
 
+def add_shared_option(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
+    """Declare an option of a noun that its verbs declare too, so that it may stand on either side.
+
+    A default here would overwrite what was given before the verb's name, so there is none: the
+    attribute exists only if the option was given.
+    """
+    parser.add_argument(*names, default=argparse.SUPPRESS, **options)
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        # Declared for the program and each command: a default here would overwrite the --json
-        # that came before the command's name.
-        default=argparse.SUPPRESS,
-        help="print JSON on stdout and nothing else",
+    add_shared_option(
+        parser, "--json", action="store_true", help="print JSON on stdout and nothing else"
     )
 
 
@@ -84,7 +90,8 @@ def with_core(handler: CoreHandler) -> Handler:
         import asyncio  # 50 ms that --help does not need
 
         try:
-            return asyncio.run(_run_with_core(handler, args, out))
+            with logging_json() if out.as_json else contextlib.nullcontext():
+                return asyncio.run(_run_with_core(handler, args, out))
         except asyncio.CancelledError:  # by a listener whose reader has gone, and nothing else
             raise BrokenPipeError from None
 
@@ -97,7 +104,7 @@ async def _run_with_core(handler: CoreHandler, args: argparse.Namespace, out: Ou
 
     async with Core.open(default_home()) as core:
         if core.notice:
-            print(f"rackless: {core.notice}", file=sys.stderr)
+            print_notice(core.notice, as_json=out.as_json)
         return await handler(core, args, out)
 
 

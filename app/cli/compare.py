@@ -52,7 +52,7 @@ async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.prompts is not None:
         core.chats.save_prompts(project, core.chats.read_prompt_file(args.prompts))
     found = await core.chats.compare(
-        project, subjects, max_tokens=args.max_tokens, progress=out.note
+        project, subjects, max_tokens=args.max_tokens, progress=out.progress
     )
     if args.out is not None:
         core.chats.write_comparison(project, found, args.out)

@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import INTERRUPTED, Commands, add_command
+from app.cli.command import Commands, add_command
 from app.cli.gui import has_display
 from app.cli.output import Output
+from app.cli.sparse import SparseLines
+from app.errors import Interrupted
 from app.text import show_duration, show_loss
 
 if TYPE_CHECKING:
     from app.demo import Demo, DemoOutcome, Story
-
-PLAIN_EVERY_S = 2.0
-"""Minimum interval between two lines about one step without a terminal, in seconds."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -51,8 +50,10 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
             return _show_window(demo)
         outcome = asyncio.run(_tell(demo, out))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        out.note("rackless: the demo was cancelled; everything it started has been stopped")
-        return INTERRUPTED
+        raise Interrupted(
+            "the demo was cancelled; everything it started has been stopped",
+            "Start it again: rackless demo",
+        ) from None
     finally:
         demo.close()
     out.document(outcome)
@@ -112,7 +113,7 @@ class _Teller:
         self._out = out
         self._title = ""
         self._began_s = 0.0
-        self._printed_s = 0.0
+        self._sparse = SparseLines()
         self._last_story: Story | None = None
         self._printed_note = ""
         self._bar: _Bar | None = None
@@ -131,13 +132,13 @@ class _Teller:
             (step for step in reversed(story.steps) if step[1] in ("now", "failed")),
             story.steps[-1],
         )
-        # A new step is always printed; notes within one are limited to PLAIN_EVERY_S.
+        # A new step is always printed; of the notes within one, as few as anybody will read.
         if title != self._title:
             self._finish_step()
             self._title, self._began_s = title, time.monotonic()
             self._print(f"{title}: {story.note}")
             self._printed_note = story.note
-        elif state == "now" and time.monotonic() - self._printed_s >= PLAIN_EVERY_S:
+        elif state == "now" and self._sparse.allows(story.note, *_phase_of(story, title)):
             self._print_note(story)
         self._last_story = story
         if self._bar is not None:
@@ -161,11 +162,18 @@ class _Teller:
         self._printed_note = story.note
 
     def _print(self, text: str) -> None:
-        self._printed_s = time.monotonic()
         if self._bar is not None:
             self._bar.print(text)
         else:
             self._out.text(text)
+
+
+def _phase_of(story: Story, title: str) -> tuple[str, float | None]:
+    """Return phase and share of a note; empty and None where the note itself says it."""
+    run = story.run
+    if not story.counts_steps or run is None or not run.total_steps:
+        return "", None
+    return title, (run.step or 0) / run.total_steps
 
 
 class _Bar:

@@ -61,7 +61,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.out is None:
         raise UsageError("the folder for the result is missing", "Name one with --out DIR.")
     made = await core.artifacts.export(
-        _read_request(args), args.out, lambda said: out.note(said.message)
+        _read_request(args), args.out, lambda said: out.progress(said.message)
     )
     measured = {"verdicts": made.verdicts} if made.verdicts else {}
     out.document({"path": str(made.path), "artifact": made.artifact, **measured})

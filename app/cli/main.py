@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from app.cli import (
@@ -19,6 +18,7 @@ from app.cli import (
     compare,
     demo,
     export,
+    failures,
     gui,
     monitor,
     nodes,
@@ -31,7 +31,7 @@ from app.cli import (
 )
 from app.cli.command import INTERRUPTED, Parser, add_json_option
 from app.cli.output import Output
-from app.errors import RacklessError, UserError
+from app.errors import UserError
 
 _EPILOG = "Exit codes: 0 done, 1 could not be done, 2 wrong usage. State lives in $RACKLESS_HOME."
 
@@ -66,49 +66,50 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         noun.add_parser(commands)
     # `rackless` alone opens the window; each command's own handler replaces this one.
-    parser.set_defaults(handler=gui.open_window)
+    parser.set_defaults(handler=gui.open_window, command_name=parser.prog)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; never raises for a user's mistake."""
     # Read from the arguments, since parsing them may be what fails.
-    as_json = "--json" in argv
+    as_json = failures.wants_json(argv)
+    command = "rackless"
     try:
         args = build_parser().parse_args(argv)
+        command = args.command_name
         # Its default is suppressed, so the attribute exists only if --json was given.
-        out = Output(getattr(args, "json", False))
-        return int(args.handler(args, out))
+        return int(args.handler(args, Output(getattr(args, "json", False))))
     except SystemExit as end:  # --help and --version
         return int(end.code or 0)
-    except UserError as error:
-        _tell(error.message, error.hint)
-        return error.exit_code
-    except KeyboardInterrupt:
-        if not as_json:
-            _tell("interrupted; runs that were started keep training", "See: rackless runs list")
-        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except RacklessError as error:
-        _tell_bug(str(error), getattr(error, "traceback", ""))
-        return 1
+    except KeyboardInterrupt as error:
+        _tell(error, command, as_json)
+        return INTERRUPTED
+    except UserError as error:
+        _tell(error, command, as_json)
+        return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the outermost edge of the command line
-        _tell_bug(f"{type(error).__name__}: {error}", traceback.format_exc())
+        _tell_fault(error, command, as_json)
         return 1
 
 
-def _tell(message: str, hint: str) -> None:
-    print(f"rackless: {message}", file=sys.stderr)
-    if hint:
-        print(f"  what to do: {hint}", file=sys.stderr)
+def _tell(error: BaseException, command: str, as_json: bool) -> None:
+    failure = failures.describe(error, command)
+    failures.print_json(failure) if as_json else failures.print_words(failure)
 
 
-def _tell_bug(message: str, trace: str) -> None:
-    _tell(f"internal error: {message}", "Please report it with the lines below.")
-    print(trace.rstrip(), file=sys.stderr)
+def _tell_fault(error: Exception, command: str, as_json: bool) -> None:
+    if as_json:
+        # A trace of many lines is no JSON, so it goes to a file.
+        report = failures.write_report(error, command)
+        failures.print_json(failures.describe(error, command, report))
+    else:
+        failures.print_words(failures.describe(error, command))
+        print(failures.trace_of(error), file=sys.stderr)
 
 
 class _ShowVersion(argparse.Action):

@@ -134,7 +134,7 @@ async def _remove(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
-    report = await core.nodes.setup(args.name, args.python, out.note)
+    report = await core.nodes.setup(args.name, args.python, out.progress)
     out.document(report)
     out.text(f"{args.name} trains with {report.python} (Python {report.python_version})")
     return 0
@@ -143,7 +143,7 @@ async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.presentation.plan_text import describe_calibration
 
-    found = await core.nodes.calibrate(args.name, out.note)
+    found = await core.nodes.calibrate(args.name, out.progress)
     out.document(found)
     for one in found:
         out.text(f"{one.card}: {describe_calibration(one)}")

@@ -14,6 +14,10 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, TextIO
 
+from app.cli.failures import describe, print_json
+from app.cli.sparse import SparseLines
+from app.errors import UserError
+
 _GAP = "  "
 # To the start of the line, then erase to its end (ECMA-48).
 _WIPE = "\r\x1b[K"
@@ -26,6 +30,7 @@ class Output:
         self.as_json = as_json
         self._out = out or sys.stdout
         self._err = err or sys.stderr
+        self._sparse = SparseLines()
         for stream in (self._out, self._err):
             # A terminal without a dash or degree sign in its encoding shows "?" instead of failing.
             reconfigure = getattr(stream, "reconfigure", None)
@@ -59,6 +64,30 @@ class Output:
         """Print progress for people on stderr; nothing with --json."""
         if not self.as_json:
             print(text, file=self._err, flush=True)
+
+    def progress(self, text: str, phase: str = "", share: float | None = None) -> None:
+        """Print how far the work is on stderr; without a terminal only a few lines of many.
+
+        Args:
+            text: a sentence.
+            phase: part of the work; empty: read from the text.
+            share: progress of the phase from 0 to 1; None: read from the text.
+        """
+        if self.as_json:
+            return
+        if self._err.isatty() or self._sparse.allows(text, phase, share):
+            self.note(text)
+
+    def progress_text(self, text: str, phase: str = "", share: float | None = None) -> None:
+        """Print how far the work is on stdout, where that is the command's answer."""
+        if not self.as_json and self._sparse.allows(text, phase, share):
+            self.text(text)
+
+    def trouble(self, error: UserError, command: str) -> None:
+        """Print an error after which the command goes on, such as a question without an answer."""
+        self.note(f"{error} {error.hint}".strip())
+        if self.as_json:
+            print_json(describe(error, command), self._err)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str = "") -> None:
         """Print aligned columns, or `empty` when there is no row; nothing with --json."""

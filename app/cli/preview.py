@@ -33,11 +33,11 @@ def add_parser(commands: Commands) -> None:
 async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
     spec = core.library.read_run_file(args.run_file)
     whole = not args.quick
-    found = await core.library.preview(spec, node=args.node, whole=whole, progress=out.note)
+    found = await core.library.preview(spec, node=args.node, whole=whole, progress=out.progress)
     evaluation = None
     if spec.data.eval is not None:
         evaluation = await core.library.preview(
-            spec, part="eval", node=args.node, whole=whole, progress=out.note
+            spec, part="eval", node=args.node, whole=whole, progress=out.progress
         )
     out.document({**plain(found), "evaluation": plain(evaluation)})
     print_preview(found, out)

@@ -271,7 +271,7 @@ async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
-    asked = (args.run, args.checkpoint, args.nodes, args.verify, out.note)
+    asked = (args.run, args.checkpoint, args.nodes, args.verify, out.progress)
     if args.watch:
         from app.cli.watching import Watching
 

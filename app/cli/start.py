@@ -26,7 +26,7 @@ async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.watch:
         return await _start_and_watch(core, spec, out)
     # The id is printed before any node is asked, so that an interrupted start can be found.
-    run = await core.runs.start(spec, out.text, out.note)
+    run = await core.runs.start(spec, out.text, out.progress)
     out.document(run)
     out.note(f"running on {show_list(run.nodes)}; see: rackless runs show {run.run_id}")
     return 0
@@ -43,5 +43,5 @@ async def _start_and_watch(core: Core, spec: RunSpec, out: Output) -> int:
     # Listening begins before the start, or the first events would be missed; until the id is
     # announced nothing matches.
     with Watching(core, out) as watching:
-        run = await core.runs.start(spec, announced, out.note)
+        run = await core.runs.start(spec, announced, out.progress)
         return await watching.until_end(run.run_id)

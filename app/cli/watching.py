@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 from app.cli.output import Output, plain
@@ -12,9 +11,6 @@ from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
     from app.core.core import Core
-
-PLAIN_EVERY_S = 2.0
-"""Minimum interval between two lines of progress without a terminal, in seconds."""
 
 
 def end_text(run: RunSnapshot) -> str:
@@ -58,7 +54,6 @@ class Watching:
         """Id of the run; empty until the run is announced."""
         self._core = core
         self._out = out
-        self._printed_s = 0.0
         self._bar_shown = False
         self._listening = core.events.listening(while_read(self._take))
 
@@ -99,9 +94,9 @@ class Watching:
         if self._out.is_terminal:
             self._out.bar(progress_text(run))
             self._bar_shown = True
-        elif time.monotonic() - self._printed_s >= PLAIN_EVERY_S:
-            self._printed_s = time.monotonic()
-            self._out.text(progress_text(run))
+        else:
+            share = run.step / run.total_steps if run.total_steps else None
+            self._out.progress_text(progress_text(run), f"attempt {run.attempt}", share)
 
     def _wipe(self) -> None:
         if self._bar_shown:

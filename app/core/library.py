@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from agents.contract.data import DataPreview
 from agents.contract.spec import RunSpec
+from app.errors import located
 from app.runs.services import Services
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ class CoreLibrary:
         """
         from app.runfile.run_file import read_run_file
 
-        return read_run_file(path)
+        with located(str(path)):
+            return read_run_file(path)
 
     def write_run_file(self, spec: RunSpec, path: Path) -> None:
         """Write a run file that reads back as `spec`.

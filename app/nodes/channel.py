@@ -135,7 +135,7 @@ class MasterChannel:
     ) -> dict[str, Any]:
         if self._lost is not None:
             # A new exception each time: a shared one would collect the tracebacks of all callers.
-            raise NodeUnreachable(self._lost.message, self._lost.hint)
+            raise NodeUnreachable(self._lost.message, self._lost.hint, where=self._where)
         line = encode(Request(id=request_id, kind=kind, args=args or {}))
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answer
@@ -154,6 +154,7 @@ class MasterChannel:
             raise NodeUnreachable(
                 f"{self._where} did not answer '{kind}' within {timeout_s:.0f} s",
                 "The PC may be overloaded; check its load and memory, then try again",
+                where=self._where,
             ) from error
         finally:
             self._pending.pop(request_id, None)
@@ -229,7 +230,7 @@ class MasterChannel:
 
     def _translate(self, error: RemoteError) -> RacklessError:
         if error.kind == "user":
-            return UserError(f"{self._where}: {error.message}", error.hint)
+            return UserError(f"{self._where}: {error.message}", error.hint, where=self._where)
         return AgentBug(f"{self._where}: {error.message}", error.traceback)
 
     def _lose(self, error: NodeUnreachable) -> None:
@@ -247,4 +248,5 @@ class MasterChannel:
         return NodeUnreachable(
             f"The connection to {self._where} was lost: {reason}",
             "Check that the PC is on and reachable; runs on it keep training",
+            where=self._where,
         )

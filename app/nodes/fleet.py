@@ -73,6 +73,7 @@ class Fleet:
             raise UserError(
                 f"There is no node called {name!r}; known: {known}",
                 "Add it first: rackless nodes add NAME --ssh USER@HOST",
+                where=name,
             ) from None
 
     def add(self, node: Node) -> None:

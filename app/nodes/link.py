@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agents.contract.messages import Hello
+from app.errors import located
 from app.nodes.archive import AgentArchive
 from app.nodes.bootstrap import start_agent
 from app.nodes.channel import MasterChannel
@@ -91,9 +92,11 @@ async def open_link(
             return await connect(node.address, home=home)
 
     async with gate:
-        connection = await connect(node.address, home=home, accept_host_key=accept_host_key)
+        with located(node.name):
+            connection = await connect(node.address, home=home, accept_host_key=accept_host_key)
         try:
-            agent = await start_agent(connection, archive, f"{node.name} ({node.address})")
+            with located(node.name):
+                agent = await start_agent(connection, archive, f"{node.name} ({node.address})")
         except BaseException:
             await connection.close()
             raise

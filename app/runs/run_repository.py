@@ -67,8 +67,16 @@ class RunRepository:
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
-            raise UserError(f"{run_id} matches {len(fitting)} run ids", "Type more of the id.")
-        raise UserError(f"there is no run {run_id}", "List all runs: rackless runs list")
+            raise UserError(
+                f"{run_id} matches {len(fitting)} run ids",
+                "Type more of the id.",
+                where=f"run {run_id}",
+            )
+        raise UserError(
+            f"there is no run {run_id}",
+            "List all runs: rackless runs list",
+            where=f"run {run_id}",
+        )
 
     def snapshot(self, run_id: str) -> RunSnapshot:
         run = self.get(run_id)

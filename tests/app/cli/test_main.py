@@ -250,7 +250,9 @@ def test_a_bug_of_ours_is_told_with_its_trace(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "internal error: ZeroDivisionError" in printed.err
-    assert "Traceback" in printed.err
+    assert "Traceback" in Path(json.loads(printed.err)["where"]).read_text()
+    assert run(["runs", "list"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_output_keeps_json_and_human_form_apart() -> None:

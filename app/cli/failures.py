@@ -1,0 +1,166 @@
+"""Turn every error into its words on stderr: for people, or with `--json` as one JSON line.
+
+A JSON line has four texts: `what` is wrong, `where` (a file, node or run, else the command), what
+to do `next`, and a stable `code`, which programs compare with. All codes are in
+`docs/automation.md`. What is no error but would be said on stderr, such as a store that was
+restored, comes in the same form with the code `notice`, so that stderr never mixes JSON with other
+text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from app.errors import Interrupted, RacklessError, UserError
+
+FAULT = RacklessError.code
+INTERRUPTED = Interrupted.code
+NOTICE = "notice"
+MOST_REPORTS = 20
+"""Maximum number of kept reports of faults; older ones are deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One error as a person or a program reads it."""
+
+    what: str
+    where: str
+    next: str
+    code: str
+
+
+def describe(error: BaseException, command: str, report: str = "") -> Failure:
+    """Return the words of an error.
+
+    Args:
+        error: what ended the command.
+        command: its name, such as `rackless runs show`.
+        report: file with the trace of a fault of ours; empty: it is printed below.
+    """
+    if isinstance(error, UserError):
+        hint = error.hint or f"See: {command} --help"
+        return Failure(error.message, error.where or command, hint, error.code)
+    if isinstance(error, KeyboardInterrupt):
+        what = "interrupted; runs that were started keep training"
+        return Failure(what, command, "See: rackless runs list", INTERRUPTED)
+    is_declared = isinstance(error, RacklessError)
+    said = str(error) if is_declared else f"{type(error).__name__}: {error}"
+    code = error.code if isinstance(error, RacklessError) else FAULT
+    lines = "that file" if report else "the lines below"
+    return Failure(f"internal error: {said}", report, f"Please report it with {lines}.", code)
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the traceback; that of the node, where the error happened there."""
+    there = getattr(error, "traceback", "")
+    return str(there or "".join(traceback.format_exception(error))).rstrip()
+
+
+def print_json(failure: Failure, stream: TextIO | None = None) -> None:
+    """Print one line of JSON on stderr, or on `stream`."""
+    # Declared by hand: `to_wire` would load what --help does not need.
+    fields = {
+        "what": failure.what,
+        "where": failure.where,
+        "next": failure.next,
+        "code": failure.code,
+    }
+    _say(json.dumps(fields), stream)
+
+
+def print_words(failure: Failure) -> None:
+    """Print for people on stderr."""
+    _say(f"rackless: {failure.what}")
+    if failure.next:
+        _say(f"  what to do: {failure.next}")
+
+
+def print_notice(text: str, *, as_json: bool) -> None:
+    """Print what a person should know although the command goes on."""
+    if as_json:
+        print_json(Failure(text, "rackless", "", NOTICE))
+    else:
+        _say(f"rackless: {text}")
+
+
+@contextlib.contextmanager
+def logging_json() -> Iterator[None]:
+    """Print warnings of ours and of libraries as JSON lines too; Python prints them as text."""
+    import logging  # --help does not need it
+
+    class JsonLog(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            if error is None:
+                print_notice(record.getMessage(), as_json=True)
+            else:
+                print_json(describe(error, "rackless", write_report(error, "rackless")))
+
+    # What Python uses while nobody has configured a handler, which commands never do.
+    before, logging.lastResort = logging.lastResort, JsonLog(logging.WARNING)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.lastResort = before
+        logging.captureWarnings(False)
+
+
+def wants_json(argv: Sequence[str]) -> bool:
+    """Return whether `--json` is among the options, however wrong the others are.
+
+    >>> wants_json(["runs", "--json"]), wants_json(["chat", "--", "--json"])
+    (True, False)
+    """
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    return "--json" in options
+
+
+def write_report(error: BaseException, command: str) -> str:
+    """Write the trace of a fault to a file of its own; return its path (else `command`)."""
+    text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {command}\n{trace_of(error)}\n"
+    try:
+        return str(_write(_report_folder(), text))
+    except OSError:
+        pass  # the home may be what is broken
+    try:
+        return str(_write(Path(tempfile.gettempdir()), text))
+    except OSError:
+        return command
+
+
+def _report_folder() -> Path:
+    from app.paths import Paths, default_home, private_folder
+
+    folder = private_folder(Paths(default_home()).reports)
+    old = sorted(folder.glob("fault-*.txt"))[: -MOST_REPORTS + 1]
+    for path in old:
+        path.unlink(missing_ok=True)
+    return folder
+
+
+def _write(folder: Path, text: str) -> Path:
+    # mkstemp: a new file that only this user can read, also in a folder that all share.
+    prefix = time.strftime("fault-%Y%m%d-%H%M%S-")
+    handle, path = tempfile.mkstemp(".txt", prefix, folder)
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+    return Path(path)
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    stream = stream or sys.stderr
+    # A file name or a message may hold what the terminal's encoding has no sign for.
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)

@@ -1,0 +1,220 @@
+"""Errors of commands under `--json`, options on either side of a verb, and progress in a log."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app import errors
+from app.cli import chat, watching
+from app.cli.command import with_core
+from app.cli.main import build_parser, run
+from app.cli.output import Output
+from app.cli.sparse import SparseLines
+from app.errors import RacklessError, UserError
+from app.events import RunChanged
+from tests.app.cli.test_main import PRODUCT_COMMANDS
+from tests.fakes.core import FakeCore, make_run
+
+KEYS = ["what", "where", "next", "code"]
+DOCS = Path(__file__).parents[3] / "docs" / "automation.md"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RACKLESS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def read_failure(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    found: dict[str, str] = json.loads(printed.err)
+    assert list(found) == KEYS
+    assert all(isinstance(value, str) and value for value in found.values())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "code", "exit_code"),
+    [
+        ("runs show r-1 --json", "run r-1", "refused", 1),
+        ("--json runs lsit", "rackless runs", "usage", 2),
+        ("runs --json", "rackless runs", "usage", 2),
+        ("nodes add pc --json", "rackless nodes add", "usage", 2),
+        ("nodes show pc --json", "pc", "refused", 1),
+        ("start absent.yaml --json", "absent.yaml", "usage", 2),
+        ("start absent.yaml --watch --json", "absent.yaml", "usage", 2),
+        ("monitor --json", "rackless monitor", "refused", 1),
+        ("chat x --prompt a --top-p 9 --json", "rackless chat", "usage", 2),
+        ("--json --nothing", "rackless", "usage", 2),
+    ],
+)
+def test_an_error_under_json_is_one_document_with_what_where_next_and_code(
+    line: str, where: str, code: str, exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == exit_code
+    found = read_failure(capsys)
+    assert (found["where"], found["code"]) == (where, code)
+
+
+@pytest.mark.parametrize("line", PRODUCT_COMMANDS)
+@pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt])
+def test_any_end_of_any_command_under_json_is_one_document(
+    line: str,
+    fault: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault("bad\x1b[31m luck")
+
+    for place in ("core.core.Core.open", "demo.Demo", "cli.gui.has_display"):
+        monkeypatch.setattr(f"app.{place}", fail)
+    is_interrupt = fault is KeyboardInterrupt
+    assert run([*line.split(), "--json"]) == (130 if is_interrupt else 1)
+    found = read_failure(capsys)
+    assert found["code"] == ("interrupted" if is_interrupt else "fault")
+    if not is_interrupt:
+        assert fault.__name__ in found["what"]
+        assert "in fail" in Path(found["where"]).read_text()
+
+
+def test_a_warning_under_json_is_json_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # a command has none, but pytest has
+
+    async def warn(*_: object) -> int:
+        logging.getLogger("anything").warning("the disk is slow")
+        raise UserError("no")
+
+    args, out = argparse.Namespace(), Output(as_json=True)
+    with pytest.raises(UserError):
+        with_core(warn)(args, out)
+    assert json.loads(capsys.readouterr().err) == {
+        "what": "the disk is slow", "where": "rackless", "next": "", "code": "notice",
+    }  # fmt: skip
+
+
+def test_a_question_without_an_answer_is_told_under_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["Hello?", None])
+    monkeypatch.setattr(chat, "_read_line", lambda out: next(lines))
+
+    async def ask(*_: object) -> None:
+        raise errors.NodeUnreachable("alpha is off", "Turn it on.", where="alpha")
+
+    monkeypatch.setattr(chat, "_ask", ask)
+    asyncio.run(chat._converse(FakeCore(), 1, argparse.Namespace(), Output(True)))  # type: ignore[arg-type]
+    assert read_failure(capsys) == dict(
+        zip(KEYS, ["alpha is off", "alpha", "Turn it on.", "node-unreachable"], strict=True)
+    )
+
+
+def kinds_of_errors() -> Iterator[type[RacklessError]]:
+    waiting: list[type[RacklessError]] = [RacklessError]
+    while waiting:
+        kind = waiting.pop()
+        if kind.__module__.startswith("app."):
+            yield kind
+        waiting += kind.__subclasses__()
+
+
+def test_every_kind_of_error_has_a_code_that_the_documentation_explains() -> None:
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", DOCS.read_text(), re.MULTILINE))
+    assert {kind.code for kind in kinds_of_errors()} | {"notice"} == documented
+    own = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = [kind.code for kind in own if issubclass(kind, RacklessError)]
+    assert len(codes) == len(set(codes))
+
+
+# ---------------------------------------------------------------- options
+
+
+def parsers(
+    parser: argparse.ArgumentParser, above: tuple[argparse.ArgumentParser, ...] = ()
+) -> Iterator[tuple[argparse.ArgumentParser, tuple[argparse.ArgumentParser, ...]]]:
+    yield parser, above
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from parsers(child, (*above, parser))
+
+
+def test_no_verb_overwrites_an_option_given_before_it() -> None:
+    for parser, above in parsers(build_parser()):
+        own = {action.dest: action for action in parser._actions}
+        for noun in above:
+            for action in noun._actions:
+                shared = own.get(action.dest)
+                if shared is not None and action.dest != "help":
+                    assert shared.default is argparse.SUPPRESS, (parser.prog, action.dest)
+
+
+def test_artifacts_of_a_run_are_listed_wherever_the_run_is_named() -> None:
+    for line in ("artifacts --run r-1 list", "artifacts list --run r-1", "artifacts --run r-1"):
+        assert build_parser().parse_args(line.split()).run == "r-1", line
+
+
+def test_an_option_that_a_verb_would_ignore_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["artifacts", "--run", "r-1", "show", "poems"]) == 2
+    assert "rackless artifacts list --run r-1" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- progress
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_150_lines_of_progress_become_a_few_without_a_terminal() -> None:
+    clock = Clock()
+    lines = SparseLines(clock)
+    printed = []
+    for number in range(150):
+        clock.now_s += 0.5
+        text = f"sending the model to alpha: {number} / 150 MiB"
+        if lines.allows(text):
+            printed.append(text)
+    assert 5 <= len(printed) <= 11
+    assert printed[0] == "sending the model to alpha: 0 / 150 MiB"
+
+
+def test_a_long_silence_and_every_new_phase_are_told_but_never_a_flood() -> None:
+    clock = Clock()
+    lines = SparseLines(clock)
+    assert lines.allows("checking alpha and beta")
+    assert lines.allows("launching on pc-1")
+    assert lines.allows("launching on pc-2")
+    assert not lines.allows("launching on pc-2")
+    clock.now_s += 31
+    assert lines.allows("launching on pc-2")
+    flood = [
+        lines.allows(f"Collecting package{letter * 3}") for letter in "abcdefghijklmnopqrstuvwx"
+    ]
+    assert sum(flood) < 12
+
+
+def test_watching_a_run_without_a_terminal_prints_few_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    core = FakeCore(run_map={"r-1": make_run("r-1", "r", "running")})
+    with watching.Watching(core, Output(False), "r-1"):  # type: ignore[arg-type]
+        for step in range(150):
+            shown = replace(make_run("r-1", "r", "running"), step=step, total_steps=150)
+            core.events.publish(RunChanged(run=shown))
+    assert 1 <= len(capsys.readouterr().out.splitlines()) <= 3
