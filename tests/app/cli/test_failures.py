@@ -157,7 +157,7 @@ def test_no_verb_overwrites_an_option_given_before_it() -> None:
         for noun in above:
             for action in noun._actions:
                 shared = own.get(action.dest)
-                if shared is not None and action.dest != "help":
+                if shared is not None and action.option_strings and action.dest != "help":
                     assert shared.default is argparse.SUPPRESS, (parser.prog, action.dest)
 
 
@@ -213,8 +213,12 @@ def test_watching_a_run_without_a_terminal_prints_few_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     core = FakeCore(run_map={"r-1": make_run("r-1", "r", "running")})
-    with watching.Watching(core, Output(False), "r-1"):  # type: ignore[arg-type]
-        for step in range(150):
-            shown = replace(make_run("r-1", "r", "running"), step=step, total_steps=150)
-            core.events.publish(RunChanged(run=shown))
+
+    async def watch() -> None:
+        with watching.Watching(core, Output(False), "r-1"):  # type: ignore[arg-type]
+            for step in range(150):
+                shown = replace(make_run("r-1", "r", "running"), step=step, total_steps=150)
+                core.events.publish(RunChanged(run=shown))
+
+    asyncio.run(watch())
     assert 1 <= len(capsys.readouterr().out.splitlines()) <= 3
