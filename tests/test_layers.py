@@ -56,7 +56,7 @@ ORDER = {
         " | __main__"
     ),
     "app.nodes": (
-        "node archive endpoints | transport | bootstrap | channel | link | client watch"
+        "node archive credential endpoints | transport | bootstrap | channel | link | client watch"
         " | fleet files"
     ),
     "app.planning": (
@@ -73,7 +73,7 @@ ORDER = {
         " | artifacts overview | shell | application"
     ),
     "agents": (
-        "contract errors | state children program | supervisor | telemetry | node"
+        "contract errors | state children program | rendezvous | supervisor | telemetry | node"
         " | serve trainer | quantizers | commands | __main__"
     ),
     "agents.trainer": (

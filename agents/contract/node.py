@@ -179,6 +179,9 @@ class AllReduceProbe:
     master_address: str
     master_port: int
     interface: str | None = None
+    """Network interface of this node to listen on; None: the one on the way to rank 0."""
+    credential: str = field(default="", repr=False)
+    """Private key and certificate of this check, in PEM, as an attempt has."""
     num_values: int = 262144
     """Number of fp32 values that are summed over all ranks."""
     timeout_s: float = 60.0

@@ -61,7 +61,10 @@ class AttemptIntent:
     master_port: int
     address: str
     interface: str | None = None
-    """Network interface of this node for training traffic; None: torch chooses."""
+    """Network interface of this node for training traffic; None: the one with `address`."""
+    credential: str = field(default="", repr=False)
+    """Private key and certificate of this attempt, in PEM, by which its ranks know each other;
+    empty: whoever reaches the ranks' store may use it."""
     model_path: str
     """Folder of the model on this node, or its hub id."""
     train_path: str

@@ -1,22 +1,28 @@
 """Measure the link between two nodes: reachability, round trip and bytes per second.
 
 The listener takes one connection on a port that the system chose, since training too listens on
-ephemeral ports. The connecting side sends its greeting and the number of bytes to come, plays
-ping-pong with single bytes, then sends the bytes and waits for the acknowledgement.
+ephemeral ports. The connecting side sends a greeting, which it has from the listener by way of the
+master, and the number of bytes to come, plays ping-pong with single bytes, then sends the bytes and
+waits for the acknowledgement. Who does not know the greeting is sent away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
+import secrets
 import socket
 import struct
 import time
 from dataclasses import dataclass
 
 from agents.errors import ExpectedError
+from agents.rendezvous.interfaces import bind_to, is_many
 
-GREETING = b"RACKLESSPROBE1\n\0"
+GREETING_BYTES = 16
+GREETING_TIMEOUT_S = 2.0
+"""Time for a caller to send the greeting, in seconds: until then nobody else is served."""
 NUM_PINGS = 11
 ACKNOWLEDGEMENT = b"!"
 MAX_BYTES = 1 << 30
@@ -40,8 +46,14 @@ def choose_port(address: str) -> int:
     Raises:
         ExpectedError: the address is not one of this node's.
     """
-    with open_listener(address) as listener:
-        port: int = listener.getsockname()[1]
+    family = read_family(address)
+    # Bound and not listening: nobody can connect meanwhile.
+    with socket.socket(family, socket.SOCK_STREAM) as chosen:
+        try:
+            chosen.bind((address, 0))
+        except OSError as error:
+            raise _explain_not_ours(address, error) from error
+        port: int = chosen.getsockname()[1]
         return port
 
 
@@ -51,33 +63,60 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         ExpectedError: the address is not one of this node's.
     """
-    family = read_family(address)
+    read_family(address)
     try:
-        return socket.create_server((address, 0), family=family, backlog=4)
+        return bind_to(address, 0, backlog=4)
     except OSError as error:
-        reason = "it is not one of this node's addresses"
-        if error.errno not in (errno.EADDRNOTAVAIL, None):
-            reason = error.strerror or str(error)
-        raise ExpectedError(
-            f"This node cannot listen on {address}: {reason}.",
-            "See the node's addresses: rackless nodes show NAME",
-        ) from error
+        raise _explain_not_ours(address, error) from error
+
+
+def _explain_not_ours(address: str, error: OSError) -> ExpectedError:
+    reason = "it is not one of this node's addresses"
+    if error.errno not in (errno.EADDRNOTAVAIL, None):
+        reason = error.strerror or str(error)
+    return ExpectedError(
+        f"This node cannot listen on {address}: {reason}.",
+        "See the node's addresses: rackless nodes show NAME",
+    )
 
 
 def read_family(address: str) -> socket.AddressFamily:
     """Return the family of an address given in numbers; names are not resolved here.
 
     Raises:
-        ExpectedError: it is not such an address (an empty one would mean all of this node's).
+        ExpectedError: it is not the address of one PC (`0.0.0.0` and `::` mean all interfaces).
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, ValueError):
             socket.inet_pton(family, address)
-            return family
+            if not is_many(address):
+                return family
+            raise ExpectedError(
+                f"{address} stands for more than one interface, and Rackless listens on one alone.",
+                "Write one address, as in 192.168.1.20",
+            )
     raise ExpectedError(f"{address[:80]!r} is not an IP address.", "Write it as in 192.168.1.20")
 
 
-def answer_probe(listener: socket.socket, timeout_s: float) -> None:
+def make_greeting() -> bytes:
+    """Return a greeting that cannot be guessed."""
+    return secrets.token_bytes(GREETING_BYTES)
+
+
+def read_greeting(text: str) -> bytes:
+    """Return the greeting in hexadecimal text.
+
+    Raises:
+        ExpectedError: it is none.
+    """
+    with contextlib.suppress(ValueError):
+        greeting = bytes.fromhex(text)
+        if len(greeting) == GREETING_BYTES:
+            return greeting
+    raise ExpectedError("The greeting of a link probe has to be 32 hexadecimal digits.")
+
+
+def answer_probe(listener: socket.socket, greeting: bytes, timeout_s: float) -> None:
     """Serve one probe and close; return quietly when none comes in time or it breaks off."""
     deadline = time.monotonic() + timeout_s
     with listener:
@@ -88,18 +127,24 @@ def answer_probe(listener: socket.socket, timeout_s: float) -> None:
             except OSError:
                 return
             with connection, contextlib.suppress(OSError, EOFError):
-                connection.settimeout(min(left_s, TRANSFER_TIMEOUT_S))
-                if _answer(connection):
+                connection.settimeout(min(left_s, GREETING_TIMEOUT_S))
+                num_bytes = _read_header(connection, greeting)
+                # Port scanners and strangers connect too; the probe may still come after them.
+                if num_bytes is not None:
+                    connection.settimeout(min(left_s, TRANSFER_TIMEOUT_S))
+                    _answer(connection, num_bytes)
                     return
 
 
-def _answer(connection: socket.socket) -> bool:
-    """Answer one caller; False when it is not a probe of ours."""
+def _read_header(connection: socket.socket, greeting: bytes) -> int | None:
+    """Return the number of bytes to come; None: the caller does not know the greeting."""
     _disable_delay(connection)
-    greeting, num_bytes = HEADER.unpack(_receive(connection, HEADER.size))
-    # Port scanners and stray clients connect too; the probe may still come after them.
-    if greeting != GREETING or num_bytes > MAX_BYTES:
-        return False
+    said, num_bytes = HEADER.unpack(_receive(connection, HEADER.size))
+    is_ours = hmac.compare_digest(said, greeting) and num_bytes <= MAX_BYTES
+    return int(num_bytes) if is_ours else None
+
+
+def _answer(connection: socket.socket, num_bytes: int) -> None:
     connection.sendall(ACKNOWLEDGEMENT)
     for _ in range(NUM_PINGS):
         connection.sendall(_receive(connection, 1))
@@ -107,13 +152,12 @@ def _answer(connection: socket.socket) -> bool:
     while num_bytes > 0:
         num_received = connection.recv_into(buffer, min(num_bytes, BLOCK_BYTES))
         if num_received == 0:
-            return True
+            return
         num_bytes -= num_received
     connection.sendall(ACKNOWLEDGEMENT)
-    return True
 
 
-def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
+def probe_link(address: str, port: int, greeting: bytes, num_bytes: int) -> LinkProbe:
     """Measure the link to a listener on another node.
 
     Raises:
@@ -130,16 +174,16 @@ def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
     with connection:
         try:
             connection.settimeout(TRANSFER_TIMEOUT_S)
-            return _measure(connection, max(0, min(num_bytes, MAX_BYTES)))
+            return _measure(connection, greeting, max(0, min(num_bytes, MAX_BYTES)))
         except (OSError, EOFError) as error:
             raise ExpectedError(
                 f"The connection to {where} broke while it was measured: {error}."
             ) from (error)
 
 
-def _measure(connection: socket.socket, num_bytes: int) -> LinkProbe:
+def _measure(connection: socket.socket, greeting: bytes, num_bytes: int) -> LinkProbe:
     _disable_delay(connection)
-    connection.sendall(HEADER.pack(GREETING, num_bytes))
+    connection.sendall(HEADER.pack(greeting, num_bytes))
     _receive(connection, 1)
     # The acknowledgement above also keeps the other side's accept out of the first round trip.
     trips_s = []

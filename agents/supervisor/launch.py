@@ -29,6 +29,7 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, agent_command, archive_path, locked, require_name, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.fence import raise_fence, read_fence
+from agents.supervisor.launcher import choose_interface
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.sweep import find_processes
 
@@ -96,6 +97,7 @@ def _check(home: Home, intent: AttemptIntent) -> None:
     for what, path in (("model", intent.model_path), ("training data", intent.train_path)):
         if os.path.isabs(path) and not os.path.exists(path):
             raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
+    choose_interface(intent)
     if intent.resume_step is not None:
         folder = home.checkpoints(intent.run_id) / checkpoint_name(intent.resume_step)
         if not folder.is_dir():

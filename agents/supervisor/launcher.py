@@ -14,6 +14,7 @@ from typing import Protocol
 
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import rank_log
+from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
 from agents.state import archive_path
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess
@@ -94,11 +95,20 @@ def rank_environ(
         "MASTER_PORT": str(intent.master_port),
         "OMP_NUM_THREADS": str(num_threads),
     }
-    if intent.interface:
-        # NCCL takes a name as a prefix unless `=` precedes it: eth1 would match eth10.
-        environ["NCCL_SOCKET_IFNAME"] = f"={intent.interface}"
-        environ["GLOO_SOCKET_IFNAME"] = intent.interface
+    if len(intent.ranks) > 1:
+        environ.update(listen_on(choose_interface(intent)))
     return environ
+
+
+def choose_interface(intent: AttemptIntent) -> str:
+    """Return the interface on which the ranks of this node listen: loopback if it has all of them.
+
+    Raises:
+        ExpectedError: no interface of this node has the address at which the others reach it.
+    """
+    if all(place.node == intent.node for place in intent.ranks):
+        return LOOPBACK_DEVICE
+    return name_interface(intent.address, intent.interface)
 
 
 def choose_num_threads(num_local: int) -> int:

@@ -1,4 +1,4 @@
-"""One small all-reduce with a deadline: `agents.program agents.trainer.allreduce JSON`.
+"""One small all-reduce with a deadline: `agents.program agents.trainer.allreduce`, JSON on stdin.
 
 Before the collective each rank signs in at the store, so that on a timeout the answer names the
 ranks that are missing instead of only reporting a hang. Prints one line, `RACKLESS JSON`.
@@ -18,13 +18,20 @@ import torch.distributed as dist
 
 from agents.contract.node import AllReduceProbe
 from agents.contract.wire import from_wire
+from agents.errors import ExpectedError
+from agents.rendezvous.doors import close_doors
+from agents.rendezvous.interfaces import choose_variables, listen_on
+from agents.trainer.rank.store import open_rank_store
 
 
 def main(argv: list[str]) -> NoReturn:
     """Take part in the all-reduce and print the result."""
-    probe = from_wire(AllReduceProbe, json.loads(argv[0]), "probe")
+    del argv
+    probe = from_wire(AllReduceProbe, json.load(sys.stdin), "probe")
     try:
         answer = reduce_once(probe)
+    except ExpectedError as error:
+        answer = {"message": error.message, "hint": error.hint}
     except (RuntimeError, ValueError, OSError) as error:
         answer = {"message": describe_failure(probe, str(error).split("\n")[0])}
     print("RACKLESS " + json.dumps(answer), flush=True)
@@ -40,20 +47,24 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
         RuntimeError: a rank lost its connection during the sum.
     """
     deadline = time.monotonic() + probe.timeout_s
-    store = dist.TCPStore(
-        probe.master_address,
-        probe.master_port,
-        probe.world_size,
-        is_master=probe.rank == 0,
-        timeout=timedelta(seconds=probe.timeout_s),
-        # Or the constructor would wait, and could not name the ranks that are missing.
-        wait_for_workers=False,
+    os.environ.update(
+        listen_on(probe.interface)
+        if probe.interface
+        else choose_variables(probe.master_address, probe.rank == 0)
+    )
+    store = open_rank_store(
+        address=probe.master_address,
+        port=probe.master_port,
+        credential=probe.credential,
+        is_first=probe.rank == 0,
+        timeout_s=probe.timeout_s,
     )
     missing = gather(store, probe, deadline)
     if missing:
         return {"message": name_missing(probe, missing), "hint": "Check it: rackless check"}
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     group = dist.ProcessGroupGloo(store, probe.rank, probe.world_size, left)
+    close_doors()
     values = torch.full((probe.num_values,), float(probe.rank + 1))
     group.allreduce([torch.zeros(1)]).wait()  # connects all pairs, which is not to be timed
     began_s = time.monotonic()

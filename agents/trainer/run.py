@@ -67,7 +67,7 @@ def run_rank(
     limit_memory(device, spec.memory_gib)
     _fix_numerics(attempt, ranks, device)
     group = Group(ranks, attempt.rank_names)
-    group.join(choose_backend(device), device)
+    group.join(choose_backend(device), device, attempt.intent.credential)
     context = RankContext(
         attempt=attempt,
         group=group,

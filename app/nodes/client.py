@@ -77,6 +77,14 @@ class Clock:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeDoor:
+    """Where a node waits for one probe, and what the caller has to say first."""
+
+    port: int
+    greeting: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TcpProbe:
     round_trip_s: float
     bytes_per_s: float | None = None
@@ -170,13 +178,14 @@ class NodeClient:
     async def port_choose(self, address: str) -> int:
         return await self._ask_number("port", "port.choose", {"address": address})
 
-    async def probe_listen(self, address: str, listen_s: float) -> int:
-        """Have the node listen on a port of its choice for `listen_s` seconds; return the port."""
+    async def probe_listen(self, address: str, listen_s: float) -> ProbeDoor:
+        """Have the node listen on a port of its choice for `listen_s` seconds."""
         args = {"address": address, "timeout_s": listen_s}
-        return await self._ask_number("port", "probe.listen", args)
+        return await self._ask(ProbeDoor, "probe.listen", args)
 
-    async def probe_connect(self, address: str, port: int, num_bytes: int) -> TcpProbe:
-        args = {"address": address, "port": port, "num_bytes": num_bytes}
+    async def probe_connect(self, address: str, door: ProbeDoor, num_bytes: int) -> TcpProbe:
+        args = {"address": address, "port": door.port, "greeting": door.greeting}
+        args["num_bytes"] = num_bytes
         return await self._ask(TcpProbe, "probe.connect", args)
 
     async def probe_allreduce(self, probe: AllReduceProbe) -> AllReduceResult:

@@ -18,18 +18,21 @@ class Endpoint:
 
     address: str
     interface: str | None
-    """Network device with that address; None: not known, torch chooses."""
+    """Network device with that address; None: not known here, the node itself looks for it."""
 
 
 def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
     """Return each node's address for training.
 
     A node reached over SSH has the address that the master connected to. The master's own PC has
-    none: it uses its address in a network with the others, or loopback if it is alone.
+    none: it uses its address in a network with the others. The ranks of a node that is alone meet
+    over loopback, wherever it is: nobody else has to reach them.
 
     Raises:
         UserError: a node has only a loopback address, which the others cannot reach.
     """
+    if len(facts) == 1:
+        return {name: Endpoint(address=LOOPBACK, interface="lo") for name in facts}
     known = {name: known.address for name, known in facts.items() if known.address}
     remote = [address for address in known.values() if not _is_loopback(address)]
     addresses = {

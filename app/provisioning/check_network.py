@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from agents.contract.node import AllReduceProbe
 from app.errors import RacklessError, UserError
 from app.nodes.client import AllReduceResult, NodeClient, TcpProbe
+from app.nodes.credential import make_credential
 from app.provisioning.check_row import CheckedGroup, CheckRow, Status, make_row
 
 PROBE_BYTES = 8 << 20
@@ -61,6 +62,7 @@ async def check_reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
         port = await able[0].port_choose(first.address)
     except RacklessError as error:
         return (*rows, _failed(able[0].name, error))
+    credential = make_credential()
     probes = {
         client: AllReduceProbe(
             python=environments[client.name].python or "",
@@ -69,6 +71,7 @@ async def check_reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
             master_address=first.address,
             master_port=port,
             interface=group.endpoints[client.name].interface,
+            credential=credential,
             timeout_s=group.reduce_timeout_s,
         )
         for rank, client in enumerate(able)
@@ -141,13 +144,13 @@ def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -
 async def _try_link(caller: NodeClient, answerer: NodeClient, address: str) -> CheckRow:
     peer = answerer.name
     try:
-        port = await answerer.probe_listen(address, _LISTEN_S)
+        door = await answerer.probe_listen(address, _LISTEN_S)
     except RacklessError as error:
         return _link_failed(answerer.name, caller.name, error)
     try:
         # A node's link to itself is only tested for reachability, so a few bytes are enough.
         num_bytes = PROBE_BYTES if caller is not answerer else PROBE_BYTES // 8
-        probe = await caller.probe_connect(address, port, num_bytes)
+        probe = await caller.probe_connect(address, door, num_bytes)
     except RacklessError as error:
         return _link_failed(caller.name, peer, error)
     return judge_link(caller.name, peer, probe)

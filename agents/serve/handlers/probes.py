@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,14 @@ from typing import Any
 from agents.contract.node import AllReduceProbe
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
-from agents.node.probes import LinkProbe, answer_probe, open_listener, probe_link
+from agents.node.probes import (
+    LinkProbe,
+    answer_probe,
+    make_greeting,
+    open_listener,
+    probe_link,
+    read_greeting,
+)
 from agents.node.probes import choose_port as choose_free_port
 from agents.program import command
 from agents.serve.channel import Call
@@ -32,9 +40,17 @@ class ListenArgs:
 
 
 @dataclass(frozen=True)
+class Listening:
+    port: int
+    greeting: str
+    """What the other node has to send first, in hex; known only to whom the master gives it."""
+
+
+@dataclass(frozen=True)
 class ConnectArgs:
     address: str
     port: int
+    greeting: str
     num_bytes: int = 0
 
 
@@ -43,31 +59,39 @@ def choose_port(call: Call) -> dict[str, Any]:
     return {"port": choose_free_port(from_wire(PortArgs, call.args, "args").address)}
 
 
-def listen(call: Call) -> dict[str, Any]:
-    """Answer with a port, then serve one probe on it."""
+def listen(call: Call) -> Listening:
+    """Answer with a port and a greeting, then serve one probe of whoever sends that greeting."""
     args = from_wire(ListenArgs, call.args, "args")
     listener = open_listener(args.address)
+    greeting = make_greeting()
     # The master needs the port before the other node can connect.
-    serve = threading.Thread(target=answer_probe, args=(listener, args.timeout_s), daemon=True)
+    serve = threading.Thread(
+        target=answer_probe, args=(listener, greeting, args.timeout_s), daemon=True
+    )
     serve.start()
-    return {"port": listener.getsockname()[1]}
+    return Listening(listener.getsockname()[1], greeting.hex())
 
 
 def connect(call: Call) -> LinkProbe:
     """Measure the link to a listening node."""
     args = from_wire(ConnectArgs, call.args, "args")
-    return probe_link(args.address, args.port, args.num_bytes)
+    return probe_link(args.address, args.port, read_greeting(args.greeting), args.num_bytes)
 
 
 def allreduce(call: Call) -> dict[str, Any]:
     """Take part in one all-reduce, in the training environment's own process."""
     probe = from_wire(AllReduceProbe, call.args, "args")
-    argv = command(probe.python, "agents.trainer.allreduce", json.dumps(to_wire(probe)))
+    argv = command(probe.python, "agents.trainer.allreduce")
     environ = {"PYTHONPATH": archive_path(), "OMP_NUM_THREADS": "1"}
-    if probe.interface:
-        environ["GLOO_SOCKET_IFNAME"] = probe.interface
+    limit_s = probe.timeout_s + START_S
     try:
-        _, lines = call.children.run(argv, environ=environ, timeout_s=probe.timeout_s + START_S)
+        # In a file without a name: arguments, which can be read by others, must not hold a key.
+        with os.fdopen(os.memfd_create("probe"), "w+", encoding="ascii") as stdin:
+            json.dump(to_wire(probe), stdin)
+            stdin.seek(0)
+            _, lines = call.children.run(
+                argv, environ=environ, timeout_s=limit_s, stdin=stdin.fileno()
+            )
     except TimeoutError as error:
         raise ExpectedError(
             f"The all-reduce of rank {probe.rank} did not finish within {probe.timeout_s:g} s.",

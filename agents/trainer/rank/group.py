@@ -25,6 +25,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from agents.errors import ExpectedError
+from agents.rendezvous.doors import close_doors
+from agents.rendezvous.interfaces import LOOPBACK_DEVICE, choose_variables, listen_on
+from agents.trainer.rank.store import RankStore, open_plain_store, open_rank_store
 
 JOIN_TIMEOUT_S = 120.0
 """Seconds that a rank waits for the others to start."""
@@ -63,23 +66,33 @@ class Group:
     def __init__(self, ranks: Ranks, names: list[str]) -> None:
         self.rank = ranks.rank
         self.world_size = ranks.world_size
+        self._is_on_one_node = ranks.local_world_size == ranks.world_size
         # For messages, such as `rank 2 (node gamma, cuda:0)`.
         self._names = names
         self._store: dist.Store | None = None
+        # Kept for C++, and closed in the end.
+        self._root: dist.Store | None = None
         self._num_signs = 0
         # Newest sign of life of each other rank.
         self._seen_signs: dict[int, str] = {}
 
-    def join(self, backend: str, device: torch.device) -> None:
+    def join(self, backend: str, device: torch.device, credential: str = "") -> None:
         """Connect to the other ranks; needs MASTER_ADDR and MASTER_PORT in the environment.
+
+        Args:
+            backend: `gloo` or `nccl`.
+            device: device of this rank.
+            credential: the attempt's; empty: whoever reaches the store may use it.
 
         Raises:
             ExpectedError: not all of them joined in time.
         """
         if self.world_size == 1:
             return
-        self._store = self._open_store()
-        self.exchange("joined", {}, timeout_s=JOIN_TIMEOUT_S)
+        self._root = self._open_store(credential)
+        self._store = dist.PrefixStore("rackless", self._root)
+        self._wait_for_all()
+        self._choose_interface()
         try:
             dist.init_process_group(
                 backend,
@@ -95,26 +108,57 @@ class Group:
                 f"{self._names[self.rank]} could not connect to the other ranks: {_first(error)}.",
                 "Run rackless check: a firewall or the wrong network interface is likely",
             ) from error
+        if backend == "gloo":
+            close_doors()  # all of its connections exist now
 
-    def _open_store(self) -> dist.Store:
-        timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+    def _open_store(self, credential: str) -> dist.Store:
         try:
-            store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-        except (RuntimeError, ValueError) as error:
-            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            # torchrun has opened a store of its own, and knows no credential.
+            if not credential or "TORCHELASTIC_RUN_ID" in os.environ:
+                return open_plain_store(self.rank, self.world_size, JOIN_TIMEOUT_S)
+            return open_rank_store(
+                address=os.environ["MASTER_ADDR"],
+                port=int(os.environ["MASTER_PORT"]),
+                credential=credential,
+                is_first=self.rank == 0,
+                timeout_s=JOIN_TIMEOUT_S,
+            )
+        except (RuntimeError, ValueError, KeyError) as error:
             if self.rank == 0:
-                raise ExpectedError(
-                    f"{self._names[0]} waited at {place} for the other ranks to start, for at most "
-                    f"{JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
-                    "Read the logs of the other ranks; then run rackless check for the network "
-                    "between them",
-                ) from error
+                raise self._nobody_came(_first(error)) from error
             raise PeerLost(
-                f"{self._names[self.rank]} could not reach rank 0 at {place} "
+                f"{self._names[self.rank]} could not reach rank 0 at {_place()} "
                 f"within {JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
                 "Read the log of rank 0; then run rackless check for the network between them",
             ) from error
-        return dist.PrefixStore("rackless", store)
+
+    def _wait_for_all(self) -> None:
+        try:
+            self.exchange("joined", {}, timeout_s=JOIN_TIMEOUT_S)
+        except PeerLost as error:
+            if self.rank == 0:
+                raise self._nobody_came(error.message.rstrip(".")) from error
+            raise
+
+    def _nobody_came(self, reason: str) -> ExpectedError:
+        return ExpectedError(
+            f"{self._names[0]} waited at {_place()} for the other ranks to start, for at most "
+            f"{JOIN_TIMEOUT_S:.0f} s: {reason}.",
+            "Read the logs of the other ranks; then run rackless check for the network between "
+            "them",
+        )
+
+    def _choose_interface(self) -> None:
+        """Let Gloo and NCCL listen on one interface, where the supervisor has not named it."""
+        if all(name in os.environ for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")):
+            return
+        chosen = (
+            listen_on(LOOPBACK_DEVICE)
+            if self._is_on_one_node
+            else choose_variables(os.environ["MASTER_ADDR"], self.rank == 0)
+        )
+        for name, value in chosen.items():
+            os.environ.setdefault(name, value)
 
     def exchange(
         self, topic: str, value: dict[str, Any], *, timeout_s: float = LOAD_TIMEOUT_S
@@ -283,6 +327,13 @@ class Group:
         if self._store is not None and dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
+        if isinstance(self._root, RankStore):
+            self._root.close()
+        self._root = None
+
+
+def _place() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
 def _first(error: Exception) -> str:

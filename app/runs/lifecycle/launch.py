@@ -17,6 +17,7 @@ from agents.contract.messages import to_wire
 from agents.contract.run import AttemptIntent, RankPlacement, Replay
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
+from app.nodes.credential import make_credential
 from app.runfile.advice import advise
 from app.runs.attempt_status import stop_parts
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
@@ -109,6 +110,7 @@ async def launch(
     master = plan.endpoints[plan.nodes[0]]
     # Ranks meet at rank 0, and only its node knows which of its ports are free.
     port = await services.pool.agent(plan.nodes[0]).port_choose(master.address)
+    credential = make_credential()
     record_intent(services, run, plan, inputs, resume_step)
     _store_forecast(services, run, plan.forecast)
     try:
@@ -116,6 +118,7 @@ async def launch(
             replace(
                 _intent(run, plan, node, folders[node], master.address, port, resume_step),
                 replay=replay,
+                credential=credential,
             )
             for node in plan.nodes
         ]

@@ -11,7 +11,17 @@ import pytest
 
 from agents.errors import ExpectedError
 from agents.node import probes
-from agents.node.probes import HEADER, answer_probe, choose_port, open_listener, probe_link
+from agents.node.probes import (
+    HEADER,
+    answer_probe,
+    choose_port,
+    make_greeting,
+    open_listener,
+    probe_link,
+    read_greeting,
+)
+
+GREETING = make_greeting()
 
 
 def test_chosen_port_is_free() -> None:
@@ -30,31 +40,44 @@ def test_address_of_another_pc_is_refused() -> None:
 
 @pytest.mark.parametrize("address", ["", "localhost", "999.1.1.1", "a" * 300, "1.2.3.4\0"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    for ask in (lambda: choose_port(address), lambda: probe_link(address, 80, 0)):
+    for ask in (lambda: choose_port(address), lambda: probe_link(address, 80, GREETING, 0)):
         with pytest.raises(ExpectedError, match="is not an IP address"):
             ask()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "ff02::1"])
+def test_every_interface_at_once_is_refused(address: str) -> None:
+    for ask in (lambda: choose_port(address), lambda: open_listener(address)):
+        with pytest.raises(ExpectedError, match="stands for more than one interface"):
+            ask()
+
+
+@pytest.mark.parametrize("text", ["", "00", "zz" * 16, "00" * 17])
+def test_what_is_no_greeting_is_refused(text: str) -> None:
+    with pytest.raises(ExpectedError, match="32 hexadecimal digits"):
+        read_greeting(text)
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65536, 1 << 40])
 def test_what_is_no_port_is_refused(port: int) -> None:
     with pytest.raises(ExpectedError, match="is not a port"):
-        probe_link("127.0.0.1", port, 0)
+        probe_link("127.0.0.1", port, GREETING, 0)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 3_000_001])
 def test_probe_measures(num_bytes: int) -> None:
     listener = open_listener("127.0.0.1")
     port = listener.getsockname()[1]
-    thread = threading.Thread(target=answer_probe, args=(listener, 10.0))
+    thread = threading.Thread(target=answer_probe, args=(listener, GREETING, 10.0))
     thread.start()
-    link = probe_link("127.0.0.1", port, num_bytes)
+    link = probe_link("127.0.0.1", port, GREETING, num_bytes)
     thread.join(5)
     assert not thread.is_alive()
     assert 0 < link.round_trip_s < 1
     assert (link.bytes_per_s is None) is (num_bytes == 0)
     assert link.bytes_per_s is None or link.bytes_per_s > 1000
     with pytest.raises(ExpectedError, match="refused the connection"):
-        probe_link("127.0.0.1", port, 0)
+        probe_link("127.0.0.1", port, GREETING, 0)
 
 
 def test_silent_listener_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +86,7 @@ def test_silent_listener_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(ExpectedError, match="broke while it was measured: timed out"),
     ):
-        probe_link("127.0.0.1", silent.getsockname()[1], 100)
+        probe_link("127.0.0.1", silent.getsockname()[1], GREETING, 100)
 
 
 def talk(port: int, say: Callable[[socket.socket], None]) -> None:
@@ -74,18 +97,19 @@ def talk(port: int, say: Callable[[socket.socket], None]) -> None:
 def test_strangers_do_not_use_up_the_listener() -> None:
     listener = open_listener("127.0.0.1")
     port = listener.getsockname()[1]
-    thread = threading.Thread(target=answer_probe, args=(listener, 10.0))
+    thread = threading.Thread(target=answer_probe, args=(listener, GREETING, 10.0))
     thread.start()
     talk(port, lambda c: c.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
-    talk(port, lambda c: c.sendall(HEADER.pack(b"RACKLESSPROBE1\n\0", 1 << 62)))
+    talk(port, lambda c: c.sendall(HEADER.pack(GREETING, 1 << 62)))
+    talk(port, lambda c: c.sendall(HEADER.pack(b"RACKLESSPROBE1\n\0", 1)))
     talk(port, lambda c: None)
-    assert probe_link("127.0.0.1", port, 10).bytes_per_s
+    assert probe_link("127.0.0.1", port, GREETING, 10).bytes_per_s
     thread.join(5)
 
 
 def test_listener_gives_up_in_time() -> None:
     listener = open_listener("127.0.0.1")
     began_s = time.monotonic()
-    answer_probe(listener, 0.3)
+    answer_probe(listener, GREETING, 0.3)
     assert time.monotonic() - began_s < 2
     assert listener.fileno() == -1

@@ -6,6 +6,7 @@ trainer's own entry. One test starts ranks the long way, through torchrun.
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ from agents.contract.wire import to_wire
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.step_control import RankControl
+from app.nodes.credential import make_credential
 
 if TYPE_CHECKING:  # torch comes with them, and only the fork server shall import it
     from agents.trainer.rank.context import RankContext
@@ -123,6 +125,12 @@ def make_context(attempt: RankAttempt, group: Group) -> RankContext:
     )
 
 
+@functools.cache
+def one_credential() -> str:
+    """Return the credential of all runs here; a test joins ranks of two runs."""
+    return make_credential()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -165,6 +173,7 @@ class Run:
             ),
             master_address="127.0.0.1",
             master_port=free_port(),
+            credential=one_credential(),
             address="127.0.0.1",
             model_path=str(self.model),
             train_path=str(self.train),

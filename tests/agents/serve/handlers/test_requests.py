@@ -25,6 +25,7 @@ from agents.state import Home
 from agents.supervisor.control_requests import take_requests
 from agents.supervisor.launch import launch
 from agents.supervisor.leases import borrow_device
+from app.nodes.credential import make_credential
 from tests.agents.node.test_checkpoints import make
 from tests.agents.serve.test_server import Agent
 from tests.agents.supervisor.conftest import Node, make_node
@@ -421,8 +422,8 @@ def test_config_of_a_model_on_the_node(agent: Agent, tmp_path: Path) -> None:
 
 
 def test_link_between_two_agents(agent: Agent, node: Node) -> None:
-    port = ask(agent, "probe.listen", address="127.0.0.1", timeout_s=5)["port"]
-    link = ask(agent, "probe.connect", address="127.0.0.1", port=port, num_bytes=100_000)
+    door = ask(agent, "probe.listen", address="127.0.0.1", timeout_s=5)
+    link = ask(agent, "probe.connect", address="127.0.0.1", num_bytes=100_000, **door)
     assert link["bytes_per_s"] > 0
     assert 1024 <= ask(agent, "port.choose", address="127.0.0.1")["port"] < 65536
 
@@ -435,6 +436,7 @@ def test_allreduce_over_two_agents_and_without_the_second(agent: Agent, node: No
         "master_address": "127.0.0.1",
         "interface": "lo",
         "num_values": 1000,
+        "credential": make_credential(),
     }
 
     def post(number: int, rank: int, port: int, timeout_s: float) -> None:

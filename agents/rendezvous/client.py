@@ -1,0 +1,167 @@
+"""Talk to the store of an attempt. Any number of threads may ask at once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import ssl
+import time
+from typing import Any
+
+from agents.rendezvous.credential import make_client_context
+
+ANSWER_TIMEOUT_S = 120.0
+"""Time for an answer to a request that waits for nothing, in seconds."""
+_CONNECT_TIMEOUT_S = 5.0
+_RETRY_S = 0.05
+
+
+class StoreError(RuntimeError):
+    """Raised when the store cannot be reached, or has gone."""
+
+
+class StoreTimeout(StoreError):
+    """Raised when keys were not set in time."""
+
+
+class StoreClient:
+    """One rank's access to the store."""
+
+    def __init__(self, address: str, port: int, credential: str) -> None:
+        self._place = (address, port)
+        self._context = make_client_context(credential)
+        # A request takes a connection and puts it back, so that one that waits holds up no other.
+        self._idle: list[_Connection] = []
+
+    def connect(self, timeout_s: float) -> None:
+        """Connect to a store that may not have started yet.
+
+        Raises:
+            StoreError: it could not be reached within `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                connection = _Connection(self._place, self._context)
+                # A server refuses a certificate only after the client's part of the handshake.
+                connection.ask({"kind": "count"}, _CONNECT_TIMEOUT_S)
+            except (OSError, EOFError) as error:
+                if time.monotonic() >= deadline:
+                    raise StoreError(_explain(error)) from error
+                time.sleep(_RETRY_S)
+            else:
+                self._idle.append(connection)
+                return
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask({"kind": "set", "key": key, "value": _encode(value)})
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Return a value as soon as it is set.
+
+        Raises:
+            StoreTimeout: it was not set within `timeout_s`.
+        """
+        answer = self._ask({"kind": "get", "key": key, "timeout_s": timeout_s}, timeout_s)
+        _expect_all(answer, timeout_s)
+        return base64.b64decode(answer["value"])
+
+    def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Replace a value if it is the expected one; return what the key holds afterwards."""
+        encoded = {"expected": _encode(expected), "value": _encode(value)}
+        return base64.b64decode(self._ask({"kind": "compare_set", "key": key, **encoded})["value"])
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return its new value."""
+        return int(self._ask({"kind": "add", "key": key, "amount": amount})["total"])
+
+    def append(self, key: str, value: bytes) -> None:
+        self._ask({"kind": "append", "key": key, "value": _encode(value)})
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all of them are set."""
+        return not self._ask({"kind": "check", "keys": keys})["missing"]
+
+    def wait(self, keys: list[str], timeout_s: float) -> None:
+        """Return when all of them are set.
+
+        Raises:
+            StoreTimeout: some were not set within `timeout_s`.
+        """
+        request = {"kind": "wait", "keys": keys, "timeout_s": timeout_s}
+        _expect_all(self._ask(request, timeout_s), timeout_s)
+
+    def delete(self, key: str) -> bool:
+        """Delete a key; return whether there was one."""
+        return bool(self._ask({"kind": "delete", "key": key})["deleted"])
+
+    def count(self) -> int:
+        return int(self._ask({"kind": "count"})["count"])
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _ask(self, request: dict[str, Any], wait_s: float = 0.0) -> dict[str, Any]:
+        try:
+            connection = self._take()
+            answer = connection.ask(request, wait_s + ANSWER_TIMEOUT_S)
+        except (OSError, EOFError) as error:
+            raise StoreError(_explain(error)) from error
+        self._idle.append(connection)
+        return answer
+
+    def _take(self) -> _Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Connection(self._place, self._context)
+
+
+class _Connection:
+    def __init__(self, place: tuple[str, int], context: ssl.SSLContext) -> None:
+        plain = socket.create_connection(place, _CONNECT_TIMEOUT_S)
+        # Requests are small, and the next one waits for the answer.
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket = context.wrap_socket(plain)
+        self._lines = self._socket.makefile("rb")
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a request and return its answer.
+
+        Raises:
+            OSError: no answer came in time.
+            EOFError: the store has closed the connection.
+        """
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(json.dumps(request).encode("ascii") + b"\n")
+            line = self._lines.readline()
+            if not line.endswith(b"\n"):
+                raise EOFError("rank 0 has closed the connection")
+        except BaseException:
+            self.close()  # an answer that comes later must not be taken for another one
+            raise
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+def _encode(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _expect_all(answer: dict[str, Any], timeout_s: float) -> None:
+    if missing := answer.get("missing"):
+        raise StoreTimeout(f"not set within {timeout_s:g} s: {', '.join(missing)}")
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"what answers there is not rank 0 of this attempt ({error.reason or error})"
+    return str(error) or type(error).__name__

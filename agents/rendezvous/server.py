@@ -1,0 +1,191 @@
+"""The process that holds the keys of an attempt: `serve(LISTENING_DESCRIPTOR)`.
+
+Reads the credential from stdin and serves until stdin ends, which it does with rank 0. A request is
+a line of JSON, and so is its answer; values are base64. Requests of one connection are answered in
+turn, so that a caller who waits needs a connection of its own to ask anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agents.rendezvous.credential import make_server_context
+
+MAX_LINE_BYTES = 64 << 20
+"""Maximum length of a request, in bytes."""
+HANDSHAKE_TIMEOUT_S = 5.0
+"""Time for a caller to show the credential, in seconds."""
+_BACKLOG = 256
+_PR_SET_PDEATHSIG = 1
+
+
+class Keys:
+    """Values by key, and callers that wait for some."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = asyncio.Condition()
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one request.
+
+        Raises:
+            LookupError: it lacks a field, or is of an unknown kind.
+            ValueError: a field is not what it should be.
+        """
+        answers: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "set": self._set,
+            "get": self._get,
+            "compare_set": self._compare_set,
+            "add": self._add,
+            "append": self._append,
+            "check": self._check,
+            "wait": self._wait,
+            "delete": self._delete,
+            "count": self._count,
+        }
+        return await answers[request["kind"]](request)
+
+    async def _set(self, request: dict[str, Any]) -> dict[str, Any]:
+        await self._put(request["key"], _decode(request["value"]))
+        return {}
+
+    async def _get(self, request: dict[str, Any]) -> dict[str, Any]:
+        missing = await self._wait_for([request["key"]], float(request["timeout_s"]))
+        return {"missing": missing} if missing else {"value": self._read(request["key"])}
+
+    async def _compare_set(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Replace a value that is the expected one; an expected empty one may also be missing."""
+        key, expected = request["key"], _decode(request["expected"])
+        if key not in self._values and expected:
+            return {"value": request["expected"]}
+        if self._values.get(key, b"") == expected:
+            await self._put(key, _decode(request["value"]))
+        return {"value": self._read(key)}
+
+    async def _add(self, request: dict[str, Any]) -> dict[str, Any]:
+        # A counter is a decimal number, as torch's own stores keep it.
+        total = int(self._values.get(request["key"], b"0")) + int(request["amount"])
+        await self._put(request["key"], str(total).encode("ascii"))
+        return {"total": total}
+
+    async def _append(self, request: dict[str, Any]) -> dict[str, Any]:
+        old = self._values.get(request["key"], b"")
+        await self._put(request["key"], old + _decode(request["value"]))
+        return {}
+
+    async def _check(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"missing": self._missing(request["keys"])}
+
+    async def _wait(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"missing": await self._wait_for(request["keys"], float(request["timeout_s"]))}
+
+    async def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"deleted": self._values.pop(request["key"], None) is not None}
+
+    async def _count(self, request: dict[str, Any]) -> dict[str, Any]:
+        del request
+        return {"count": len(self._values)}
+
+    async def _put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait_for(self, keys: list[str], timeout_s: float) -> list[str]:
+        """Return the keys that are still missing after `timeout_s`."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with self._changed:
+                await asyncio.wait_for(
+                    self._changed.wait_for(lambda: not self._missing(keys)), timeout_s
+                )
+        return self._missing(keys)
+
+    def _missing(self, keys: list[str]) -> list[str]:
+        return [key for key in keys if key not in self._values]
+
+    def _read(self, key: str) -> str:
+        return base64.b64encode(self._values.get(key, b"")).decode("ascii")
+
+
+def _decode(value: str) -> bytes:
+    return base64.b64decode(value, validate=True)
+
+
+async def serve_caller(
+    keys: Keys, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Answer one rank, which has shown the credential, until it goes."""
+    try:
+        while line := await reader.readline():
+            answer = await keys.answer(json.loads(line))
+            writer.write(json.dumps(answer).encode("ascii") + b"\n")
+            await writer.drain()
+    # It is not one of ours that sends anything else, or it has gone.
+    except (LookupError, ValueError, TypeError, OSError) as error:
+        print(f"A connection to the store was closed: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        writer.close()
+
+
+async def serve(listener: socket.socket, credential: str, gone: Callable[[], bool]) -> None:
+    """Serve the store on `listener` until stdin is readable and `gone` says that it has ended."""
+    keys, ended = Keys(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_report)
+    loop.add_reader(0, lambda: ended.set() if gone() else None)
+    await asyncio.start_server(
+        lambda reader, writer: serve_caller(keys, reader, writer),
+        sock=listener,
+        ssl=make_server_context(credential),
+        ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+        limit=MAX_LINE_BYTES,
+        backlog=_BACKLOG,
+    )
+    await ended.wait()
+    # Callers that still wait are cut off: they learn that rank 0 has gone.
+    os._exit(0)
+
+
+def main(listening_descriptor: int) -> None:
+    """Be the process of the store; the first line of stdin has the credential."""
+    # Not only the end of stdin: a fork of rank 0 may hold the other end open.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _allow_many_connections()
+    credential = json.loads(_read_line())["credential"]
+    listener = socket.socket(fileno=listening_descriptor)
+    with contextlib.suppress(ssl.SSLError, KeyboardInterrupt):
+        asyncio.run(serve(listener, credential, lambda: not os.read(0, 4096)))
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # Failed handshakes of strangers are no news: a traceback for each would fill the rank's log.
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
+
+
+def _read_line() -> bytes:
+    # Not through sys.stdin: its buffer would swallow what the loop has to see.
+    line = b""
+    while not line.endswith(b"\n") and (block := os.read(0, 65536)):
+        line += block
+    return line
+
+
+def _allow_many_connections() -> None:
+    """Let strangers who only connect use up as little of the table of descriptors as possible."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
