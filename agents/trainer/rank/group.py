@@ -93,6 +93,9 @@ class Group:
         self._store = dist.PrefixStore("rackless", self._root)
         self._wait_for_all()
         self._choose_interface()
+        # Its monitor asks the store every second, from a thread that would need the interpreter for
+        # it, to find ranks that hang; here the supervisor does that.
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         try:
             dist.init_process_group(
                 backend,
