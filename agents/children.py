@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
+from agents.contract.python_child import SAFE_FOLDER, python_variables
 from agents.errors import ExpectedError, explain_os_error
 
 KEPT_LINES = 200
@@ -111,8 +112,8 @@ class Children:
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env={**os.environ, **(environ or {})},
-                    cwd="/",
+                    env={**os.environ, **python_variables(), **(environ or {})},
+                    cwd=SAFE_FOLDER,
                     start_new_session=True,
                 )
             except OSError as error:

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from agents import foreign_code
+
 OOM_SCORE = 500
 """Likelihood of being killed when memory runs out, of 1,000; see proc_pid_oom_score_adj(5). Ranks
 and a user's own programs have 0 or little more."""
@@ -44,6 +46,8 @@ def main(argv: list[str]) -> int:
     # Not fatal: some containers mount /proc read-only.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
+    # Before the imports below, which bring the libraries that could run a stranger's code.
+    foreign_code.install()
     name, *arguments = argv
     with imports_that_stay():
         module = importlib.import_module(name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
+from agents.contract.python_child import SAFE_FOLDER, python_environ
 from app.artifacts.exports.request import ExportRequest
 from app.core.core import Core
 from app.errors import HostKeyUnknown, UserError
@@ -286,8 +288,9 @@ class Demo:
         with resources.as_file(resources.files("resources") / "demo") as folder:
             # A process of its own: the app never imports torch.
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, str(folder / "answer.py"), QUESTION),
-                *(str(folder / "model"), str(model)),
+                *_answer_command(folder, model),
+                env=python_environ(os.environ),
+                cwd=SAFE_FOLDER,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
@@ -318,6 +321,11 @@ class Demo:
 
         steps = tuple((title, state_of(number)) for number, title in enumerate(self.TITLES))
         self._report(Story(steps=steps, note=note, counts_steps=counts_steps, run=self._run))
+
+
+def _answer_command(folder: Path, model: Path) -> list[str]:
+    models = [str(path.absolute()) for path in (folder / "model", model)]
+    return [sys.executable, str(folder.absolute() / "answer.py"), QUESTION, *models]
 
 
 def _progress_text(run: RunSnapshot) -> str:

@@ -73,8 +73,8 @@ ORDER = {
         " | artifacts overview | shell | application"
     ),
     "agents": (
-        "contract errors | state children program | rendezvous | supervisor | telemetry | node"
-        " | serve trainer | quantizers | commands | __main__"
+        "contract errors | foreign_code | state children program | rendezvous | supervisor"
+        " | telemetry | node | serve trainer | quantizers | commands | __main__"
     ),
     "agents.trainer": (
         "rank kernels data optim | model metrics | objectives | execution | parallel | checkpoint"

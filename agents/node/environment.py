@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agents.children import Children
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
+from agents.contract.python_child import python_variables
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, read_json, require_name, write_json
@@ -37,8 +38,6 @@ version = ".".join(map(str, sys.version_info[:3]))
 headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 print("RACKLESS " + json.dumps({"version": version, "found": found, "headers": headers}))
 """
-CLEAN_ENVIRON = {"PYTHONPATH": "", "PYTHONHOME": ""}
-"""Variables to clear, so that settings for the user's own Python do not leak into this one."""
 PIP_PROBLEMS = (
     (r"No space left on device", "the disk is full", "Free about 10 GB on this node"),
     (
@@ -133,7 +132,7 @@ def look(
         )
     argv = [python, "-c", ASK_VERSIONS, *requirements]
     try:
-        _, lines = children.run(argv, environ=CLEAN_ENVIRON, timeout_s=LOOK_TIMEOUT_S)
+        _, lines = children.run(argv, environ=python_variables(), timeout_s=LOOK_TIMEOUT_S)
     except TimeoutError as error:
         raise ExpectedError(f"{python} did not answer within {LOOK_TIMEOUT_S:g} s.") from error
     for line in lines:
@@ -189,7 +188,7 @@ def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]
     progress("making a virtual environment")
     shutil.rmtree(folder, ignore_errors=True)
     argv = [sys.executable, "-m", "venv", str(folder)]
-    code, lines = children.run(argv, environ=CLEAN_ENVIRON, timeout_s=VENV_TIMEOUT_S)
+    code, lines = children.run(argv, environ=python_variables(), timeout_s=VENV_TIMEOUT_S)
     if code == 0:
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -246,7 +245,9 @@ def run_pip(
         raise explain_os_error(error, f"writing {lock}") from error
     argv = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     argv += ["--progress-bar", "off", *options, "-r", str(lock)]
-    code, lines = children.run(argv, environ={**CLEAN_ENVIRON, **(environ or {})}, on_line=progress)
+    code, lines = children.run(
+        argv, environ={**python_variables(), **(environ or {})}, on_line=progress
+    )
     if code != 0:
         raise _explain(what, lines)
 

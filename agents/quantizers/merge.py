@@ -130,7 +130,11 @@ def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Job
 
     transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
-        base, dtype="auto", use_safetensors=True, local_files_only=True
+        base,
+        dtype="auto",
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
     )
     progress.begin("merge", "Merging")
     with torch.no_grad():

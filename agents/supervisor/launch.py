@@ -14,6 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from agents.contract.python_child import python_variables
 from agents.contract.run import AttemptIntent, AttemptStatus
 from agents.contract.run_layout import (
     ATTEMPTS,
@@ -158,7 +159,7 @@ def supervisor_environ(attempt: AttemptFolder) -> dict[str, str]:
         **os.environ,
         **attempt.tag.environ(),
         "RACKLESS_AGENT_HOME": str(attempt.home.path),
-        "PYTHONPATH": archive_path(),
+        **python_variables(archive_path()),
     }
 
 

@@ -12,6 +12,7 @@ import subprocess
 import time
 from typing import Protocol
 
+from agents.contract.python_child import python_variables
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import rank_log
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
@@ -85,8 +86,8 @@ def rank_environ(
         # After the user's variables, which must not hide a rank from the sweep.
         **attempt.tag.environ(),
         "RACKLESS_AGENT_HOME": str(attempt.home.path),
-        "PYTHONHOME": "",  # a value from the user's shell belongs to another Python
-        "PYTHONPATH": archive_path(),
+        # Also after them: neither they nor the user's shell say what a rank imports.
+        **python_variables(archive_path()),
         "RANK": str(placement.rank),
         "LOCAL_RANK": str(placement.local_rank),
         "WORLD_SIZE": str(len(intent.ranks)),

@@ -13,7 +13,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from agents.state import Home, agent_command, identity_from, read_json
+from agents.contract.python_child import python_environ
+from agents.state import Home, agent_command, archive_path, identity_from, read_json
 
 LEASE_S = 900.0
 
@@ -56,7 +57,10 @@ def _start(home: Home) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "RACKLESS_AGENT_HOME": str(home.path)},
+        env={
+            **python_environ(os.environ, archive_path()),
+            "RACKLESS_AGENT_HOME": str(home.path),
+        },
         cwd=home.path,
         start_new_session=True,
     )

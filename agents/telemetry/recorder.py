@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from agents.contract.python_child import SAFE_FOLDER
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.state import Home, archive_path, identify, take_lock, write_json
@@ -112,4 +113,6 @@ def _unpack_nvml(archive: str, folder: Path) -> None:
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     source.write_bytes(data)
-    subprocess.run([sys.executable, "-I", "-m", "py_compile", str(source)], check=False)
+    subprocess.run(
+        [sys.executable, "-I", "-m", "py_compile", str(source)], cwd=SAFE_FOLDER, check=False
+    )

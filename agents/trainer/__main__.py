@@ -17,6 +17,7 @@ import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from agents import foreign_code
 from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
 from agents.errors import ExpectedError
 from agents.program import imports_that_stay
@@ -43,6 +44,7 @@ def main() -> int:
         return EXIT_USER_ERROR
     # First of all: any failure from here on has to be in the log.
     redirect_output(folder / rank_log(rank))
+    foreign_code.install()
     control = RankControl(folder, rank)
     control.listen()
     journal = RankJournal(folder / rank_journal(rank))

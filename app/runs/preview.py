@@ -20,10 +20,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from agents.contract import messages
 from agents.contract.data import DataPreview, PreviewJob
 from agents.contract.json_text import read_said
 from agents.contract.messages import from_wire, to_wire
+from agents.contract.python_child import python_environ, same_source
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.library.bundles import Source
@@ -152,19 +152,24 @@ async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPrevi
     raise UserError(str(failed.get("message", "")), str(failed.get("hint", "")))
 
 
+def _environ(home: Path) -> dict[str, str]:
+    # Absolute: the program works in a folder of its own.
+    place = {"RACKLESS_AGENT_HOME": str(home.absolute())}
+    return {**python_environ(os.environ, *same_source()), **place}
+
+
 @contextlib.asynccontextmanager
 async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the trainer's data reader in a process of its own; kill it when the block ends.
 
     Libraries log to stderr, which goes to a file so that it never breaks one of our lines.
     """
-    root = str(Path(messages.__file__).parents[2])
-    environ = {**os.environ, "PYTHONPATH": root, "RACKLESS_AGENT_HOME": str(home)}
     with (folder / "stderr").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agents.program", "agents.trainer.data.preview"),
             *(str(folder / "job.json"), str(folder / "report.json")),
-            env=environ,
+            env=_environ(home),
+            cwd=folder,
             # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
             limit=1 << 20,
             stdout=asyncio.subprocess.PIPE,

@@ -17,8 +17,10 @@ MAX_ANSWER_TOKENS = 40
 
 def answer(folder: str, question: str) -> str:
     """Return what the model in `folder` says to `question`, always its likeliest words."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    )
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
         add_generation_prompt=True,

@@ -31,9 +31,9 @@ def refuse_divided(folder: Path, loaded: Any) -> None:
     Raises:
         ExpectedError: it has.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config)
+        plain = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     places = {_place_in_layer(name) for name, _ in plain.named_modules()}
     missing = places - {_place_in_layer(name) for name, _ in loaded.named_modules()}
     for path in sorted(folder.glob("*.safetensors")):

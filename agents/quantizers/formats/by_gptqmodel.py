@@ -100,6 +100,8 @@ class Gptqmodel:
             ) from error
         except CheckpointError:  # they are of another version, or damaged
             self._quantize(None)
+        except ExpectedError:
+            raise
         except (NotImplementedError, ValueError) as error:
             said = next(iter(str(error).splitlines()), "")
             raise ExpectedError(
@@ -119,6 +121,7 @@ class Gptqmodel:
             QuantizeConfig(**self._settings()),
             device=self.job.device,
             backend=plain,
+            trust_remote_code=False,
             **self._precision(place),
         )
         # Before the first layer: quantizing takes long, and the result could not be loaded.

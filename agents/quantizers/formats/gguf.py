@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.formats import EXPORTS
+from agents.contract.json_text import read_said
+from agents.contract.python_child import SAFE_FOLDER, own_folders, python_environ
 from agents.errors import ExpectedError
 from agents.program import command
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.formats.vocabulary import with_pieces
-from agents.quantizers.job.job import JobProgress
+from agents.quantizers.job.job import EXIT_USER_ERROR, JobProgress
+from agents.state import archive_path
 
 QUANTIZER = "llama-quantize"
 _CONVERTED = EXPORTS["gguf"].converted_types
@@ -82,7 +85,9 @@ def convert(model: Path, file: Path, kind: str) -> None:
         ExpectedError: it does not know the model's class or tokenizer.
     """
     # In a process of its own: the converter needs its own sys.argv and sys.path.
-    argv = command(sys.executable, __name__, str(model), str(file), kind.lower())
+    argv = command(
+        sys.executable, __name__, str(model.absolute()), str(file.absolute()), kind.lower()
+    )
     _call(argv, f"Converting to {kind}")
 
 
@@ -92,10 +97,11 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
     Raises:
         ExpectedError: it cannot be built here.
     """
-    tool = tools / QUANTIZER
+    tool = tools.absolute() / QUANTIZER
     if tool.exists():
         return tool
     progress.tell("Building llama.cpp's quantizer; this happens once and takes some minutes")
+    tools = tools.absolute()
     build = tools / "build"
     source = _source()
     made = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
@@ -137,10 +143,20 @@ def name_split(model: Path) -> str | None:
 
 
 def _call(argv: list[str], what: str) -> None:
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    done = subprocess.run(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=python_environ(os.environ, archive_path(), *own_folders(os.environ)),
+        cwd=SAFE_FOLDER,
+        check=False,
+    )
     if done.returncode == 0:
         return
     lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    said = next((one for one in map(read_said, reversed(lines)) if one), {})
+    if said.get("kind") == "failed":
+        raise ExpectedError(f"{what} failed: {said['message']}", str(said.get("hint", "")))
     if any(sign in line for line in lines for sign in _FULL_DISK):
         raise ExpectedError(
             f"{what} failed: the disk is full.", "Free some space on this node and try again"
@@ -157,8 +173,16 @@ def _source() -> Path:
 
 
 def main(argv: list[str]) -> int:
-    """Convert one model: MODEL FILE TYPE."""
-    model, file, kind = argv
+    """Convert one model, MODEL FILE TYPE; return the exit code."""
+    try:
+        _convert_here(*argv)
+    except ExpectedError as error:
+        print(json.dumps({"kind": "failed", "message": error.message, "hint": error.hint}))
+        return EXIT_USER_ERROR
+    return 0
+
+
+def _convert_here(model: str, file: str, kind: str) -> None:
     source = _source()
     # First, so that the gguf package of the same release is used, not an installed one.
     sys.path[:0] = [str(source / "gguf-py"), str(source)]
@@ -180,4 +204,3 @@ def main(argv: list[str]) -> int:
     with with_pieces(Path(model), Path(f"{file}.model")) as folder:
         sys.argv = ["convert", str(folder), "--outfile", file, "--outtype", kind]
         convert_hf_to_gguf.main()
-    return 0

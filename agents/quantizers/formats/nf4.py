@@ -41,4 +41,5 @@ def load_quantized(model: Path, device: str) -> Any:
         device_map={"": device},
         use_safetensors=True,
         local_files_only=True,
+        trust_remote_code=False,
     )

@@ -115,6 +115,7 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
         dtype=torch.float32 if place.is_wide else "auto",
         use_safetensors=True,
         local_files_only=True,
+        trust_remote_code=False,
     )
     return loaded.eval()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -19,6 +18,7 @@ from agents.contract.artifacts import MakeJob, MergeJob
 from agents.contract.data import PreviewJob
 from agents.contract.json_text import read_said
 from agents.contract.node import CalibrationJob
+from agents.contract.python_child import python_variables
 from agents.contract.run_layout import checkpoint_name
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
@@ -152,7 +152,7 @@ def job_environ(
             or `cpu`: merely initializing CUDA takes half a GB of a GPU. None: all of them.
     """
     environ = {
-        "PYTHONPATH": os.pathsep.join((archive_path(), *packages)),
+        **python_variables(archive_path(), *packages),
         "RACKLESS_AGENT_HOME": str(home.path),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
     }

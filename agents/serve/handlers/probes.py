@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.contract.node import AllReduceProbe
+from agents.contract.python_child import python_variables
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.probes import (
@@ -82,7 +83,7 @@ def allreduce(call: Call) -> dict[str, Any]:
     """Take part in one all-reduce, in the training environment's own process."""
     probe = from_wire(AllReduceProbe, call.args, "args")
     argv = command(probe.python, "agents.trainer.allreduce")
-    environ = {"PYTHONPATH": archive_path(), "OMP_NUM_THREADS": "1"}
+    environ = {**python_variables(archive_path()), "OMP_NUM_THREADS": "1"}
     limit_s = probe.timeout_s + START_S
     try:
         # In a file without a name: arguments, which can be read by others, must not hold a key.

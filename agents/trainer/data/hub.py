@@ -14,6 +14,7 @@ from typing import Any
 
 from agents.contract.data_files import KINDS
 from agents.errors import ExpectedError
+from agents.foreign_code import forbid
 from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split
 
@@ -44,6 +45,7 @@ def find_tokenizer(path: str) -> Path:
 def _find_folder(path: str, patterns: list[str]) -> Path:
     folder = Path(path)
     if folder.is_dir():
+        forbid(folder)
         return folder
     if folder.is_absolute() or path.count("/") > 1:
         raise ExpectedError(f"{path} does not exist.", "Check the model of the run file")

@@ -18,7 +18,11 @@ def load_tokenizer(path: Path) -> tuple[Any, bool]:
         ExpectedError: There is no tokenizer, or it cannot map tokens to characters.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except ExpectedError:
+        raise
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
         words = str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
         raise ExpectedError(

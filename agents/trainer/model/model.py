@@ -94,13 +94,14 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     if full and dtype in _NARROW:
         dtype = torch.float32  # master weights; autocast computes in half precision
     settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
+    settings["trust_remote_code"] = False
     if spec.adapter.kind == "qlora":
         settings["quantization_config"] = _nf4(dtype)
     if device.type == "cuda" or spec.adapter.kind == "qlora":
         settings["device_map"] = {"": device}
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(path, **settings)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ExpectedError):
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ExpectedError(

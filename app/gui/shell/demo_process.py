@@ -6,12 +6,13 @@ The person's own nodes and runs are left alone.
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import IO
 
+from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
 from app.core.api import CoreApi
 from app.errors import UserError
 from app.gui.session.bridge import Report
@@ -52,7 +53,8 @@ def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             COMMAND,
-            cwd=Path(__file__).resolve().parents[3],
+            env=python_environ(os.environ, *same_source()),
+            cwd=SAFE_FOLDER,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

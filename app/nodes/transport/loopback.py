@@ -24,6 +24,7 @@ from pathlib import Path
 
 import asyncssh
 
+from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
 from app.errors import UserError
 from app.nodes.transport.host_keys import fingerprint_of
 from app.nodes.transport.loopback_session import CommandSession
@@ -67,11 +68,12 @@ async def start_loopback(
     place = ("--home", tag, "--address", address, "--port", str(port))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "app.nodes.transport.loopback", *place, "--until-eof"),
-        *("--authorized-key", str(authorized_key), *options),
+        *("--authorized-key", _full(authorized_key), *options),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         # The tag marks the server itself; its commands get it from `clean_environ`.
-        env={**os.environ, TAG_VARIABLE: tag, "PYTHONPATH": _search_path()},
+        env={**python_environ(os.environ, *same_source()), TAG_VARIABLE: tag},
+        cwd=SAFE_FOLDER,
         start_new_session=True,
     )
     try:
@@ -96,10 +98,9 @@ async def start_loopback(
     )
 
 
-def _search_path() -> str:
-    """Return a PYTHONPATH with which the server finds this package from any folder."""
-    ours = str(Path(__file__).resolve().parents[3])
-    return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+def _full(path: Path) -> str:
+    """Return the path for a server that works in another folder."""
+    return str(path.absolute())
 
 
 def make_tag(home: Path) -> str:
@@ -237,8 +238,9 @@ def main(arguments: Sequence[str]) -> int:
     tag = make_tag(options.home)
     if os.environ.get(TAG_VARIABLE) != tag:
         # /proc/PID/environ shows the environment at exec time, so the tag needs a new exec.
-        os.environ[TAG_VARIABLE] = tag
-        os.execv(sys.executable, [sys.executable, "-m", "app.nodes.transport.loopback", *arguments])
+        environ = {**python_environ(os.environ, *same_source()), TAG_VARIABLE: tag}
+        argv = (sys.executable, "-m", "app.nodes.transport.loopback", *arguments)
+        os.execve(sys.executable, argv, environ)
     try:
         asyncio.run(serve(options))
     except (OSError, asyncssh.KeyImportError) as error:

@@ -1,0 +1,304 @@
+"""Keep Python code that comes with a model or with data from running, whoever would load it.
+
+Several libraries run such code when a model asks for it: Transformers for an `auto_map`, the
+converter of llama.cpp by passing `trust_remote_code=True`, `kernels` for an attention named
+`org/kernel`, torch for a pickle. A program that opens strangers' files calls `install` before it
+imports any of them.
+Then:
+
+- no module is imported from a folder that holds models, data or downloads (`forbid` adds one), nor
+  from the library's own cache of such code: that is refused where Python executes files, so that a
+  library which is not named here is bound by it, too;
+- what Transformers offers for it says no with a sentence that names the code, and takes the class
+  that it has itself where there is one, since many models keep an `auto_map` from before;
+- `torch.load` reads tensors and plain values only, and no file of such a folder.
+
+Modules are changed right after Python has executed them, before another can take names from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from agents.errors import ExpectedError
+
+_HINT = (
+    "Use a model whose kind Transformers knows by itself (its config.json needs no auto_map), such "
+    "as the version of it that ends in -hf"
+)
+_VARIABLES = {
+    "HF_DATASETS_TRUST_REMOTE_CODE": "0",
+    "USE_HUB_KERNELS": "0",
+}
+_CONFIGS = (
+    *("config.json", "tokenizer_config.json", "processor_config.json"),
+    *("preprocessor_config.json", "video_preprocessor_config.json", "adapter_config.json"),
+)
+# Larger files are not read to look for a name that only makes a message better.
+_MOST_BYTES = 4 << 20
+_PARTS = ("models", "data", "artifacts", "runs")
+_forbidden: set[str] = set()
+_is_installed = False
+
+
+class ForeignCodeRefused(ExpectedError, ValueError):
+    """A model or data set brought code of its own, which was not run.
+
+    Transformers reports the same as a ValueError, and callers of it may fall back on that.
+    """
+
+
+def install() -> None:
+    """Refuse strangers' code in this process from now on."""
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    os.environ.update(_VARIABLES)
+    for folder in _known_folders(os.environ):
+        forbid(folder)
+    _guard_loaders()
+    for name in _PATCHES:
+        if name in sys.modules:
+            _patch_loaded(sys.modules[name])
+
+
+def forbid(folder: str | Path) -> None:
+    """Let no module be imported from this folder, nor from where it links to."""
+    for path in (os.path.abspath(folder), os.path.realpath(folder)):
+        # A whole disk cannot be forbidden: Python itself lies there.
+        if not _holds_python(path):
+            _forbidden.add(os.path.join(path, ""))
+
+
+def _known_folders(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield where downloads, and what a master sends, are kept on this PC."""
+    home = os.path.expanduser("~")
+    cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    hub = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    yield hub
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_MODULES_CACHE", "HF_DATASETS_CACHE"):
+        if environ.get(name):
+            yield environ[name]
+    if agent := environ.get("RACKLESS_AGENT_HOME"):
+        yield from (os.path.join(agent, part) for part in _PARTS)
+
+
+def _holds_python(folder: str) -> bool:
+    """Return whether Python, or what was put on its search path at the start, lies below."""
+    needed = (sys.prefix, sys.base_prefix, *sys.path, os.path.dirname(os.path.dirname(__file__)))
+    inside = os.path.join(folder, "")
+    return any(os.path.join(os.path.realpath(one), "").startswith(inside) for one in needed if one)
+
+
+def _is_forbidden(path: str) -> bool:
+    candidates = {os.path.abspath(path), os.path.realpath(path)}
+    if any(one.startswith(own) for one in candidates for own in _own_folders(os.environ)):
+        return False
+    return any(one.startswith(folder) for one in candidates for folder in _forbidden)
+
+
+def _own_folders(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield where torch and Triton keep what they compiled; a model's folder may be above it."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        if environ.get(name):
+            yield os.path.join(os.path.abspath(environ[name]), "")
+
+
+def refuse(what: str, where: object, reason: str = "") -> NoReturn:
+    """Raise the error about code that was not run.
+
+    Raises:
+        ForeignCodeRefused: always.
+    """
+    more = f" ({reason})" if reason else ""
+    raise ForeignCodeRefused(
+        f"The model in {where} wants to run code of its own: {what}{more}. Rackless never runs "
+        "code that comes with a model.",
+        _HINT,
+    )
+
+
+# ---------------------------------------------------------------- where Python executes files
+
+
+def _guard_loaders() -> None:
+    """Check each file before Python executes it as a module, and patch the modules of our table."""
+    source: Any = importlib.machinery.SourceFileLoader
+    bytecode: Any = importlib.machinery.SourcelessFileLoader
+    extension: Any = importlib.machinery.ExtensionFileLoader
+    for loader, name in (
+        (source, "exec_module"),
+        (bytecode, "exec_module"),
+        (extension, "create_module"),
+    ):
+        setattr(loader, name, _guarded(getattr(loader, name)))
+
+
+def _guarded(load: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self: Any, module: Any) -> Any:
+        """Load a module, unless its file came with a model or with data."""
+        path = str(getattr(self, "path", ""))
+        if path and _is_forbidden(path):
+            refuse(os.path.basename(path), os.path.dirname(path))
+        made = load(self, module)
+        patch = _PATCHES.get(getattr(module, "__name__", ""))
+        if patch is not None:
+            patch(module)
+        return made
+
+    return guarded
+
+
+def _patch_loaded(module: Any) -> None:
+    """Change a module that was imported before, also where others have taken its names."""
+    before = dict(vars(module))
+    _PATCHES[module.__name__](module)
+    changed = {id(old): name for name, old in before.items() if vars(module)[name] is not old}
+    package = module.__name__.partition(".")[0]
+    for other in [*sys.modules.values()]:
+        if getattr(other, "__name__", "").partition(".")[0] == package:
+            for name, value in [*vars(other).items()]:
+                if id(value) in changed:
+                    setattr(other, name, getattr(module, changed[id(value)]))
+
+
+# ---------------------------------------------------------------- what libraries offer for it
+
+
+def _patch_dynamic_modules(module: Any) -> None:
+    """Make Transformers refuse code of a model, and take its own class where it has one."""
+
+    def resolve_trust_remote_code(
+        trust_remote_code: object = None,
+        model_name: object = "",
+        has_local_code: bool = False,
+        has_remote_code: bool = False,
+        error_message: str | None = None,
+        upstream_repo: str | None = None,
+    ) -> bool:
+        del trust_remote_code, error_message
+        if has_remote_code and not has_local_code:
+            refuse(_name_code(model_name, upstream_repo), model_name)
+        return False
+
+    def get_class_from_dynamic_module(class_reference: object, model: object, **more: Any) -> Any:
+        del more
+        refuse(str(class_reference), model)
+
+    def get_cached_module_file(model: object, module_file: object, *rest: Any, **more: Any) -> Any:
+        del rest, more
+        refuse(str(module_file), model)
+
+    def get_class_in_module(class_name: object, module_path: object, **more: Any) -> Any:
+        del more
+        refuse(str(class_name), module_path)
+
+    for replacement in (
+        resolve_trust_remote_code,
+        get_class_from_dynamic_module,
+        get_cached_module_file,
+        get_class_in_module,
+    ):
+        setattr(module, replacement.__name__, replacement)
+
+
+def _name_code(model: object, upstream: str | None) -> str:
+    """Return what a model's files name as code to run."""
+    named = [
+        f"{reference} (auto_map of {file})"
+        for file, reference in _read_references(Path(str(model)))
+        if upstream is None or reference.startswith(f"{upstream}--")
+    ]
+    return ", ".join(dict.fromkeys(named)) or (f"code of {upstream}" if upstream else "a class")
+
+
+def _read_references(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file, reference) for each class of its own that a model's folder names."""
+    for name in _CONFIGS:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            path = folder / name
+            if path.stat().st_size <= _MOST_BYTES:
+                found = json.loads(path.read_bytes())
+                for value in found.get("auto_map", {}).values():
+                    for one in value if isinstance(value, list) else [value]:
+                        if isinstance(one, str):
+                            yield name, one
+
+
+def _patch_hub_kernels(module: Any) -> None:
+    """Make Transformers refuse kernels from the hub, which are code."""
+
+    def get_kernel(kernel_name: object = "", *rest: Any, **more: Any) -> Any:
+        del rest, more
+        refuse(str(kernel_name), "the hub", "a kernel, named by its config.json")
+
+    def load_and_register_attn_kernel(
+        attn_implementation: str = "", *rest: Any, **more: Any
+    ) -> Any:
+        del rest, more
+        if module.is_kernel(str(attn_implementation).rpartition("|")[2]):
+            get_kernel(attn_implementation)
+
+    for replacement in (get_kernel, load_and_register_attn_kernel):
+        if hasattr(module, replacement.__name__):
+            setattr(module, replacement.__name__, replacement)
+
+
+def _patch_kernels(module: Any) -> None:
+    """Make the package `kernels` load nothing."""
+
+    def load(name: object = "", *rest: Any, **more: Any) -> Any:
+        del rest, more
+        refuse(str(name), "the hub", "a kernel")
+
+    for name in ("get_kernel", "get_local_kernel", "get_locked_kernel", "load_kernel"):
+        if hasattr(module, name):
+            setattr(module, name, load)
+
+
+def _patch_torch_load(module: Any) -> None:
+    """Make `torch.load` read no pickle that could run code."""
+    load = module.load
+
+    def load_values(file: Any, *rest: Any, **more: Any) -> Any:
+        """Load tensors and plain values; the rest of a pickle is refused by torch itself."""
+        if isinstance(file, (str, os.PathLike)) and _is_forbidden(os.fspath(file)):
+            raise ForeignCodeRefused(
+                f"{file} is a pickle, which can run code, and is never loaded.",
+                "Save it again with model.save_pretrained(folder), which writes safetensors",
+            )
+        more["weights_only"] = True
+        more.pop("pickle_module", None)
+        return load(file, *rest[:1], **more)  # of these, map_location
+
+    module.load = load_values
+
+
+def _patch_numpy(module: Any) -> None:
+    """Make `numpy.load` read no pickles."""
+    load = module.load
+
+    def load_arrays(file: Any, *rest: Any, **more: Any) -> Any:
+        more["allow_pickle"] = False
+        return load(file, *rest[:1], **more)  # of these, mmap_mode
+
+    module.load = load_arrays
+
+
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "transformers.dynamic_module_utils": _patch_dynamic_modules,
+    "transformers.integrations.hub_kernels": _patch_hub_kernels,
+    "kernels": _patch_kernels,
+    "kernels.utils": _patch_kernels,
+    "torch.serialization": _patch_torch_load,
+    "numpy.lib._npyio_impl": _patch_numpy,
+}
+"""Module -> function that changes it."""
