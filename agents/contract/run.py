@@ -44,6 +44,17 @@ class Replay:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MasterIdentity:
+    """Master that launched an attempt, for the messages of another one that finds it there."""
+
+    host: str
+    """Name of the PC."""
+    user: str
+    home: str
+    """Its `$RACKLESS_HOME`: one user can have several masters on one PC."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptIntent:
     """Everything a node needs to run its part of an attempt. Written and fsynced before any
     fork.
@@ -78,6 +89,8 @@ class AttemptIntent:
     num_threads: int | None = None
     """CPU threads of a rank; None: the cores divided by the ranks of this node."""
     environ: dict[str, str] = field(default_factory=dict)
+    master: MasterIdentity | None = None
+    """Who launches it; None: a master of an earlier version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +136,8 @@ class AttemptStatus:
     ended_s: float | None = None
     spec: RunSpec | None = None
     all_ranks: tuple[RankPlacement, ...] = ()
+    master: MasterIdentity | None = None
+    """Who launched it; None: a master of an earlier version, or its intent cannot be read."""
     num_processes: int | None = None
     """Number of processes with the tag of the attempt, including the supervisor."""
     peer_lost: bool = False

@@ -113,7 +113,9 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         num_processes=len(find_processes(attempt.tag, among=tagged)),
         peer_lost=(ended or {}).get("peer_lost") is True,
     )
-    return replace(status, spec=intent.spec, all_ranks=intent.ranks) if intent else status
+    if intent is None:
+        return status
+    return replace(status, spec=intent.spec, all_ranks=intent.ranks, master=intent.master)
 
 
 def is_over(attempt: AttemptFolder) -> bool:

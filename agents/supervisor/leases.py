@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.run import MasterIdentity
 from agents.errors import ExpectedError, explain_os_error
-from agents.state import Home, identify, identity_from, read_json, take_lock
+from agents.state import SAFE_NAME, Home, identify, identity_from, read_json, take_lock
+from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
 PATIENCE_S = 1.0
@@ -34,6 +36,13 @@ class Holder:
     """Name of the work, such as `run r-1` or `the export of run r-1`."""
     run_id: str | None
     """Id of the run; None: it is no run, or one that has not signed the lock yet."""
+    master: MasterIdentity | None = None
+    """Master that launched the run; None: not known, or it is no run."""
+
+    def describe(self) -> str:
+        """Return its name with the master, since the reader may have another one."""
+        master = self.master
+        return f"{self.name} of {master.user} on {master.host}" if master else self.name
 
 
 class BorrowedError(ExpectedError):
@@ -126,18 +135,25 @@ def is_any_held(home: Home) -> bool:
 
 def find_holder(home: Home, device_id: str) -> Holder | None:
     """Return the work that uses a device; takes no lock; None: it is free."""
-    return _read_holder(_lock_file(home, device_id))
+    return _read_holder(home, _lock_file(home, device_id))
 
 
-def _read_holder(path: Path) -> Holder | None:
+def _read_holder(home: Home, path: Path) -> Holder | None:
     found = read_json(path)
     identity = identity_from(found)
     if found is None or identity is None or not identity.is_alive():
         return None
     if "work" in found:
         return Holder(str(found["work"]), None)
-    run_id = str(found.get("run_id"))
-    return Holder(f"run {run_id}", run_id)
+    run_id, attempt = str(found.get("run_id")), found.get("attempt")
+    return Holder(f"run {run_id}", run_id, _read_master(home, run_id, attempt))
+
+
+def _read_master(home: Home, run_id: str, attempt: object) -> MasterIdentity | None:
+    if not isinstance(attempt, int) or not SAFE_NAME.match(run_id):
+        return None
+    intent = AttemptFolder(home, run_id, attempt).read_intent()
+    return intent.master if intent else None
 
 
 def _lock_file(home: Home, device_id: str) -> Path:
@@ -152,7 +168,7 @@ def _lease(home: Home, tag: Tag | None, device_id: str, node: str) -> int:
         raise explain_os_error(error, f"opening {path}") from error
     try:
         if not take_lock(lock, PATIENCE_S):
-            raise _busy(path, device_id, node)
+            raise _busy(home, path, device_id, node)
         _require_no_leftovers(home, path, tag, device_id, node)
     except BaseException:
         os.close(lock)
@@ -160,12 +176,15 @@ def _lease(home: Home, tag: Tag | None, device_id: str, node: str) -> int:
     return lock
 
 
-def _busy(path: Path, device_id: str, node: str) -> ExpectedError:
-    holder = _read_holder(path) or Holder("a run that is just starting", None)
-    message = f"Node {node} is already busy: {holder.name} uses {_name(device_id)}."
+def _busy(home: Home, path: Path, device_id: str, node: str) -> ExpectedError:
+    holder = _read_holder(home, path) or Holder("a run that is just starting", None)
+    message = f"Node {node} is already busy: {holder.describe()} uses {_name(device_id)}."
     if holder.run_id is None:
         return BorrowedError(message, holder.name)
-    return ExpectedError(message, f"Wait for it, or stop it: rackless runs stop {holder.run_id}")
+    stop = f"rackless runs stop {holder.run_id}"
+    if holder.master is not None:  # the reader's master may not know the run, but the node does
+        stop = f"{stop} --node {node}"
+    return ExpectedError(message, f"Wait for it, or stop it: {stop}")
 
 
 def _require_no_leftovers(
@@ -192,7 +211,7 @@ def _require_no_leftovers(
         raise ExpectedError(
             f"Node {node} is already busy: {len(left)} processes of run {run_id} (attempt "
             f"{attempt}), whose supervisor is gone, still use {_name(device_id)}.",
-            f"End them: rackless runs stop {run_id}",
+            f"End them: rackless runs stop {run_id} --node {node}",
         )
 
 

@@ -57,7 +57,12 @@ def add_parser(commands: Commands) -> None:
     trace.add_argument(
         "--steps", type=int, default=3, metavar="K", help="number of steps (default: 3)"
     )
-    _with_id(verbs, "stop", "save a checkpoint and stop; a second time, stop at once", _stop)
+    stop = _with_id(verbs, "stop", "save a checkpoint and stop; a second time, stop at once", _stop)
+    stop.add_argument(
+        "--node",
+        metavar="NAME",
+        help="stop a run of another master, or a forgotten one, by its whole id on this node",
+    )
     resume = _with_id(verbs, "resume", "resume a run from a checkpoint", _resume)
     resume.add_argument(
         "--checkpoint", type=int, metavar="STEP", help="default: the newest complete checkpoint"
@@ -264,6 +269,11 @@ async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
     # Before the call, which returns only when the ranks have ended.
     out.note("stopping; the ranks finish their step and save a checkpoint")
+    if args.node is not None:
+        part = await core.runs.stop_on(args.run, args.node)
+        out.document(part)
+        out.text(f"{part.run_id} is {part.state} on {args.node}")
+        return 0
     run = await core.runs.stop(args.run)
     out.document(run)
     out.text(f"{run.run_id} is {run.state}" + (f": {run.message}" if run.message else ""))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agents.contract.data import DataPreview
 from agents.contract.node import NodeFacts, Sample
-from agents.contract.run import RankPlacement
+from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.events import (
@@ -26,7 +26,7 @@ from app.events import (
     TraceResult,
 )
 from app.nodes.fleet import Fleet
-from app.runs import checkpoints
+from app.runs import checkpoints, foreign
 from app.runs.journals.logs import LogFile, find_logs
 from app.runs.lifecycle import control_requests, launch, reconcile, resume, stop, waiting
 from app.runs.lifecycle.background_tasks import BackgroundTasks
@@ -110,12 +110,12 @@ class CoreRuns:
         announced: OnMessage | None = None,
         progress: OnMessage | None = None,
     ) -> RunSnapshot:
-        """Start a run; `announced` is called with its id before any node is asked.
+        """Start a run; `announced` is called with its id once nothing refuses it.
 
         If cancelled, it leaves nothing behind, or a failed run that can be resumed.
 
         Raises:
-            UserError: it cannot be started; nothing is left behind.
+            UserError: it cannot be started. Once announced, the run stays as a failed one.
         """
         run_id = await launch.start_run(
             self._services,
@@ -138,6 +138,19 @@ class CoreRuns:
         # A person may have typed the first characters only; `get` returned the whole id.
         await stop.stop_run(self._services, run_id)
         return self._repository.full_snapshot(run_id)
+
+    async def stop_on(self, run_id: str, node: str) -> RunSnapshot | AttemptStatus:
+        """Stop a run that may be another master's by what `node` trains of it.
+
+        An active run of this master is stopped everywhere, as by `stop`.
+
+        Raises:
+            UserError: the node cannot be reached, or has nothing of that run to stop.
+        """
+        known = self._repository.store.get(run_id)
+        if known is not None and known.state in ACTIVE_STATES:
+            return await self.stop(run_id)
+        return await foreign.stop_on_node(self._services, run_id, node)
 
     async def save(self, run_id: str) -> SaveResult:
         """Make a run save a checkpoint after its current step and keep training.

@@ -17,7 +17,7 @@ from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, UserError
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.provisioning.environment import python_of
-from app.runs.attempt_status import active_attempts
+from app.runs.foreign import busy_attempts, refuse_busy
 from app.runs.placement import keep_single, place_ranks
 from app.runs.services import LaunchForecast, Services
 from app.text import show_list
@@ -69,14 +69,22 @@ def require_supported(spec: RunSpec) -> None:
         raise NotAvailableYet(refusal[0], f"{refusal[1]}.")
 
 
-async def plan_launch(services: Services, spec: RunSpec, nodes: Sequence[str]) -> LaunchPlan:
+async def plan_launch(
+    services: Services, spec: RunSpec, nodes: Sequence[str], own: str = ""
+) -> LaunchPlan:
     """Check every node, and place the ranks.
+
+    Args:
+        services: stores and nodes.
+        spec: the run.
+        nodes: nodes to use.
+        own: id of a run that is resumed; what an earlier attempt left is ended by its next one.
 
     Raises:
         UserError: a node cannot be reached, is busy, or has no suitable environment.
     """
     answers = await asyncio.gather(
-        *(_check_node(services, node) for node in nodes), return_exceptions=True
+        *(_check_node(services, node, own) for node in nodes), return_exceptions=True
     )
     # The first problem in the order of nodes, so that the message is the same each time.
     for answer in answers:
@@ -106,20 +114,17 @@ async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> L
     return replace(plan, forecast=await services.hooks.forecast(spec, plan.facts, plan.ranks))
 
 
-async def _check_node(services: Services, node: str) -> NodeFacts:
+async def _check_node(services: Services, node: str, own: str) -> NodeFacts:
     agent = services.pool.agent(node)
     facts, attempts = await asyncio.gather(agent.facts(), agent.attempt_list())
-    for status in active_attempts(attempts):
-        raise UserError(
-            f"node {node} is already busy: run {status.run_id} is {status.state} there",
-            f"Wait until it ends, stop it: rackless runs stop {status.run_id}, or choose other "
-            "nodes in the run file.",
-        )
+    for status in busy_attempts(attempts, own):
+        raise refuse_busy(services, node, status)
     # Runs are refused above with a better message; what is left are exports and the like.
     for use in facts.gpu_uses:
         if use.run_id is None:
             raise UserError(
-                f"node {node} is already busy: {use.name} uses its GPU",
+                f"node {node} is already busy: {use.name} uses its "
+                f"{'CPU' if use.uuid == 'cpu' else 'GPU'}",
                 "Wait until it ends, cancel it where it began, or choose other nodes.",
             )
     python_of(node, facts)

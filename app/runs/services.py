@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
+import platform
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agents.contract.node import NodeFacts
-from agents.contract.run import RankPlacement
+from agents.contract.run import MasterIdentity, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.filelock import try_locked
@@ -44,6 +46,13 @@ class LaunchForecast:
     """None when the model's sizes are not known here: it trains all the same."""
     advice: tuple[str, ...] = ()
     """Sentences on nodes that a faster run would leave out."""
+
+
+def _read_user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run under an id without a name
+        return "somebody"
 
 
 async def _forecast_nothing(
@@ -79,6 +88,11 @@ class Services:
     artifacts: ArtifactStore
     prompts: PromptStore
     hooks: RunHooks = field(default_factory=RunHooks)
+
+    @property
+    def identity(self) -> MasterIdentity:
+        """Who this master is, for other masters of the same nodes."""
+        return MasterIdentity(host=platform.node(), user=_read_user(), home=str(self.paths.home))
 
     @contextlib.contextmanager
     def launching(self, run_id: str) -> Iterator[None]:

@@ -27,6 +27,7 @@ from agents.contract.node import (
     NodeTokenPlace,
     Sample,
 )
+from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 from app.artifacts.deletion import DeletedArtifact
@@ -503,6 +504,10 @@ class FakeRuns:
     async def stop(self, run_id: str) -> None:
         await self._core.act("runs.stop", run_id)
         self._core.put_run(replace(self._core.run_map[run_id], state="stopped", remaining_s=None))
+
+    async def stop_on(self, run_id: str, node: str) -> AttemptStatus:
+        await self._core.act("runs.stop_on", run_id, node)
+        return AttemptStatus(run_id=run_id, attempt=1, node=node, state="stopped")
 
     async def save(self, run_id: str) -> SaveResult:
         await self._core.act("runs.save", run_id)

@@ -23,9 +23,11 @@ class ModelArgs:
 
 
 def read_facts(call: Call) -> NodeFacts:
-    """Return the node's facts, its training environment, and the work on each GPU."""
+    """Return the node's facts, its training environment, and the work on each device."""
     facts = read_node_facts(call.home)
-    holders = {gpu.uuid: find_holder(call.home, gpu.uuid) for gpu in facts.gpus}
+    # A node without a GPU trains on its CPU, which is leased in the same way.
+    devices = [gpu.uuid for gpu in facts.gpus] or ["cpu"]
+    holders = {device: find_holder(call.home, device) for device in devices}
     return replace(
         facts,
         environment=read_adopted(call.home),

@@ -1,8 +1,10 @@
 """Start a run: check the nodes, send what is missing, then launch on all nodes at once.
 
-Until the first node is asked to launch, nothing of the run exists anywhere, so a problem found
-before leaves no trace. From then on the intent is in the store, so that a master that dies half-way
-leaves a run that the next one can judge. When one node cannot launch, the others are stopped again.
+What can refuse a run is asked first: until then it has no id and leaves no trace. Then its id is
+recorded and announced, before anything large is sent, and from there on the run stays: what goes
+wrong makes it `failed`, with the reason, and it can be resumed. The intent is in the store before
+any node is asked to launch, so that a master that dies half-way leaves a run that the next one can
+judge. When one node cannot launch, the others are stopped again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.contract.messages import to_wire
-from agents.contract.run import AttemptIntent, RankPlacement, Replay
+from agents.contract.run import AttemptIntent, MasterIdentity, RankPlacement, Replay
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.nodes.credential import make_credential
@@ -55,15 +57,19 @@ async def start_run(
     Args:
         services: stores and nodes.
         spec: run to start.
-        announced: called with the id before any node is asked.
+        announced: called with the id once nothing refuses the run, before anything is sent.
         report: called with a sentence on each stage.
 
     Raises:
-        UserError: it cannot be started; nothing is left behind on any node.
+        UserError: it cannot be started. Nothing is left behind before the id is announced; later
+            the run is `failed`, and no part of it is left on any node.
     """
     nodes = choose_nodes(spec, services.pool.names())
     require_supported(spec)
     inputs = await asyncio.to_thread(find_inputs, services, spec)
+    report(f"checking {show_list(nodes)}")
+    plan = await plan_launch(services, spec, nodes)
+    plan = await add_forecast(services, spec, plan)
     run_id = make_run_id()
     with services.launching(run_id):
         run = RunRecord(
@@ -78,14 +84,10 @@ async def start_run(
         services.runs.add(run)
         announced(run_id)
         try:
-            report(f"checking {show_list(nodes)}")
-            plan = await plan_launch(services, spec, nodes)
-            plan = await add_forecast(services, spec, plan)
             folders = await send_inputs(services, plan.nodes, inputs, report)
-        # A start that is cancelled must leave no trace either, hence not only Exception.
-        except BaseException:
-            services.runs.discard(run_id)
-            services.remove_folder(run_id)
+        # A start that is cancelled must not look as if it went on, hence not only Exception.
+        except BaseException as error:
+            _fail(services, run, error, "started", "start")
             raise
         report(f"launching on {show_list(plan.nodes)}")
         await launch(services, run, plan, inputs, folders, resume_step=None)
@@ -116,7 +118,16 @@ async def launch(
     try:
         intents = [
             replace(
-                _intent(run, plan, node, folders[node], master.address, port, resume_step),
+                _intent(
+                    run,
+                    plan,
+                    node,
+                    folders[node],
+                    master.address,
+                    port,
+                    resume_step,
+                    services.identity,
+                ),
                 replay=replay,
                 credential=credential,
             )
@@ -178,6 +189,7 @@ def _intent(
     master_address: str,
     master_port: int,
     resume_step: int | None,
+    master: MasterIdentity,
 ) -> AttemptIntent:
     return AttemptIntent(
         run_id=run.run_id,
@@ -196,6 +208,7 @@ def _intent(
         resume_step=resume_step,
         checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),
         environ=_environ(plan.ranks),
+        master=master,
     )
 
 
@@ -224,17 +237,22 @@ async def _abort(
     services: Services, run: RunRecord, nodes: Sequence[str], error: BaseException
 ) -> None:
     left = await stop_parts(services.pool, nodes, run.run_id, run.attempt, grace_s=0.0)
-    if isinstance(error, UserError):
-        message, hint = f"could not be launched: {error.message}", error.hint
-    elif isinstance(error, RacklessError):
-        message, hint = f"could not be launched: {error}", "See the agent's log on that node."
-    else:
-        message = "the launch was cancelled"
-        hint = f"Resume it: rackless runs resume {run.run_id}"
-    services.runs.move(run.run_id, run.attempt, "failed", message, hint)
-    services.runs.add_event(run.run_id, "failed", message)
+    _fail(services, run, error, "launched", "launch")
     silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]
     if silent:
         services.runs.add_event(
             run.run_id, "warning", f"{show_list(silent)} could not be asked to stop its part"
         )
+
+
+def _fail(services: Services, run: RunRecord, error: BaseException, done: str, action: str) -> None:
+    """Record why a run whose id is known could not be `done`; a resume tries the action again."""
+    again = f"Resume it: rackless runs resume {run.run_id}"
+    if isinstance(error, UserError):
+        message, hint = f"could not be {done}: {error.message}", error.hint or again
+    elif isinstance(error, RacklessError):
+        message, hint = f"could not be {done}: {error}", "See the agent's log on that node."
+    else:
+        message, hint = f"the {action} was cancelled", again
+    services.runs.move(run.run_id, run.attempt, "failed", message, hint)
+    services.runs.add_event(run.run_id, "failed", message)

@@ -67,7 +67,7 @@ async def resume_run(
         await _stop_leftovers(services, run_id, answering)
         # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
         # without them, and keep them only where the count still fits.
-        plan = await plan_launch(services, replace(run.spec, shares=None), chosen)
+        plan = await plan_launch(services, replace(run.spec, shares=None), chosen, run_id)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
         plan = await add_forecast(services, spec, plan)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.run import AttemptIntent, AttemptStatus, RankPlacement
+from agents.contract.run import AttemptIntent, AttemptStatus, MasterIdentity, RankPlacement
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.state import Home, open_home, write_json
@@ -98,6 +98,16 @@ def test_busy_device_is_refused_without_a_trace(node: Node) -> None:
     assert error.hint == "Wait for it, or stop it: rackless runs stop first"
     stop(attempt, 5.0)
     node.wait_step(node.launch("train", run_id="second"))
+
+
+def test_a_device_that_another_masters_run_holds_is_refused_with_its_name(node: Node) -> None:
+    anna = MasterIdentity(host="workshop", user="anna", home="/home/anna/rackless")
+    attempt = AttemptFolder(node.home, "first", 1)
+    launch(node.home, replace(node.intent("train", run_id="first"), master=anna))
+    assert node.wait_step(attempt).master == anna
+    error = refused(node, node.intent("train", run_id="second"))
+    assert error.message == "Node a is already busy: run first of anna on workshop uses its CPU."
+    assert error.hint == "Wait for it, or stop it: rackless runs stop first --node a"
 
 
 def test_newer_attempt_waits_for_the_older_one_to_go(node: Node) -> None:

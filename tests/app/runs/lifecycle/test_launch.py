@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse
-from agents.contract.run import AttemptStatus
+from agents.contract.run import AttemptStatus, MasterIdentity
 from agents.contract.spec import DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
+from app.runs.foreign import stop_on_node
 from app.runs.lifecycle.launch import make_run_id, start_run
+from app.runs.lifecycle.resume import resume_run
 from app.runs.preflight import require_supported
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_facts
@@ -23,9 +26,11 @@ def start(services: Services, spec: RunSpec) -> str:
 
 
 def refused(services: Services, spec: RunSpec) -> UserError:
-    """Return why a run was refused; nothing of it may be left anywhere."""
+    """Return why a run was refused; nothing of it may be left anywhere, nor an id be told."""
+    announced: list[str] = []
     with pytest.raises(UserError) as error:
-        start(services, spec)
+        asyncio.run(start_run(services, spec, announced.append))
+    assert announced == []
     assert services.runs.store.all() == ()
     assert not any(services.paths.runs.glob("*"))
     assert not any(node.intents for node in services.pool.nodes.values())
@@ -70,18 +75,42 @@ def test_model_and_data_are_sent_once_and_without_pickles(
     assert [entry["path"] for entry in source["files"]] == ["config.json", "model.safetensors"]
 
 
-def test_id_is_announced_before_any_node_is_asked(
+def test_id_is_announced_once_it_is_recorded_before_anything_is_sent(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
-    calls: list[int] = []
-    announced: list[str] = []
+    announced: list[tuple[str, str, list[str]]] = []
 
     def take(run_id: str) -> None:
-        announced.append(run_id)
-        calls.append(sum(len(node.calls) for node in cluster.nodes.values()))
+        pushed = [path for node in cluster.nodes.values() for path in node.pushed]
+        announced.append((run_id, services.runs.get(run_id).state, pushed))
 
     run_id = asyncio.run(start_run(services, spec, take))
-    assert (announced, calls) == ([run_id], [0])
+    assert announced == [(run_id, "created", [])]
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("the disk is full", "Free some."), KeyboardInterrupt()]
+)
+def test_a_run_whose_id_was_told_stays_with_the_reason_and_can_be_resumed(
+    services: Services, cluster: FakeCluster, spec: RunSpec, error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    async def fail(*_: object) -> None:
+        raise error
+
+    announced: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(services.pool, "push", fail)
+        with pytest.raises(type(error)):
+            asyncio.run(start_run(services, spec, announced.append))
+    run = services.runs.get(announced[0])
+    reason = "the start was cancelled"
+    if isinstance(error, UserError):
+        reason = "could not be started: the disk is full"
+    assert (run.state, run.message) == ("failed", reason)
+    assert services.runs.events(run.run_id)[-1].text == reason
+    asyncio.run(resume_run(services, run.run_id))
+    assert services.runs.get(run.run_id).state == "running"
 
 
 def test_gpu_node_gets_a_rank_per_gpu_in_slot_order(
@@ -142,6 +171,76 @@ def test_busy_node_is_named_with_its_run(
     error = refused(services, spec)
     assert error.message == "node beta is already busy: run other is running there"
     assert "rackless runs stop other" in error.hint
+
+
+def busy_with(cluster: FakeCluster, **fields: object) -> None:
+    status = AttemptStatus(run_id="r-9", attempt=2, node="beta", state="running")
+    cluster["beta"].attempts["r-9", 2] = replace(status, **fields)  # type: ignore[arg-type]
+
+
+def test_a_node_that_another_master_holds_is_refused_by_its_name_and_how_to_free_it(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    anna = MasterIdentity(host="workshop", user="anna", home="/home/anna/rackless")
+    busy_with(cluster, master=anna, spec=replace(spec, name="poems"), started_s=time.time())
+    error = refused(services, spec)
+    assert error.message.startswith(
+        "node beta is already busy: run poems (r-9) of anna on workshop is running there since "
+    )
+    assert "Stop it on workshop: rackless runs stop r-9." in error.hint
+    assert "If that PC is gone, stop it from here: rackless runs stop r-9 --node beta" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        ({"home": "/other"}, "of your other home /other is running", "RACKLESS_HOME=/other"),
+        ({}, "run run (r-9) is running", "Stop it: rackless runs stop r-9 --node beta"),
+    ],
+)
+def test_a_run_that_this_home_does_not_know_is_named_with_a_command_that_works(
+    services: Services,
+    cluster: FakeCluster,
+    spec: RunSpec,
+    change: dict[str, str],
+    message: str,
+    hint: str,
+) -> None:
+    busy_with(cluster, master=replace(services.identity, **change), spec=spec)
+    error = refused(services, spec)
+    assert message in error.message
+    assert hint in error.hint
+    assert "rackless runs stop r-9 --node beta" in error.hint
+    stopped = asyncio.run(stop_on_node(services, "r-9", "beta"))
+    assert (stopped.run_id, stopped.state) == ("r-9", "stopped")
+    start(services, spec)
+
+
+def test_processes_that_lost_their_supervisor_are_seen_before_a_run_gets_an_id(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    busy_with(cluster, state="lost", num_processes=3)
+    assert "run r-9 is lost and left processes there" in refused(services, spec).message
+    busy_with(cluster, state="lost", num_processes=0)
+    start(services, spec)
+
+
+def test_what_does_not_run_on_a_node_is_not_stopped_there(
+    services: Services, cluster: FakeCluster
+) -> None:
+    with pytest.raises(UserError, match="node beta knows no run r-9"):
+        asyncio.run(stop_on_node(services, "r-9", "beta"))
+    busy_with(cluster, state="done")
+    with pytest.raises(UserError, match="run r-9 is done on node beta"):
+        asyncio.run(stop_on_node(services, "r-9", "beta"))
+
+
+def test_every_launched_attempt_carries_the_name_of_its_master(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    start(services, spec)
+    assert cluster["beta"].intents[0].master == services.identity
+    assert services.identity.home == str(services.paths.home)
 
 
 def test_unreachable_node_is_named(services: Services, cluster: FakeCluster, spec: RunSpec) -> None:

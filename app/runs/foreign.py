@@ -1,0 +1,99 @@
+"""Runs on our nodes that this master did not start, or has forgotten: name them, and end them.
+
+Nodes may have several masters. What another one trains there is not in our store, so a message
+that only says "stop run X" would send a person to a command that knows no such run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from agents.contract.run import AttemptStatus, MasterIdentity
+from app.errors import UserError
+from app.events import ACTIVE_STATES
+from app.runs.attempt_status import ACTIVE
+from app.runs.services import Services
+from app.text import show_moment
+
+
+def busy_attempts(statuses: Iterable[AttemptStatus], own: str = "") -> tuple[AttemptStatus, ...]:
+    """Return the attempts that hold a node's devices, also those that lost their supervisor.
+
+    Of the run `own` only active ones count: a launch ends what its earlier attempts have left.
+    """
+    return tuple(
+        status
+        for status in statuses
+        if status.state in ACTIVE
+        or (status.state == "lost" and status.num_processes and status.run_id != own)
+    )
+
+
+def refuse_busy(services: Services, node: str, status: AttemptStatus) -> UserError:
+    """Return the error of a node that trains another run: whose it is, and how to free the node."""
+    run_id = status.run_id
+    known = services.runs.store.get(run_id)
+    if known is not None and known.state in ACTIVE_STATES:
+        return UserError(
+            f"node {node} is already busy: run {run_id} is {status.state} there",
+            f"Wait until it ends, stop it: rackless runs stop {run_id}, or choose other "
+            "nodes in the run file.",
+            where=node,
+        )
+    ours = services.identity
+    named = f"{status.spec.name} ({run_id})" if status.spec and status.spec.name else run_id
+    since = f" since {show_moment(status.started_s, time.time())}" if status.started_s else ""
+    left = " and left processes" if status.state == "lost" else ""
+    return UserError(
+        f"node {node} is already busy: run {named}{_of(status.master, ours)} is {status.state}"
+        f"{left} there{since}",
+        f"{_how_to_stop(status, node, ours)} Or wait, or choose other nodes in the run file.",
+        where=node,
+    )
+
+
+def _of(master: MasterIdentity | None, ours: MasterIdentity) -> str:
+    if master is None or master == ours:
+        return ""
+    if (master.host, master.user) == (ours.host, ours.user):
+        return f" of your other home {master.home}"
+    return f" of {master.user} on {master.host}"
+
+
+def _how_to_stop(status: AttemptStatus, node: str, ours: MasterIdentity) -> str:
+    stop, master = f"rackless runs stop {status.run_id}", status.master
+    here = f"{stop} --node {node}"
+    if master is None or master == ours:
+        return f"Stop it: {here}."
+    if (master.host, master.user) == (ours.host, ours.user):
+        return f"Stop it there: RACKLESS_HOME={master.home} {stop}. If that home is gone: {here}."
+    return f"Stop it on {master.host}: {stop}. If that PC is gone, stop it from here: {here}."
+
+
+async def stop_on_node(services: Services, run_id: str, node: str) -> AttemptStatus:
+    """Stop what one node trains of a run, whoever has started it; return its newest status.
+
+    Its other nodes notice that they lost a peer, and end as well.
+
+    Raises:
+        UserError: the node cannot be reached, or has nothing of that run to stop.
+    """
+    agent = services.pool.agent(node)
+    found = [status for status in await agent.attempt_list() if status.run_id == run_id]
+    if not found:
+        raise UserError(
+            f"node {node} knows no run {run_id}",
+            "Copy the whole id from the message that named it, and check the node's name.",
+            where=node,
+        )
+    busy = [one for one in found if one.state in ACTIVE or one.num_processes]
+    if not busy:
+        newest = max(found, key=lambda status: status.attempt)
+        raise UserError(
+            f"run {run_id} is {newest.state} on node {node}",
+            "There is nothing to stop.",
+            where=node,
+        )
+    grace_s = services.settings.number("stop_grace_s")
+    return [await agent.stop(run_id, one.attempt, grace_s) for one in busy][-1]
