@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from agents.rendezvous.credential import make_client_context
+from agents.rendezvous.host import StoreHost
 
 ANSWER_TIMEOUT_S = 120.0
 """Time for an answer to a request that waits for nothing, in seconds."""
@@ -34,11 +35,11 @@ class StoreClient:
         # A request takes a connection and puts it back, so that one that waits holds up no other.
         self._idle: list[_Connection] = []
 
-    def connect(self, timeout_s: float) -> None:
-        """Connect to a store that may not have started yet.
+    def connect(self, timeout_s: float, host: StoreHost | None = None) -> None:
+        """Connect to a store that may not have started yet; `host` is the one of this process.
 
         Raises:
-            StoreError: it could not be reached within `timeout_s`.
+            StoreError: it could not be reached within `timeout_s`, or has ended.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -49,6 +50,8 @@ class StoreClient:
             except (OSError, EOFError) as error:
                 if time.monotonic() >= deadline:
                     raise StoreError(_explain(error)) from error
+                if host is not None and host.has_ended:
+                    raise StoreError("the process of the store has ended; see above") from error
                 time.sleep(_RETRY_S)
             else:
                 self._idle.append(connection)

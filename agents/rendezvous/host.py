@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
@@ -27,10 +28,16 @@ class StoreHost:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, which nothing but `close` should bring about."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """End the process; whoever still waits for a key loses the connection."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -66,14 +73,15 @@ def start_store(address: str, port: int, credential: str) -> StoreHost:
         ExpectedError: it cannot listen at that address and port.
     """
     with listen_at(address, port) as listener:
-        # -I: neither the current folder nor the user's variables decide what is imported.
+        # -I, -S: neither the current folder nor variables nor packages decide what is imported.
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _CODE, archive_path(), str(listener.fileno())],
+            [sys.executable, "-I", "-S", "-c", _CODE, archive_path(), str(listener.fileno())],
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
         )
     assert process.stdin is not None
     # On stdin: the arguments and variables of a process can be read by others.
-    process.stdin.write(json.dumps({"credential": credential}).encode("ascii") + b"\n")
-    process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it could not start, which `has_ended` says
+        process.stdin.write(json.dumps({"credential": credential}).encode("ascii") + b"\n")
+        process.stdin.flush()
     return StoreHost(process)

@@ -27,6 +27,8 @@ MAX_LINE_BYTES = 64 << 20
 """Maximum length of a request, in bytes."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """Time for a caller to show the credential, in seconds."""
+MAX_CONNECTIONS = 1024
+"""Maximum number of connections, with or without the credential."""
 _BACKLOG = 256
 _PR_SET_PDEATHSIG = 1
 
@@ -163,7 +165,7 @@ def main(listening_descriptor: int) -> None:
     """Be the process of the store; the first line of stdin has the credential."""
     # Not only the end of stdin: a fork of rank 0 may hold the other end open.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _allow_many_connections()
+    _limit_connections()
     credential = json.loads(_read_line())["credential"]
     listener = socket.socket(fileno=listening_descriptor)
     with contextlib.suppress(ssl.SSLError, KeyboardInterrupt):
@@ -184,8 +186,8 @@ def _read_line() -> bytes:
     return line
 
 
-def _allow_many_connections() -> None:
-    """Let strangers who only connect use up as little of the table of descriptors as possible."""
+def _limit_connections() -> None:
+    """Bound the memory that strangers who only connect can take: each costs about 100 KB."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

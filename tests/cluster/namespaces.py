@@ -155,6 +155,20 @@ class Cluster:
         lines = self.run(node, "ss", "-Hlntup").splitlines()
         return sorted({read_listener(line) for line in lines})
 
+    def add_network(self, device: str = "eth1", subnet: str = "10.78.0") -> None:
+        """Join master and nodes by a second network, as by another card; see `address_in`."""
+        bridge = f"bridge-{device}"
+        run_tool("ip", "-n", self._fabric, "link", "add", bridge, "type", "bridge")
+        run_tool("ip", "-n", self._fabric, "link", "set", bridge, "up")
+        for node in (self.master, *self.nodes):
+            port = f"{device}-{node.name}"
+            link = ["link", "add", device, "netns", node.namespace, "type", "veth", "peer", "name"]
+            run_tool("ip", *link, port, "netns", self._fabric)
+            address = f"{address_in(node, subnet)}/24"
+            run_tool("ip", "-n", node.namespace, "addr", "add", address, "dev", device)
+            run_tool("ip", "-n", node.namespace, "link", "set", device, "up")
+            run_tool("ip", "-n", self._fabric, "link", "set", port, "master", bridge, "up")
+
     def pids(self, node: Node) -> list[int]:
         """Return the processes that live in the node's namespace."""
         listed = run_tool("ip", "netns", "pids", node.namespace, check=False)
@@ -255,6 +269,11 @@ class Cluster:
                 return
             time.sleep(0.02)
         raise ClusterError(f"sshd of {node.name}: {(node.folder / 'sshd.log').read_text()[-400:]}")
+
+
+def address_in(node: Node, subnet: str) -> str:
+    """Return the node's address in a second network."""
+    return f"{subnet}.{node.address.rpartition('.')[2]}"
 
 
 def root_is_locked() -> bool:

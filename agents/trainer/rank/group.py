@@ -39,6 +39,7 @@ before."""
 # Seconds that rank 0 stays after a failure, so that the others can read the reason in its store.
 _LINGER_S = 3.0
 _POLL_S = 0.02
+_SLOW_POLL_S = 0.1
 
 
 class PeerLost(ExpectedError):
@@ -181,6 +182,7 @@ class Group:
         self._guard(lambda store: store.set(f"{topic}/{self.rank}", json.dumps(value)))
         values: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_s
+        pause_s = _POLL_S
         # Polled: a blocking get of one key would miss the failure of another rank.
         while len(values) < self.world_size:
             for rank in range(self.world_size):
@@ -192,7 +194,9 @@ class Group:
                 if time.monotonic() > deadline:
                     self._expect_alive(topic, missing)
                     deadline = time.monotonic() + timeout_s
-                time.sleep(_POLL_S)
+                time.sleep(pause_s)
+                # Who loads for minutes need not be asked for 50 times a second by everyone.
+                pause_s = min(pause_s * 1.1, _SLOW_POLL_S)
         return [values[rank] for rank in range(self.world_size)]
 
     def agree(self, topic: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ def open_rank_store(
     host = start_store(address, port, credential) if is_first else None
     client = StoreClient(address, port, credential)
     try:
-        client.connect(timeout_s)
+        client.connect(timeout_s, host)
     except StoreError:
         if host is not None:
             host.close()

@@ -178,6 +178,28 @@ def test_its_key_is_in_no_argument_and_no_variable(credential: str) -> None:
     host.close()
 
 
+def test_a_store_that_cannot_start_is_said_at_once() -> None:
+    port = free_port()
+    host = start_store(HOME, port, "no credential")
+    started_s = time.monotonic()
+    with pytest.raises(StoreError, match="the process of the store has ended"):
+        StoreClient(HOME, port, make_credential()).connect(60.0, host)
+    assert time.monotonic() - started_s < 20
+    host.close()
+
+
+def test_the_memory_that_silent_strangers_take_is_bounded(credential: str) -> None:
+    port = free_port()
+    host = start_store(HOME, port, credential)
+    client = StoreClient(HOME, port, credential)
+    client.connect(10.0)
+    with open(f"/proc/{host._process.pid}/limits") as limits:
+        (line,) = (line for line in limits if line.startswith("Max open files"))
+    assert int(line.split()[3]) <= 1024
+    client.close()
+    host.close()
+
+
 def refused(address: str, port: int, credential: str) -> str:
     with pytest.raises(ExpectedError) as caught:
         start_store(address, port, credential)

@@ -15,6 +15,7 @@ from agents.state import Home, open_home, write_json
 from agents.supervisor.attempt import AttemptFolder, find_attempts, read_journal, read_status
 from agents.supervisor.fence import raise_fence, read_fence
 from agents.supervisor.launch import launch
+from agents.supervisor.launcher import choose_interface
 from agents.supervisor.stop import stop
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.supervisor.conftest import Node, kill_supervisor
@@ -181,6 +182,32 @@ def test_what_cannot_work_is_refused_without_a_trace(
 ) -> None:
     intent = replace(node.intent("finish"), **changes)  # type: ignore[arg-type]
     assert message in refused(node, intent).message
+
+
+def test_a_node_without_the_address_that_joins_the_nodes_is_refused_without_a_trace(
+    node: Node,
+) -> None:
+    intent = replace(node.intent("train", elsewhere=1), address="203.0.113.7", interface=None)
+    with pytest.raises(ExpectedError, match=r"No network interface .* address 203\.0\.113\.7"):
+        launch(node.home, intent)
+    assert not node.home.run(intent.run_id).exists()
+
+
+def test_only_ranks_that_have_to_reach_another_node_listen_on_the_network(node: Node) -> None:
+    alone = replace(node.intent("train", "train"), address="203.0.113.7", interface="eth7")
+    joined = replace(node.intent("train", elsewhere=1), address="127.0.0.1", interface=None)
+    assert (choose_interface(alone), choose_interface(joined)) == ("lo", "lo")
+    named = replace(joined, address="203.0.113.7", interface="eth7")
+    assert choose_interface(named) == "eth7"
+
+
+def test_the_key_of_an_attempt_is_readable_for_its_user_alone(node: Node) -> None:
+    intent = replace(node.intent("train"), credential="KEY")
+    launch(node.home, intent)
+    path = AttemptFolder(node.home, intent.run_id, 1).file("intent.json")
+    assert "KEY" in path.read_text()
+    assert "KEY" not in repr(intent)
+    assert path.stat().st_mode & 0o077 == 0
 
 
 def test_ranks_must_be_in_order(node: Node) -> None:

@@ -90,6 +90,10 @@ def test_the_masters_own_pc_uses_its_address_in_the_network_of_the_others() -> N
 
 
 def test_alone_or_all_on_loopback_talk_over_loopback() -> None:
+    for alone in (None, "10.0.0.2", "127.0.0.1", "fd00::2"):
+        facts = make_facts(address=alone, interfaces=interfaces(eth0="10.0.0.2"))
+        found = choose_endpoints({"me": facts})
+        assert (found["me"].address, found["me"].interface) == ("127.0.0.1", "lo")
     found = choose_endpoints({"me": make_facts(address=None)})
     assert (found["me"].address, found["me"].interface) == ("127.0.0.1", "lo")
     found = choose_endpoints({name: make_facts(address="127.0.0.1") for name in "abc"})
