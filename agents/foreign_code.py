@@ -41,6 +41,7 @@ _CONFIGS = (
     *("config.json", "tokenizer_config.json", "processor_config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "adapter_config.json"),
 )
+_MOST_NAMED = 4
 # Larger files are not read to look for a name that only makes a message better.
 _MOST_BYTES = 4 << 20
 _PARTS = ("models", "data", "artifacts", "runs")
@@ -212,12 +213,16 @@ def _patch_dynamic_modules(module: Any) -> None:
 
 def _name_code(model: object, upstream: str | None) -> str:
     """Return what a model's files name as code to run."""
-    named = [
-        f"{reference} (auto_map of {file})"
-        for file, reference in _read_references(Path(str(model)))
-        if upstream is None or reference.startswith(f"{upstream}--")
-    ]
-    return ", ".join(dict.fromkeys(named)) or (f"code of {upstream}" if upstream else "a class")
+    named: dict[str, str] = {}
+    for file, reference in _read_references(Path(str(model))):
+        if upstream is None or reference.startswith(f"{upstream}--"):
+            named.setdefault(reference, file)
+    shown = [f"{reference} (named in {file})" for reference, file in named.items()]
+    more = len(shown) - _MOST_NAMED
+    several = f" and {more} more" if more > 0 else ""
+    return ", ".join(shown[:_MOST_NAMED]) + several or (
+        f"code of {upstream}" if upstream else "code"
+    )
 
 
 def _read_references(folder: Path) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from agents.quantizers.job.job import (
     JobProgress,
     appearing,
     copy_companions,
+    drop_code_references,
     locate,
     partial_of,
     read_plain,
@@ -229,6 +230,7 @@ def _copy_rest(
 ) -> None:
     """Copy tokenizer, chat template and adapter as they are, and write what the merge is of."""
     copy_companions(base, folder, leave=("config.json", MANIFEST_FILE))
+    drop_code_references(folder)  # before the files are weighed
     manifest = checkpoint.manifest
     lineage = {
         "content": content,

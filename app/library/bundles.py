@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agents.contract.code_references import may_name_code, without_code
 from agents.contract.messages import to_wire
 from agents.contract.run import FileEntry
 from app.errors import UserError
@@ -33,10 +34,24 @@ class Source:
     files: tuple[FileEntry, ...] = ()
     member: str | None = None
     """File of the bundle that is used; None: the whole folder."""
+    cleaned: tuple[str, ...] = ()
+    """Files that are sent without what names code to run; `files` describes them as sent."""
 
     def path_on_node(self, folder: str) -> str:
         """Return the path for the trainer if the bundle is in `folder` on the node."""
         return folder if self.member is None else f"{folder}/{self.member}"
+
+    def read_cleaned(self) -> dict[str, bytes]:
+        """Return what is sent in place of the cleaned files.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        found = {}
+        for name in self.cleaned:
+            data = Path(self.root or "", name).read_bytes()
+            found[name] = without_code(data) or data
+        return found
 
 
 def make_bundle(
@@ -52,17 +67,21 @@ def make_bundle(
     Raises:
         UserError: a file cannot be read.
     """
-    entries = []
+    entries, cleaned = [], []
     # Sorted: the order of a folder differs between file systems and would change the name.
     for path in sorted(files):
         _refuse_odd_name(path)
         try:
             size_bytes, sha256 = path.stat().st_size, hashes.sha256(path)
+            clean = _clean(path, size_bytes) if kind == "models" else None
         except OSError as error:
             raise UserError(
                 f"{path} cannot be read: {error.strerror}", "Repair its permissions."
             ) from error
         relative = path.relative_to(root).as_posix()
+        if clean is not None:
+            size_bytes, sha256 = len(clean), hashlib.sha256(clean).hexdigest()
+            cleaned.append(relative)
         entries.append(FileEntry(path=relative, size_bytes=size_bytes, sha256=sha256))
     manifest = json.dumps(to_wire(entries), sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(manifest.encode()).hexdigest()[:16]
@@ -72,7 +91,13 @@ def make_bundle(
         root=str(root),
         files=tuple(entries),
         member=member,
+        cleaned=tuple(cleaned),
     )
+
+
+def _clean(path: Path, size_bytes: int) -> bytes | None:
+    """Return a file's content without what names code to run; None: it names none."""
+    return without_code(path.read_bytes()) if may_name_code(path.name, size_bytes) else None
 
 
 def _refuse_odd_name(path: Path) -> None:

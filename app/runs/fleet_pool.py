@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 from app.errors import UserError
@@ -26,7 +28,13 @@ class FleetPool:
             raise UserError(f"{source.value} is not on this PC", "Give its path on this PC.")
         client = self._fleet.client(name)
         root = Path(source.root)
-        return await transfer.push(client, source.destination, root, source.files, progress)
+        # A file that cannot be read is reported by the transfer itself.
+        replaced = {}
+        with contextlib.suppress(OSError):
+            replaced = await asyncio.to_thread(source.read_cleaned)
+        return await transfer.push(
+            client, source.destination, root, source.files, progress, replaced
+        )
 
     async def fetch(self, name: str, path: str, target: Path) -> None:
         await transfer.fetch(self._fleet.client(name), path, target)

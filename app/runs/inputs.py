@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.contract.code_references import without_code
 from agents.contract.messages import from_wire
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
@@ -142,7 +144,12 @@ def _find_changed(hashes: HashStore, source: Source) -> Path | None:
     for entry in source.files:
         path = Path(source.root or "", entry.path)
         try:
-            if hashes.sha256(path) != entry.sha256:
+            if entry.path in source.cleaned:
+                clean = without_code(path.read_bytes())
+                found = None if clean is None else hashlib.sha256(clean).hexdigest()
+            else:
+                found = hashes.sha256(path)
+            if found != entry.sha256:
                 return path
         except OSError:
             continue  # the push has reported that it is missing

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from agents.contract.code_references import may_name_code, without_code
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import remove_abandoned
 from agents.quantizers.job.meter import Meter, Phase, read_start_s
@@ -133,6 +134,15 @@ def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> N
             shutil.copyfile(path, folder / path.name)
 
 
+def drop_code_references(folder: Path) -> None:
+    """Remove from the model in a folder what names code to run."""
+    for path in folder.rglob("*.json"):
+        if not path.is_symlink() and may_name_code(path.name, path.stat().st_size):
+            clean = without_code(path.read_bytes())
+            if clean is not None:
+                path.write_bytes(clean)
+
+
 def partial_of(destination: Path) -> Path:
     """Return where this process makes what is to become `destination`."""
     return destination.with_name(f".partial-{destination.name}-{os.getpid()}")
@@ -160,6 +170,7 @@ def appearing(destination: Path, what: str) -> Iterator[Path]:
 
 
 def _appear(partial: Path, destination: Path) -> None:
+    drop_code_references(partial)
     # The rename must not reach the disk before the content: a power cut would leave empty files.
     for path in partial.rglob("*"):
         if path.is_file():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from agents.contract.run import FileEntry
@@ -35,11 +35,13 @@ async def push(
     root: Path,
     files: Sequence[FileEntry],
     progress: BytesProgress | None = None,
+    replaced: Mapping[str, bytes] | None = None,
 ) -> str:
     """Send `files` (below `root`) to `destination` on a node; return the folder there.
 
     Args:
         destination: below the agent's home, such as `models/tiny-0123456789abcdef`.
+        replaced: content to send in place of that of small files, by their paths.
 
     Raises:
         UserError: a file cannot be read or has changed, the node's disk is full, ...
@@ -54,7 +56,9 @@ async def push(
     async with await Receiver.open(client, destination, coming, files) as receiver:
         for entry in coming:
             # Closes the file at once if the node refuses, not at some garbage collection.
-            async with contextlib.aclosing(_blocks_of(root, entry)) as blocks:
+            instead = (replaced or {}).get(entry.path)
+            source = _blocks_of(root, entry) if instead is None else _one_block(instead)
+            async with contextlib.aclosing(source) as blocks:
                 async for block in blocks:
                     # The node has stopped reading; `finish` raises its reason.
                     if not await receiver.write(block):
@@ -140,6 +144,10 @@ async def copy(
 
 def _blocks_of(root: Path, entry: FileEntry) -> AsyncGenerator[bytes]:
     return read_blocks(root / entry.path, entry.size_bytes)
+
+
+async def _one_block(data: bytes) -> AsyncGenerator[bytes]:
+    yield data
 
 
 async def _open_missing(

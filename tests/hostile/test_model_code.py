@@ -1,0 +1,274 @@
+"""Code that a model names is never run, whoever would load it; its own class takes its place.
+
+The models are copies of the demo's, with every way to name code that the libraries know. The cache
+of Transformers' dynamic modules holds the code already, as after one careless download.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.errors import ExpectedError
+from agents.program import command
+from agents.quantizers.formats.gguf import convert
+from app.artifacts.exports.request import ExportRequest
+from app.core.core import Core
+from app.nodes.node import LocalAddress
+from tests.hostile.planted import ROOT, change_json, copy_model, plant, ran, write_run_file
+
+REPOSITORY, COMMIT = "evil/code", "0123456789abcdef0123456789abcdef01234567"
+AUTO_MAP = {
+    "AutoConfig": f"{REPOSITORY}--evil.Config",
+    "AutoModel": f"{REPOSITORY}--evil.Model",
+    "AutoModelForCausalLM": f"{REPOSITORY}--evil.Model",
+    "AutoTokenizer": [f"{REPOSITORY}--evil.Tokenizer", f"{REPOSITORY}--evil.Tokenizer"],
+    "AutoProcessor": f"{REPOSITORY}--evil.Processor",
+}
+OWN_MAP = {
+    name: value.partition("--")[2] if isinstance(value, str) else ["evil.Tokenizer"] * 2
+    for name, value in AUTO_MAP.items()
+}
+CLASSES = "from transformers import PreTrainedTokenizerFast as Tokenizer, LlamaConfig as Config\n"
+
+
+@dataclass(frozen=True)
+class Evil:
+    """A home of the hub whose caches hold a stranger's code, and the file that it would write."""
+
+    home: Path
+    canary: Path
+
+    @property
+    def ran(self) -> str:
+        return ran(self.canary)
+
+    def environ(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "HF_HOME": str(self.home),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def give_code(self, folder: Path) -> None:
+        """Put the code beside a model, too."""
+        code = f"open({str(self.canary)!r}, 'a').write(__name__ + ' ran')\n{CLASSES}"
+        (folder / "evil.py").write_text(code)
+        (folder / "modeling_evil.py").write_text(code)
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evil:
+    made = Evil(tmp_path / "hub", tmp_path / "canary")
+    snapshot = made.home / "hub" / "models--evil--code" / "snapshots" / COMMIT
+    modules = made.home / "modules" / "transformers_modules" / "evil" / "code" / COMMIT
+    for folder in (snapshot, modules):
+        folder.mkdir(parents=True)
+        made.give_code(folder)
+    for folder in (modules, *list(modules.parents)[:3]):
+        (folder / "__init__.py").touch()
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "llama", "auto_map": AUTO_MAP}))
+    for name, value in made.environ().items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+def poison(model: Path, auto_map: dict[str, Any] = AUTO_MAP, **changes: Any) -> Path:
+    """Let every file of a model name code."""
+    for name in ("config.json", "tokenizer_config.json"):
+        change_json(model / name, auto_map=auto_map)
+    change_json(model / "tokenizer_config.json", **changes)
+    return model
+
+
+def run_child(evil: Evil, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of ours whose module is `code`, as every program that loads models is."""
+    place = evil.canary.parent / "child"
+    place.mkdir(exist_ok=True)
+    (place / "load_it.py").write_text(f"def main(arguments):\n    {code}\n    return 0\n")
+    environ = {**evil.environ(), "PYTHONPATH": f"{ROOT}{os.pathsep}{place}"}
+    return subprocess.run(
+        command(sys.executable, "load_it", *arguments),
+        env=environ,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_gguf_export_never_runs_code_of_the_model(
+    evil: Evil, tmp_path: Path, attack: Callable[..., None]
+) -> None:
+    model = poison(copy_model(tmp_path / "model"))
+    evil.give_code(model)
+    convert(model, tmp_path / "made.gguf", "F16")
+    attack(
+        given="auto_map in config.json and tokenizer_config.json, its code in the hub's cache",
+        tried="to run it in llama.cpp's converter, which passes trust_remote_code=True",
+        happened=evil.ran or "the converter took Transformers' own classes",
+    )
+    assert evil.ran == ""
+    assert (tmp_path / "made.gguf").read_bytes()[:4] == b"GGUF"
+
+
+def test_a_gguf_export_names_the_code_that_it_refuses(
+    evil: Evil, tmp_path: Path, attack: Callable[..., None]
+) -> None:
+    model = poison(copy_model(tmp_path / "model"), tokenizer_class="EvilTokenizer")
+    change_json(model / "config.json", model_type="evil")
+    with pytest.raises(ExpectedError) as refused:
+        convert(model, tmp_path / "made.gguf", "F16")
+    attack(
+        given="a model of a kind that Transformers does not know, with its own tokenizer class",
+        tried="to run that class in llama.cpp's converter",
+        happened=refused.value.message,
+    )
+    assert evil.ran == ""
+    assert "wants to run code of its own" in refused.value.message
+    assert f"{REPOSITORY}--evil.Tokenizer" in refused.value.message
+    assert str(model) in refused.value.message
+    assert refused.value.hint
+
+
+LOADS = {
+    "tokenizer, config and model": "[getattr(transformers, name).from_pretrained(arguments[0], "
+    "trust_remote_code=True) for name in ('AutoTokenizer', 'AutoConfig', 'AutoModelForCausalLM')]",
+    "dynamic class": "__import__('transformers.dynamic_module_utils', fromlist=['x'])"
+    ".get_class_from_dynamic_module('evil/code--evil.Model', arguments[0])",
+    "processor": "transformers.AutoProcessor.from_pretrained(arguments[0], trust_remote_code=True)",
+    "cached module": "__import__('transformers.dynamic_module_utils', fromlist=['x'])"
+    ".get_class_in_module('Config', 'transformers_modules/evil/code/" + COMMIT + "/evil.py')",
+    "module of the hub's cache": "sys.path.insert(0, arguments[1]) or __import__('evil')",
+    "generate": "transformers.AutoModelForCausalLM.from_pretrained(arguments[0])"
+    ".generate(custom_generate='evil/code', trust_remote_code=True)",
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_no_library_in_our_programs_runs_code_of_a_model(
+    evil: Evil, tmp_path: Path, attack: Callable[..., None], load: str
+) -> None:
+    model = poison(copy_model(tmp_path / "model"))
+    cached = evil.home / "hub" / "models--evil--code" / "snapshots" / COMMIT
+    if load == "generate":
+        (cached / "custom_generate").mkdir()
+        shutil.copyfile(cached / "evil.py", cached / "custom_generate" / "generate.py")
+    done = run_child(evil, f"import sys, transformers; {LOADS[load]}", str(model), str(cached))
+    last = (done.stderr.strip().splitlines() or ["it went on without it"])[-1]
+    attack(
+        given="a model whose auto_map names code, with that code in every cache",
+        tried=f"to run it through: {load}, with trust_remote_code=True",
+        happened=evil.ran or last,
+    )
+    assert evil.ran == ""
+    # A kind that Transformers has itself goes on with its own class.
+    if load.startswith("tokenizer"):
+        assert done.returncode == 0, done.stderr
+    elif load != "processor":
+        assert "ForeignCodeRefused" in done.stderr, done.stderr
+
+
+def test_a_program_refuses_a_pickle_in_place_of_weights(
+    evil: Evil, tmp_path: Path, attack: Callable[..., None]
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (exec, (f"open({str(evil.canary)!r}, 'w').write('pickle ran')",))
+
+    model = copy_model(tmp_path / "model")
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "scheduler.pt"):
+        (model / name).write_bytes(pickle.dumps(Bomb()))
+    codes = []
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
+        load = "import torch; torch.load(arguments[0], weights_only=False)"
+        codes.append(run_child(evil, load, str(model / name)))
+    arrays = tmp_path / "array.npy"
+    arrays.write_bytes(pickle.dumps(Bomb()))
+    load = "import numpy; numpy.load(arguments[0], allow_pickle=True)"
+    codes.append(run_child(evil, load, str(arrays)))
+    attack(
+        given="pickles that run code, named like weights, arrays and states of training",
+        tried="to load them with weights_only=False and allow_pickle=True",
+        happened=evil.ran or codes[0].stderr.strip().splitlines()[-1],
+    )
+    assert evil.ran == ""
+    assert all(done.returncode == 1 for done in codes)
+
+
+def test_a_kernel_of_the_hub_is_code_and_is_refused(
+    evil: Evil, tmp_path: Path, attack: Callable[..., None]
+) -> None:
+    # A stand-in for the package that downloads kernels, which an adopted environment may have.
+    package = tmp_path / "child" / "kernels"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        f"def get_kernel(*args, **more):\n    open({str(evil.canary)!r}, 'w').write('kernel ran')\n"
+    )
+    done = run_child(evil, "import kernels; kernels.get_kernel('evil/kernel')")
+    attack(
+        given="a config that names evil/kernel as its attention",
+        tried="to download and run it",
+        happened=evil.ran or done.stderr.strip().splitlines()[-1],
+    )
+    assert evil.ran == ""
+    assert "evil/kernel" in done.stderr
+
+
+def test_plan_preview_run_and_export_go_on_with_the_models_own_class(
+    evil: Evil, tmp_path: Path, attack: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master sends the model, a node trains on it, merges it and quantizes it."""
+    monkeypatch.setenv("RACKLESS_AGENT_HOME", str(tmp_path / "agent"))
+    run_file = write_run_file(tmp_path / "run")
+    model = run_file.parent / "model"
+    poison(model, OWN_MAP)
+    evil.give_code(model)
+    plant(model, evil.canary)
+
+    async def train_and_export() -> Path:
+        async with Core.open(tmp_path / "master") as core:
+            await core.nodes.add("here", LocalAddress())
+            await core.nodes.connect()
+            await core.nodes.setup("here", sys.executable)
+            spec = core.library.read_run_file(run_file)
+            assert (await core.runs.plan(spec)).chosen is not None
+            assert (await core.library.preview(spec, whole=False)).num_rows == 40
+            run = await core.runs.start(spec)
+            async with asyncio.timeout(100):
+                run = await core.runs.watch(run.run_id)
+            assert run.state == "done", (run.message, run.hint)
+            made = await core.artifacts.export(
+                ExportRequest(run_id=run.run_id, to="gguf", types=("Q8_0",)), tmp_path / "gguf"
+            )
+            return made.path
+
+    made = asyncio.run(train_and_export())
+    attack(
+        given="a Llama whose files name code of its own, which lies beside them",
+        tried="to run it in plan, preview, training, merge, conversion and proof",
+        happened=evil.ran or "all of them took Transformers' own class",
+    )
+    assert evil.ran == ""
+    assert any(path.suffix == ".gguf" for path in made.iterdir())
+    files = [path for path in (tmp_path / "agent").rglob("*") if path.is_file()]
+    assert [path for path in files if path.name == "config.json" and "merged" in str(path)]
+    assert not [path for path in files if path.suffix == ".py"], "code was sent or exported"
+    named = [path for path in files if path.suffix == ".json" and '"auto_map"' in path.read_text()]
+    assert not named, "what was sent or exported still names code"
