@@ -13,26 +13,23 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from agents.contract.data_columns import (
+    ANSWER_KEYS,
+    CALL_KEYS,
+    CONVERSATION_KEYS,
+    QUESTION_KEYS,
+    TOOL_KEYS,
+    first_of,
+    keys_of,
+    name_kind,
+    quote,
+    quote_keys,
+)
+
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _ROLE_NAMES |= {"function": "tool", "observation": "tool"}
-_QUESTION_KEYS = ("instruction", "prompt", "question")
-_ANSWER_KEYS = ("output", "response", "completion", "answer")
-_SHAPES = (
-    "chat rows have 'messages', instruction rows 'instruction' and 'output', text rows 'text', "
-    "preference rows 'chosen' and 'rejected'"
-)
-KNOWN_KEYS = frozenset(
-    {*_QUESTION_KEYS, *_ANSWER_KEYS, "messages", "conversations", "text", "input", "system"}
-    | {"chosen", "rejected"}
-)
-"""Column names that are read."""
-TOOL_KEYS = frozenset({"tools", "functions"})
-"""Column names of tool definitions; rows with any are skipped."""
-_CALL_KEYS = ("tool_calls", "function_call", "function_calls")
 _NOTHING = ("", "[]", "{}", "null")
-_MAX_QUOTED_CHARS = 40
-_MAX_QUOTED_KEYS = 20
 
 
 class _Unsupported(ValueError):
@@ -64,33 +61,13 @@ class ConversationRow:
         return len(self.text) + sum(len(turn.content) for turn in (*self.turns, *self.rejected))
 
 
-def choose_format(value: Any) -> str:
-    """Return the format of a file, detected from its first row.
-
-    Raises:
-        ValueError: The row's keys match no format.
-    """
-    keys = _keys(value)
-    if "chosen" in keys and "rejected" in keys:
-        return "preference"
-    if "messages" in keys or "conversations" in keys:
-        return "chat"
-    asked = _first(keys, _QUESTION_KEYS)
-    if asked and _first(keys, _ANSWER_KEYS):
-        # TRL's prompt and completion columns hold messages or plain texts.
-        return "chat" if isinstance(value[asked], (list, dict)) else "alpaca"
-    if "text" in keys:
-        return "text"
-    raise ValueError(f"the row has the keys {_quote_keys(keys)}, but {_SHAPES}")
-
-
 def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str:
     """Return the parsed row, or the reason why it is empty.
 
     Raises:
         ValueError: The row does not match the format.
     """
-    keys = _keys(value)
+    keys = keys_of(value)
     if data_format == "text":
         text = _text(value, "text", keys)
         return ConversationRow(number=number, text=text) if text.strip() else "the text is empty"
@@ -104,29 +81,6 @@ def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str
     return _read_instruction(number, value, keys)
 
 
-def _keys(value: Any) -> set[str]:
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object {{...}}, found {_name(value)}")
-    return set(value)
-
-
-def _name(value: Any) -> str:
-    names = {list: "a list", str: "a string", type(None): "null", bool: "true or false"}
-    names |= {bytes: "bytes"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an object")
-
-
-def _quote(text: str) -> str:
-    short = text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}..."
-    return repr(short)
-
-
-def _quote_keys(keys: set[str]) -> str:
-    quoted = ", ".join(_quote(key) for key in sorted(keys)[:_MAX_QUOTED_KEYS])
-    more = len(keys) - _MAX_QUOTED_KEYS
-    return f"[{quoted} and {more} more]" if more > 0 else f"[{quoted}]"
-
-
 def _holds(value: Any) -> bool:
     """Return whether a value is not empty; tables write an empty cell in several ways."""
     if isinstance(value, str):
@@ -136,15 +90,11 @@ def _holds(value: Any) -> bool:
     return bool(value)
 
 
-def _first(keys: set[str], names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if name in keys), None)
-
-
 def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
     if key not in keys:
-        raise ValueError(f"'{key}' is missing; the row has the keys {_quote_keys(keys)}")
+        raise ValueError(f"'{key}' is missing; the row has the keys {quote_keys(keys)}")
     if not isinstance(value[key], str):
-        raise ValueError(f"'{key}' should be a string, but is {_name(value[key])}")
+        raise ValueError(f"'{key}' should be a string, but is {name_kind(value[key])}")
     return _check_text(value[key], key)
 
 
@@ -163,8 +113,8 @@ def _check_text(text: str, key: str) -> str:
 
 
 def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
-    asked = _first(keys, _QUESTION_KEYS) or _QUESTION_KEYS[0]
-    answered = _first(keys, _ANSWER_KEYS) or _ANSWER_KEYS[0]
+    asked = first_of(keys, QUESTION_KEYS) or QUESTION_KEYS[0]
+    answered = first_of(keys, ANSWER_KEYS) or ANSWER_KEYS[0]
     if _is_conversation(value, asked, answered):
         return _read_prompted(number, value, asked, answered, keys)
     question, answer = _text(value, asked, keys), _text(value, answered, keys)
@@ -202,12 +152,12 @@ def _read_prompted(
 
 
 def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
-    key = _first(keys, ("messages", "conversations"))
+    key = first_of(keys, CONVERSATION_KEYS)
     if key is None:
-        asked, answered = _first(keys, _QUESTION_KEYS), _first(keys, _ANSWER_KEYS)
+        asked, answered = first_of(keys, QUESTION_KEYS), first_of(keys, ANSWER_KEYS)
         if asked and answered and _is_conversation(value, asked, answered):
             return _read_prompted(number, value, asked, answered, keys)
-        raise ValueError(f"'messages' is missing; the row has the keys {_quote_keys(keys)}")
+        raise ValueError(f"'messages' is missing; the row has the keys {quote_keys(keys)}")
     turns = _read_turns(value[key], key)
     if not turns:
         return "the conversation is empty"
@@ -227,12 +177,12 @@ def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"'{key}' is a string that is not JSON") from error
     if not isinstance(messages, list):
-        raise ValueError(f"'{key}' should be a list, but is {_name(messages)}")
+        raise ValueError(f"'{key}' should be a list, but is {name_kind(messages)}")
     return tuple(_read_turn(place, message) for place, message in enumerate(messages, start=1))
 
 
 def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
-    asked = _first(keys, _QUESTION_KEYS)
+    asked = first_of(keys, QUESTION_KEYS)
     prompt: tuple[ConversationTurn, ...] = ()
     if asked is not None and value[asked]:
         prompt = _read_side(value, asked, "user", keys)
@@ -316,7 +266,7 @@ def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
 
 def _read_turn(place: int, message: Any) -> ConversationTurn:
     if not isinstance(message, dict):
-        raise ValueError(f"message {place} should be an object, but is {_name(message)}")
+        raise ValueError(f"message {place} should be an object, but is {name_kind(message)}")
     role, content = _get_either(message, "role", "from"), _get_either(message, "content", "value")
     if isinstance(role, str):
         # ShareGPT and other sources have names of their own for the roles.
@@ -326,8 +276,8 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         raise ValueError(f"message {place} has no role")
     if role not in ROLES:
         known = f"it must be one of {list(ROLES)}"
-        raise ValueError(f"message {place} has the role {_quote(str(role))}; {known}")
-    if any(_holds(message.get(key)) for key in _CALL_KEYS):
+        raise ValueError(f"message {place} has the role {quote(str(role))}; {known}")
+    if any(_holds(message.get(key)) for key in CALL_KEYS):
         raise _Unsupported(f"message {place} calls a tool, which is not trained")
     weight = message.get("weight")
     if role == "assistant" and weight not in (None, 1):  # other roles are not learned anyway
@@ -335,7 +285,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
     if isinstance(content, list):
         content = _join_parts(place, content)
     if not isinstance(content, str):
-        raise ValueError(f"message {place} has no text: 'content' is {_name(content)}")
+        raise ValueError(f"message {place} has no text: 'content' is {name_kind(content)}")
     return ConversationTurn(role=role, content=_check_text(content, f"message {place}"))
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.data_columns import KNOWN_KEYS, TOOL_KEYS
 from agents.contract.data_files import Misfit, find_kind, find_line_end
 from agents.errors import ExpectedError, explain_os_error
-from agents.trainer.data.conversations import KNOWN_KEYS, TOOL_KEYS
 
 Raw = tuple[int, Any]
 """Line or index from 1, and the value: an object, None for an empty line, or ValueError."""

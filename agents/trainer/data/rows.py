@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract.data_columns import KNOWN_KEYS, choose_format
 from agents.contract.data_files import KINDS, look_through
 from agents.errors import ExpectedError, explain_os_error
-from agents.trainer.data.conversations import KNOWN_KEYS, ConversationRow, choose_format, read_row
+from agents.trainer.data.conversations import ConversationRow, read_row
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally

@@ -1,0 +1,108 @@
+"""Decide which columns of a row are read, by its format.
+
+The master judges a data set by the same rules before it sends one, hence here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+QUESTION_KEYS = ("instruction", "prompt", "question")
+ANSWER_KEYS = ("output", "response", "completion", "answer")
+CONVERSATION_KEYS = ("messages", "conversations")
+KNOWN_KEYS = frozenset(
+    {*QUESTION_KEYS, *ANSWER_KEYS, *CONVERSATION_KEYS, "text", "input", "system"}
+    | {"chosen", "rejected"}
+)
+"""Column names that are read."""
+TOOL_KEYS = frozenset({"tools", "functions"})
+"""Column names of tool definitions; rows with any are skipped."""
+TURN_KEYS = frozenset({"role", "content", "from", "value", "weight"})
+"""Keys of a message that are read; others only reach the chat template."""
+CALL_KEYS = frozenset({"tool_calls", "function_call", "function_calls"})
+"""Keys of a message that calls a tool; such rows are skipped."""
+_SHAPES = (
+    "chat rows have 'messages', instruction rows 'instruction' and 'output', text rows 'text', "
+    "preference rows 'chosen' and 'rejected'"
+)
+_MAX_QUOTED_CHARS = 40
+_MAX_QUOTED_KEYS = 20
+
+
+def choose_format(value: Any) -> str:
+    """Return the format of a file, detected from its first row.
+
+    Raises:
+        ValueError: The row's keys match no format.
+    """
+    keys = keys_of(value)
+    if "chosen" in keys and "rejected" in keys:
+        return "preference"
+    if first_of(keys, CONVERSATION_KEYS):
+        return "chat"
+    asked = first_of(keys, QUESTION_KEYS)
+    if asked and first_of(keys, ANSWER_KEYS):
+        # TRL's prompt and completion columns hold messages or plain texts.
+        return "chat" if isinstance(value[asked], (list, dict)) else "alpaca"
+    if "text" in keys:
+        return "text"
+    raise ValueError(f"the row has the keys {quote_keys(keys)}, but {_SHAPES}")
+
+
+def used_columns(keys: Set[str], data_format: str) -> frozenset[str]:
+    """Return the columns that a row of a format is made of; tools are read to skip their rows.
+
+    >>> sorted(used_columns({"prompt", "completion", "label"}, "alpaca"))
+    ['completion', 'prompt']
+    >>> sorted(used_columns({"messages", "prompt", "tools"}, "chat"))
+    ['messages', 'tools']
+    """
+    if data_format == "text":
+        return frozenset({"text"} & keys)
+    asked, answered = first_of(keys, QUESTION_KEYS), first_of(keys, ANSWER_KEYS)
+    used: set[str | None] = {"system", *TOOL_KEYS}
+    if data_format == "preference":
+        used |= {asked, "chosen", "rejected"}
+    elif data_format == "chat":
+        turns = first_of(keys, CONVERSATION_KEYS)
+        used |= {turns} if turns else {asked, answered}
+    else:
+        used |= {asked, answered, "input"}
+    return frozenset(one for one in used if one is not None and one in keys)
+
+
+def keys_of(value: Any) -> set[str]:
+    """Return the keys of a row.
+
+    Raises:
+        ValueError: It is not an object.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object {{...}}, found {name_kind(value)}")
+    return set(value)
+
+
+def first_of(keys: Set[str], names: tuple[str, ...]) -> str | None:
+    """Return the first of the names that is a key."""
+    return next((name for name in names if name in keys), None)
+
+
+def name_kind(value: Any) -> str:
+    """Return what a value is, in words of JSON."""
+    names = {list: "a list", str: "a string", type(None): "null", bool: "true or false"}
+    names |= {bytes: "bytes"}
+    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an object")
+
+
+def quote(text: str) -> str:
+    """Return a text in quotes, cut to a readable length."""
+    short = text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}..."
+    return repr(short)
+
+
+def quote_keys(keys: Set[str]) -> str:
+    """Return the keys in quotes, the first of them if there are many."""
+    quoted = ", ".join(quote(key) for key in sorted(keys)[:_MAX_QUOTED_KEYS])
+    more = len(keys) - _MAX_QUOTED_KEYS
+    return f"[{quoted} and {more} more]" if more > 0 else f"[{quoted}]"
