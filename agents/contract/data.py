@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from agents.contract.spec import RunSpec
 
@@ -59,6 +60,31 @@ class ShownRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataFinding:
+    """What a run would not learn of its data, or would learn wrongly."""
+
+    kind: str
+    """A kind of `data_meaning.KINDS`."""
+    column: str
+    """Column, key of a message (`messages[].KEY`) or marker in the texts; empty for `cut`."""
+    count: int
+    """Number of rows that it concerns; for `cut` the number of tokens."""
+    total: int
+    """Number of rows, or tokens, that were read."""
+    consequence: Literal["refuse", "warn", "note"]
+    row: int | None = None
+    """Number of the first such row in its file, from 1; None: not known."""
+    file: str = ""
+    """File of that row, where there are several; for `cut` the one that loses the largest share."""
+    file_share: float | None = None
+    """Share of that file's tokens that is cut, 0 to 1."""
+
+    @property
+    def share(self) -> float:
+        return self.count / max(1, self.total)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataPreview:
     """What a run will learn from. Also the journal record `preview`, written before training."""
 
@@ -92,3 +118,10 @@ class DataPreview:
     """Whether the tokenizer lacks a chat template, so that Alpaca's is used."""
     rows: tuple[ShownRow, ...] = ()
     """First usable rows."""
+    findings: tuple[DataFinding, ...] = ()
+    """What is not learned, or learned wrongly; the refused come first."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a run refuses this data."""
+        return any(one.consequence == "refuse" for one in self.findings)

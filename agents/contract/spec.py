@@ -50,10 +50,15 @@ class DataSpec:
     """Path of the evaluation file; None: no evaluation."""
     format: DataFormat = "auto"
     """Layout of a row; `auto` is decided from the first rows."""
+    ignore_columns: tuple[str, ...] = ()
+    """Columns of rows and keys of messages to read the data without. A column that changes what a
+    row means is otherwise refused where it is not trained."""
 
     def __post_init__(self) -> None:
         if not self.train:
             raise ValueError("train is empty; it must name a file or a hub dataset")
+        if not all(self.ignore_columns):
+            raise ValueError("ignore_columns holds an empty name; it must name columns")
 
 
 PATTERN_SIGNS = frozenset("*^$|()[]\\+?")

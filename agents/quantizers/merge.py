@@ -34,6 +34,7 @@ from agents.quantizers.job.reuse import LINEAGE_FILE, is_merged, make_room, name
 from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.checkpoint.folder import Checkpoint, read_checkpoint
 from agents.trainer.data.hub import find_model
+from agents.trainer.data.tokenizer import load_tokenizer
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 _SHARD_SIZE = "5GB"
@@ -243,9 +244,8 @@ def _copy_rest(
     state = json.loads((checkpoint.path / STATE_FILE).read_bytes())
     # The run used a template that the base model lacks; the result has to answer in the same one.
     if state.get("plain_template"):
-        from agents.trainer.data.tokens import PLAIN_TEMPLATE
-
-        (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE, encoding="ascii")
+        tokenizer, _ = load_tokenizer(base, state.get("text_rules", 1))
+        (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="ascii")
     if has_adapter(checkpoint):
         (folder / "adapter").mkdir(mode=0o700)
         for name in ADAPTER_FILES:

@@ -313,6 +313,7 @@ class Loop:
             plain_template=self._state.model.plain_template,
             loss_scale=self._scale,
             layout=self._state.parameters.layout,
+            text_rules=self._state.text_rules,
         )
         self._saver.save(point, required=required)
         self._context.enter_phase("training", step)

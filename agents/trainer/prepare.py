@@ -28,6 +28,7 @@ from agents.trainer.data.cache import load_examples
 from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_model
 from agents.trainer.data.store import ExampleSet
+from agents.trainer.data.tokens import TEXT_RULES
 from agents.trainer.kernels import compiling, nf4
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import (
@@ -150,15 +151,17 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
         model_hash: Future[str] | None = None
         if attempt.placement.local_rank == 0:
             model_hash = pool.submit(hash_model, folder, attempt.hashes_folder)
-        tokenizer, plain_template = load_tokenizer(folder)
-        train, evaluation, data_sha256 = _load_data(context, tokenizer, progress)
+        checkpoint = find_checkpoint(attempt)
+        resumed = read_resume_point(checkpoint) if checkpoint else None
+        # The rows of a run that has begun stay the tokens that they were.
+        rules = resumed.text_rules if resumed else TEXT_RULES
+        tokenizer, plain_template = load_tokenizer(folder, rules)
+        train, evaluation, data_sha256 = _load_data(context, tokenizer, progress, rules)
         base = _load_base(spec, folder, device, (train, evaluation))
         model = build_trained_model(
             spec, base, tokenizer, plain_template=plain_template, device=device
         )
         forward = _make_forward(model, device, spec.sequence_tokens)
-        checkpoint = find_checkpoint(attempt)
-        resumed = read_resume_point(checkpoint) if checkpoint else None
         parameters = strategy.place(model, resumed.layout if resumed else "backward")
         reference = None
         if needs_reference_table(spec):
@@ -182,19 +185,21 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
         versions=_read_versions(),
         resumed=resumed,
         checkpoint=checkpoint,
+        text_rules=rules,
     )
 
 
 def _load_data(
-    context: RankContext, tokenizer: Any, progress: LoadProgress
+    context: RankContext, tokenizer: Any, progress: LoadProgress, rules: int
 ) -> tuple[ExampleSet, ExampleSet | None, str]:
     """Return the training and evaluation examples, and the hash of the training data."""
     intent = context.attempt.intent
-    train, sha256 = _load_examples(intent.train_path, context, tokenizer, progress)
+    train, sha256 = _load_examples(intent.train_path, context, tokenizer, progress, rules)
     evaluation = None
     if intent.eval_path is not None:
         evaluation, _ = _load_examples(
-            intent.eval_path, context, tokenizer, progress, held_out_from=intent.train_path
+            *(intent.eval_path, context, tokenizer, progress, rules),
+            held_out_from=intent.train_path,
         )
     progress.end()
     return train, evaluation, sha256
@@ -205,6 +210,7 @@ def _load_examples(
     context: RankContext,
     tokenizer: Any,
     progress: LoadProgress,
+    rules: int,
     held_out_from: str | None = None,
 ) -> tuple[ExampleSet, str]:
     """Return the examples of a file, and the hash of its content; see `find_data`."""
@@ -213,7 +219,8 @@ def _load_examples(
     sha256 = hash_files(files.paths, attempt.hashes_folder)
     report = partial(progress.report, "tokenizing")
     spec, cache = attempt.intent.spec, attempt.tokens_folder
-    return load_examples(files, sha256, spec, tokenizer, cache, report, progress.wait), sha256
+    examples = load_examples(files, sha256, spec, tokenizer, cache, report, progress.wait, rules)
+    return examples, sha256
 
 
 def _load_base(

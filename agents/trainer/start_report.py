@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from agents.contract.data_findings import hint_for, say_finding
 from agents.contract.spec import RunSpec
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.loop import TrainingSchedule
@@ -22,8 +23,10 @@ def report_start(
     """Write the journal's `started` record, after warnings about the data."""
     intent = context.attempt.intent
     _warn_of_few_examples(context.journal, intent.spec, len(state.train), len(shares))
+    _warn_of_findings(context.journal, state.train, Path(intent.train_path).name)
     if state.evaluation is not None and intent.eval_path:
         _warn_of_rows(context.journal, state.evaluation, Path(intent.eval_path).name)
+        _warn_of_findings(context.journal, state.evaluation, Path(intent.eval_path).name)
     peak = schedule.speeds.peak
     context.journal.write(
         "started",
@@ -73,6 +76,17 @@ def _warn_of_few_examples(journal: RankJournal, spec: RunSpec, count: int, world
             message=f"There {what} for {world_size} ranks.",
             hint="Use one GPU: with so few rows it is as fast",
         )
+
+
+def _warn_of_findings(journal: RankJournal, examples: ExampleSet, name: str) -> None:
+    """Warn of what the data means beyond what is learned; the preview lists what is not used."""
+    for found in examples.findings:
+        if found.consequence != "note":
+            journal.write(
+                "warning",
+                message=f"{name}: {say_finding(found)}.",
+                hint=f"{hint_for(found)}, or continue",
+            )
 
 
 def _warn_of_rows(journal: RankJournal, evaluation: ExampleSet, name: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agents.trainer.checkpoint.folder import Checkpoint
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.store import ExampleSet
+from agents.trainer.data.tokens import TEXT_RULES
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.objective import Objective
 from agents.trainer.objectives.reference_model import ReferenceTable
@@ -33,6 +34,8 @@ class TrainingState:
     """Where the run stood in the checkpoint; None: it begins."""
     checkpoint: Checkpoint | None
     """The checkpoint to continue from; None: the run begins."""
+    text_rules: int = TEXT_RULES
+    """Rules by which rows became tokens when the run began."""
 
     @property
     def saved_by(self) -> dict[str, str]:

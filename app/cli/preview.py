@@ -44,7 +44,8 @@ async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
     if evaluation is not None:
         out.text(f"\nevaluation: {spec.data.eval}")
         print_figures(evaluation, out)
-    return 0
+    # A run would refuse it, which a script wants to know before it starts one.
+    return int(found.is_refused or (evaluation is not None and evaluation.is_refused))
 
 
 def print_figures(found: DataPreview, out: Output) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.contract.data import DataPreview, NamedRow, ShownConversation, ShownRow
+from agents.contract.data import (
+    DataFinding,
+    DataPreview,
+    NamedRow,
+    ShownConversation,
+    ShownRow,
+)
+from agents.contract.data_findings import hint_for, list_columns, say_finding
 from app.text import count_of, show_share
 
 NUM_NAMED = 5
@@ -34,13 +41,39 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
         ("examples", _examples(found)),
         ("tokens", _tokens(found)),
         ("left out", _name(found.skipped, found.num_skipped)),
-        ("cut", _name(found.truncated, found.num_truncated)),
+        ("cut", _cut(found)),
     ]
+    told += describe_findings(found.findings)
     if found.plain_template:
         told.append(
             ("template", "the tokenizer has no chat template, so the Alpaca template is used")
         )
     return [(caption, text) for caption, text in told if text]
+
+
+def describe_findings(found: Sequence[DataFinding]) -> list[tuple[str, str]]:
+    """Return (caption, text) of what a run would learn wrongly or not at all, but for the cut."""
+    columns = [one for one in found if one.kind != "cut"]
+    refused = [one for one in columns if one.consequence == "refuse"]
+    warned = [one for one in columns if one.consequence == "warn"]
+    told = [("refused", f"{say_finding(one)}. {hint_for(one)}") for one in refused]
+    told += [("attention", f"{say_finding(one)}. {hint_for(one)}") for one in warned]
+    captions = {"unknown": "not used", "ignored": "ignored"}
+    for kind, caption in captions.items():
+        some = [one for one in columns if one.kind == kind and one.consequence == "note"]
+        told.append((caption, list_columns(some)))
+    others = [one for one in columns if one.consequence == "note" and one.kind not in captions]
+    told.append(("left out", list_columns(others)))
+    return [(caption, text) for caption, text in told if text]
+
+
+def _cut(found: DataPreview) -> str:
+    """Return the share of the tokens that is cut, what to do, and the first such rows."""
+    cut = [one for one in found.findings if one.kind == "cut"]
+    told = [say_finding(one) for one in cut]
+    told += [hint_for(one) for one in cut if one.consequence == "warn"]
+    rows = _name(found.truncated, found.num_truncated)
+    return ". ".join([*told, rows] if rows else told)
 
 
 def _rows(found: DataPreview) -> str:

@@ -61,7 +61,10 @@ def fixed_part(spec: RunSpec) -> dict[str, Any]:
     plain: dict[str, Any] = to_wire(spec)
     for key in _FREE_TO_CHANGE:
         del plain[key]
-    plain["data"] = {"format": plain["data"]["format"]}  # the content has a hash of its own
+    data = plain["data"]
+    plain["data"] = {"format": data["format"]}  # the content has a hash of its own
+    if data["ignore_columns"]:  # left out when empty, as in checkpoints of older versions
+        plain["data"]["ignore_columns"] = sorted(data["ignore_columns"])
     return plain
 
 

@@ -68,6 +68,8 @@ class ResumePoint:
     """Values of the optimizer's state that are not tensors."""
     layout: Layout = "sorted"
     """Order of the parameters in the optimizer's tensors; the default is that of older files."""
+    text_rules: int = 1
+    """Rules by which rows become tokens, `tokens.TEXT_RULES`; by default those of older files."""
 
 
 class HostCopy:

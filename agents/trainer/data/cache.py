@@ -26,7 +26,7 @@ from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
 from agents.trainer.data.tally import Skipped, Tally
-from agents.trainer.data.tokens import Tokenized, tokenize_rows
+from agents.trainer.data.tokens import TEXT_RULES, Tokenized, tokenize_rows
 
 MAX_BYTES = 50 << 30
 """Maximum size of the cache, in bytes; least recently used entries are deleted above it."""
@@ -37,7 +37,7 @@ _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
 # Modules, here and in `agents.contract`, whose source decides the content of an entry.
 _SOURCES = ("conversations", "examples", "files", "packing", "rows", "store", "tally", "tokens")
-_SHARED_SOURCES = ("data_files",)
+_SHARED_SOURCES = ("data_columns", "data_files", "data_findings", "data_meaning")
 
 
 def load_examples(
@@ -48,6 +48,7 @@ def load_examples(
     cache: Path,
     report: ReportProgress | None = None,
     wait: Callable[[], None] = lambda: None,
+    rules: int = TEXT_RULES,
 ) -> ExampleSet:
     """Return the examples of the data, tokenized now or by an earlier run.
 
@@ -59,22 +60,26 @@ def load_examples(
         cache: Folder of all entries; created if missing.
         report: Called with the progress, every thousand rows or few million characters.
         wait: Called each second while another process tokenizes the same data.
+        rules: `tokens.TEXT_RULES` that the run began with. Data that would be trained wrongly is
+            refused by the newest alone: a run that has begun goes on as it began.
 
     Raises:
         ExpectedError: The data is unusable; see `rows` and `tally`.
     """
-    key = make_key(files, data_sha256, spec, tokenizer)
+    key = make_key(files, data_sha256, spec, tokenizer, rules)
     # One lock per entry: another run may tokenize other data meanwhile.
     with _lock(cache, key, wait):
         examples = open_examples(cache / key)
         if examples is None:
-            _write(files, spec, tokenizer, cache / key, report)
+            _write(files, spec, tokenizer, cache / key, report, rules)
             examples = ExampleSet(cache / key)
             prune(cache, MAX_BYTES, keep=key)
     return examples
 
 
-def make_key(files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any) -> str:
+def make_key(
+    files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any, rules: int = TEXT_RULES
+) -> str:
     """Return the entry's name: a hash of everything that decides its content.
 
     File names are part of it: the same bytes are different rows as `.txt` and as `.jsonl`. With
@@ -88,6 +93,8 @@ def make_key(files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any) 
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
         "words": [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token],
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
+        "ignored": sorted(spec.data.ignore_columns),
+        "rules": rules,
         "code": hashlib.sha256(b"\0".join(ours)).hexdigest(),
         "versions": [version("tokenizers"), version("transformers")],
     }
@@ -111,20 +118,33 @@ def _lock(cache: Path, key: str, wait: Callable[[], None]) -> Iterator[None]:
 
 
 def _write(
-    files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, report: ReportProgress | None
+    files: DataFiles,
+    spec: RunSpec,
+    tokenizer: Any,
+    entry: Path,
+    report: ReportProgress | None,
+    rules: int,
 ) -> None:
     unfinished = entry.with_suffix(".unfinished")
     for folder in (entry, unfinished):  # left by a killed process or a damaged disk
         shutil.rmtree(folder, ignore_errors=True)
     tally = Tally(name=files.name)
-    reader = RowReader(files, spec.data.format, spec.objective, tally)
+    reader = RowReader(
+        files,
+        spec.data.format,
+        spec.objective,
+        tally,
+        ignored=spec.data.ignore_columns,
+        enforce=rules > 1,
+    )
     # Rows stream from the files to the arrays, so memory does not grow with the data.
-    rows = tokenize_kept(_reporting(reader, tally, report), reader, tokenizer, spec.sequence_tokens)
+    reporting = _reporting(reader, tally, report)
+    rows = tokenize_kept(reporting, reader, tally, tokenizer, spec.sequence_tokens, rules)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity)
         tally.check_usable(sizes["rows"])
-        write_about(unfinished, sizes, reader.format, tally)
+        write_about(unfinished, sizes, reader.format, tally, reader.findings)
         unfinished.rename(entry)
     except OSError as error:
         raise explain_os_error(error, f"writing tokens to {entry}") from error
@@ -146,15 +166,27 @@ def _reporting(
 
 
 def tokenize_kept(
-    rows: Iterator[ConversationRow], reader: RowReader, tokenizer: Any, max_tokens: int
+    rows: Iterator[ConversationRow],
+    reader: RowReader,
+    tally: Tally,
+    tokenizer: Any,
+    max_tokens: int,
+    rules: int = TEXT_RULES,
 ) -> Iterator[Tokenized]:
     """Yield the tokenized rows; skipped and truncated ones go to the reader's tally."""
-    for row in tokenize_rows(tokenizer, rows, max_tokens):
+    for row in tokenize_rows(tokenizer, rows, max_tokens, rules):
         if isinstance(row, Skipped):
             reader.skip(row)
+            if row.num_tokens:
+                reader.count_tokens(row.row, row.num_tokens, row.num_tokens)
             continue
+        number = row.segments[0].row
+        kept = sum(len(segment.ids) for segment in row.segments)
+        reader.count_tokens(number, row.num_tokens, row.num_tokens - kept)
+        tally.template_keys.update(row.extra)
+        tally.dropped.update(row.dropped)
         if row.cut_from is not None:
-            reader.truncate(row.segments[0].row, row.cut_from)
+            reader.truncate(number, row.cut_from)
         yield row
 
 

@@ -3,13 +3,14 @@
 Every supported shape becomes one of the three. Instruction rows (Alpaca) become a conversation of
 one question and one answer, so that there is one way to tokenize rows. The conversations of a
 preference pair share a prompt, and only what differs is learned. A row that needs an unsupported
-feature (tool calls, weighted answers) is skipped with the reason.
+feature (tool calls, weighted answers) is skipped with the reason. Columns that no format reads are
+counted by `agents.contract.data_findings`.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -19,6 +20,7 @@ from agents.contract.data_columns import (
     CONVERSATION_KEYS,
     QUESTION_KEYS,
     TOOL_KEYS,
+    TURN_KEYS,
     first_of,
     keys_of,
     name_kind,
@@ -40,6 +42,8 @@ class _Unsupported(ValueError):
 class ConversationTurn:
     role: str
     content: str
+    extra: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """Other texts of the message, such as `reasoning_content`, for the chat template."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +62,9 @@ class ConversationRow:
     @property
     def num_chars(self) -> int:
         """Number of characters of all its texts."""
-        return len(self.text) + sum(len(turn.content) for turn in (*self.turns, *self.rejected))
+        turns = (*self.turns, *self.rejected)
+        extra = sum(len(text) for turn in turns for _, text in turn.extra)
+        return len(self.text) + sum(len(turn.content) for turn in turns) + extra
 
 
 def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str:
@@ -286,7 +292,19 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         content = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {name_kind(content)}")
-    return ConversationTurn(role=role, content=_check_text(content, f"message {place}"))
+    extra = _find_extra(place, message) if message.keys() - TURN_KEYS else ()
+    return ConversationTurn(
+        role=role, content=_check_text(content, f"message {place}"), extra=extra
+    )
+
+
+def _find_extra(place: int, message: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return texts beside role and content; the chat template may have a place for them."""
+    return tuple(
+        (key, _check_text(value, f"message {place}"))
+        for key, value in message.items()
+        if isinstance(value, str) and value.strip() and key not in TURN_KEYS
+    )
 
 
 def _get_either(message: dict[str, Any], name: str, other: str) -> Any:

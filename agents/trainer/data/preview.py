@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from agents.contract.data import (
+    DataFinding,
     DataPreview,
     NamedRow,
     PreviewJob,
@@ -29,10 +31,11 @@ from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.trainer.data.cache import load_examples, tokenize_kept
+from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_tokenizer
-from agents.trainer.data.rows import DataFiles, RowReader
+from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokenizer import load_tokenizer
@@ -40,6 +43,9 @@ from agents.trainer.data.tokenizer import load_tokenizer
 NUM_SHOWN = 3
 # Rows that the quick preview reads.
 _NUM_READ = 64
+# Rows whose columns the quick preview judges, and the characters at which it stops.
+_NUM_JUDGED = 1000
+_MAX_READ_CHARS = 1 << 23
 # Tokens shown of one conversation. The rest is only counted.
 _MAX_TOKENS = 256
 # Tokens shown from the first learned one on.
@@ -69,42 +75,78 @@ def describe(
         truncated=_name(examples.truncated),
         plain_template=plain_template,
         rows=tuple(show_row(tokenizer, row) for row in examples.first_rows(NUM_SHOWN)),
+        findings=examples.findings,
     )
 
 
 def describe_first(
-    spec: RunSpec, tokenizer: Any, files: DataFiles, *, plain_template: bool
+    spec: RunSpec,
+    tokenizer: Any,
+    files: DataFiles,
+    *,
+    plain_template: bool,
+    findings: Sequence[DataFinding] = (),
 ) -> DataPreview:
     """Return the preview of the first rows alone, which takes the same time for data of any size.
+
+    Args:
+        spec: Run spec.
+        tokenizer: The model's tokenizer.
+        files: The data files.
+        plain_template: Whether the tokenizer lacks a chat template.
+        findings: What more rows than these have shown.
 
     Raises:
         ExpectedError: The data cannot be read, or none of its first rows is usable.
     """
     tally = Tally(name=files.name)
-    reader = RowReader(files, spec.data.format, spec.objective, tally)
-    first = list(islice(reader, _NUM_READ))
-    kept = list(tokenize_kept(iter(first), reader, tokenizer, spec.sequence_tokens))
+    reader = RowReader(
+        files,
+        spec.data.format,
+        spec.objective,
+        tally,
+        ignored=spec.data.ignore_columns,
+        enforce=False,  # a preview shows what a run refuses
+    )
+    rows = iter(reader)
+    first = list(_take(rows, _NUM_READ))
+    kept = list(tokenize_kept(iter(first), reader, tally, tokenizer, spec.sequence_tokens))
     # The limit of malformed rows is a share of all rows, so it cannot be checked on the first ones.
     if len(first) < _NUM_READ or not kept:
         tally.check_usable(len(kept))
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
+    num_rows, num_skipped, num_malformed = tally.num_rows, tally.num_skipped, tally.num_malformed
+    skipped = _name(tally.named)
+    for _ in _take(rows, _NUM_JUDGED - len(first)):  # what columns mean shows in more rows
+        pass
     return DataPreview(
         format=reader.format,
         whole=False,
-        num_rows=tally.num_rows,
+        num_rows=num_rows,
         num_examples=len(kept),
         num_tokens=sum(sizes),
         num_targets=sum(segment.num_targets for row in kept for segment in row.segments),
         longest_tokens=max(sizes),
         sequence_tokens=spec.sequence_tokens,
-        num_skipped=tally.num_skipped,
-        num_malformed=tally.num_malformed,
+        num_skipped=num_skipped,
+        num_malformed=num_malformed,
         num_truncated=tally.num_truncated,
-        skipped=_name(tally.named),
+        skipped=skipped,
         truncated=_name(tally.truncated),
         plain_template=plain_template,
         rows=tuple(show_row(tokenizer, row.segments) for row in kept[:NUM_SHOWN]),
+        findings=tuple(findings) or reader.findings,
     )
+
+
+def _take(rows: Iterator[ConversationRow], count: int) -> Iterator[ConversationRow]:
+    """Yield the next rows, fewer where they are very long."""
+    num_chars = 0
+    for row in islice(rows, count):
+        yield row
+        num_chars += row.num_chars
+        if num_chars > _MAX_READ_CHARS:
+            return
 
 
 def _name(rows: tuple[Skipped, ...] | list[Skipped]) -> tuple[NamedRow, ...]:
@@ -183,7 +225,12 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
         return describe_first(job.spec, tokenizer, files, plain_template=plain)
     sha256 = hash_files(files.paths, home / "hashes")
     cache = home / "cache" / "tokens"
-    examples = load_examples(files, sha256, job.spec, tokenizer, cache, _Progress().report)
+    try:
+        examples = load_examples(files, sha256, job.spec, tokenizer, cache, _Progress().report)
+    except RefusedData as refused:
+        return describe_first(
+            job.spec, tokenizer, files, plain_template=plain, findings=refused.findings
+        )
     return describe(examples, tokenizer, job.spec, plain_template=plain)
 
 

@@ -7,6 +7,7 @@ files. Skipped rows go to the tally, which decides how many are too many.
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract.data import DataFinding
 from agents.contract.data_columns import KNOWN_KEYS, choose_format
 from agents.contract.data_files import KINDS, look_through
+from agents.contract.data_findings import (
+    RowMeanings,
+    place_finding,
+    refusals,
+    say_refusal,
+    sort_findings,
+)
 from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.conversations import ConversationRow, read_row
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
+
+# Rows between two checks whether the data means something that is not trained.
+_CHECKED_ROWS = 1000
+
+
+class RefusedData(ExpectedError):
+    """Raised for data that would be trained wrongly."""
+
+    def __init__(self, name: str, findings: Sequence[DataFinding]) -> None:
+        message, hint = say_refusal(name, refusals(findings))
+        super().__init__(f"{message}.", hint)
+        self.findings = tuple(findings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,13 +135,28 @@ class RowReader:
         data_format: `auto`, or the format of all rows.
         objective: `dpo` requires pairs, `sft` anything else.
         tally: Collects skipped rows.
+        ignored: Columns of rows and keys of messages to read the data without.
+        enforce: Whether data that would be trained wrongly is refused.
     """
 
-    def __init__(self, files: DataFiles, data_format: str, objective: str, tally: Tally) -> None:
+    def __init__(
+        self,
+        files: DataFiles,
+        data_format: str,
+        objective: str,
+        tally: Tally,
+        *,
+        ignored: Sequence[str] = (),
+        enforce: bool = True,
+    ) -> None:
         self._files = files
         self._objective = objective
         self._tally = tally
-        self._starts: list[tuple[int, str]] = []
+        self._ignored = frozenset(ignored)
+        self._enforce = enforce
+        self._meanings = RowMeanings(ignored)
+        self._starts: list[int] = []
+        self._names: list[str] = []
         self._reading = FileReading()
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format = data_format
@@ -136,7 +172,8 @@ class RowReader:
             self._expect_format()
         last = 0
         for path in self._files.paths:
-            self._starts.append((last, path.name))
+            self._starts.append(last)
+            self._names.append(path.name)
             start = last
             for number, value in read_file(path, self._reading):
                 last = start + number
@@ -145,10 +182,33 @@ class RowReader:
                 if self.format == "auto" and KINDS.get(path.suffix.lower()) == "text":
                     _refuse_json(path, value)
                 row = self._read(last, value)
+                if self._tally.num_rows % _CHECKED_ROWS == 0:
+                    self._refuse_wrong()
                 if isinstance(row, ConversationRow):
                     yield row
                 else:
                     self.skip(row)
+        self._refuse_wrong()
+
+    @property
+    def findings(self) -> tuple[DataFinding, ...]:
+        """What the rows read so far mean beyond what is learned of them."""
+        found = []
+        for one in self._meanings.find():
+            merged = self._tally.merge_template(one)
+            if merged is not None:
+                found.append(self._place(merged))
+        return sort_findings((*found, *self._tally.find_cut()))
+
+    def _place(self, found: DataFinding) -> DataFinding:
+        if not found.row:
+            return found
+        named = self._name_file(Skipped(row=found.row, reason=""))
+        return place_finding(found, named.row, named.file)
+
+    def _refuse_wrong(self) -> None:
+        if self._enforce and refusals(self._meanings.find()):
+            raise RefusedData(self._files.name, self.findings)
 
     def _read(self, number: int, value: Any) -> ConversationRow | Skipped:
         if value is None:
@@ -156,13 +216,28 @@ class RowReader:
         try:
             if isinstance(value, ValueError):
                 raise value
+            if isinstance(value, dict) and self.format != "auto":
+                self._meanings.add(value, self.format, number)
+            whole = value
+            value = self._without_ignored(value) if self._ignored else value
             if self.format == "auto":
                 self.format = choose_format(value)
                 self._expect_format()
+                self._meanings.add(whole, self.format, number)
             row = read_row(number, value, self.format)
         except ValueError as error:
             return Skipped(row=number, reason=str(error), malformed=True)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
+
+    def _without_ignored(self, value: Any) -> Any:
+        """Return a row without the columns, and its messages without the keys, to leave out."""
+        if isinstance(value, dict):
+            return {
+                key: self._without_ignored(part) if isinstance(part, (list, dict)) else part
+                for key, part in value.items()
+                if key not in self._ignored
+            }
+        return [self._without_ignored(one) for one in value] if isinstance(value, list) else value
 
     @property
     def share(self) -> float:
@@ -177,12 +252,19 @@ class RowReader:
         """Count a truncated row with its original length."""
         self._tally.truncate(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")), row)
 
+    def count_tokens(self, row: int, num_tokens: int, num_cut: int) -> None:
+        """Count the tokens of a row, and how many of them are behind the maximum length."""
+        self._tally.count_tokens(self._names[self._find_file(row)], num_tokens, num_cut)
+
+    def _find_file(self, row: int) -> int:
+        return bisect.bisect_left(self._starts, row) - 1
+
     def _name_file(self, named: Skipped) -> Skipped:
         # Rows are numbered across files; messages give the number within the row's own file.
         if len(self._files.paths) == 1:
             return named
-        start, name = next(s for s in reversed(self._starts) if s[0] < named.row)
-        return replace(named, row=named.row - start, file=name)
+        place = self._find_file(named.row)
+        return replace(named, row=named.row - self._starts[place], file=self._names[place])
 
     def _expect_format(self) -> None:
         if self._objective == "dpo" and self.format != "preference":

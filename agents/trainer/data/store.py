@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from agents.contract.data import DataFinding
 from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.data.packing import pack
@@ -68,6 +69,7 @@ class ExampleSet:
         """First skipped rows."""
         self.truncated = tuple(Skipped(**one) for one in about["truncated"])
         """First truncated rows; the reason is their length."""
+        self.findings = tuple(DataFinding(**one) for one in about["findings"])
         self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
         self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
         pairs = self.format == "preference"
@@ -200,7 +202,13 @@ def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -
         sizes[name] = column.size
 
 
-def write_about(folder: Path, sizes: dict[str, int], data_format: str, tally: Tally) -> None:
+def write_about(
+    folder: Path,
+    sizes: dict[str, int],
+    data_format: str,
+    tally: Tally,
+    findings: Sequence[DataFinding] = (),
+) -> None:
     """Complete the folder with a description of its arrays and of skipped rows."""
     about = {
         "format": data_format,
@@ -211,6 +219,7 @@ def write_about(folder: Path, sizes: dict[str, int], data_format: str, tally: Ta
         "num_truncated": tally.num_truncated,
         "skipped": [asdict(one) for one in tally.named],
         "truncated": [asdict(one) for one in tally.truncated],
+        "findings": [asdict(one) for one in findings],
     }
     try:
         with (folder / _ABOUT).open("w", encoding="ascii") as file:

@@ -9,8 +9,11 @@ CSV file with an open quote, is refused by its reader.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
+from agents.contract.data import DataFinding
+from agents.contract.data_findings import MESSAGES, describe_cut
 from agents.errors import ExpectedError
 
 MAX_MALFORMED = 10
@@ -31,6 +34,8 @@ class Skipped:
     """Whether the row is malformed, rather than without anything to learn."""
     file: str = ""
     """Name of its file; empty if there is only one."""
+    num_tokens: int = 0
+    """Tokens of a row that is skipped because none of its targets is within the maximum length."""
 
     @property
     def in_words(self) -> str:
@@ -71,6 +76,11 @@ class Tally:
     """Number of skipped rows that are empty lines."""
     num_truncated: int = 0
     """Number of rows truncated to the maximum sequence length."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Rows by the key of their messages that the chat template leaves out."""
+    template_keys: set[str] = field(default_factory=set)
+    """Keys of messages that the chat template got."""
+    _tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _malformed: FirstRows = field(default_factory=lambda: FirstRows(1))
@@ -98,6 +108,30 @@ class Tally:
         """Count a truncated row."""
         self.num_truncated += 1
         self._truncated.add(named, place)
+
+    def count_tokens(self, file: str, num_tokens: int, num_cut: int) -> None:
+        """Count the tokens of a row, and how many of them are cut."""
+        total, cut = self._tokens.get(file, (0, 0))
+        self._tokens[file] = total + num_tokens, cut + num_cut
+
+    def find_cut(self) -> tuple[DataFinding, ...]:
+        """Return the finding of cut tokens; with several files it names the worst of them."""
+        total, cut = map(sum, zip((0, 0), *self._tokens.values(), strict=True))
+        if len(self._tokens) < 2:
+            return describe_cut(total, cut)
+        shares = {name: cut / max(1, total) for name, (total, cut) in self._tokens.items()}
+        worst = max(shares, key=lambda name: shares[name])
+        return describe_cut(total, cut, worst, shares[worst])
+
+    def merge_template(self, found: DataFinding) -> DataFinding | None:
+        """Return a finding as the chat template decides it; None: it has a place for the key."""
+        key = found.column.removeprefix(MESSAGES)
+        if key == found.column or key not in self.template_keys:
+            return found
+        if found.kind not in ("reasoning", "unknown"):
+            return found
+        count = self.dropped[key]
+        return replace(found, kind="template", count=count) if count else None
 
     def check_usable(self, num_kept: int) -> None:
         """Check that the remaining rows are worth training on, once all have been read.

@@ -8,11 +8,15 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from agents.errors import ExpectedError
-from agents.trainer.data.tokens import PLAIN_TEMPLATE
+from agents.trainer.data.tokens import TEXT_RULES, choose_plain_template
 
 
-def load_tokenizer(path: Path) -> tuple[Any, bool]:
+def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
     """Return the tokenizer, and whether it got the plain chat template.
+
+    Args:
+        path: Folder of the model.
+        rules: `tokens.TEXT_RULES` of the run.
 
     Raises:
         ExpectedError: There is no tokenizer, or it cannot map tokens to characters.
@@ -37,5 +41,5 @@ def load_tokenizer(path: Path) -> tuple[Any, bool]:
     tokenizer.model_max_length = int(1e30)  # `tokens` truncates rows itself and counts them
     if tokenizer.chat_template:
         return tokenizer, False
-    tokenizer.chat_template = PLAIN_TEMPLATE
+    tokenizer.chat_template = choose_plain_template(tokenizer, rules)
     return tokenizer, True

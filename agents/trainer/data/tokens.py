@@ -9,7 +9,8 @@ range that differs is the answer. Both conversations of a preference pair are re
 their shared turns are not learned.
 
 The whole text is tokenized once, so the ids are exactly those of a chat with the model. Plain text
-is learned completely.
+is learned completely. It begins with what the tokenizer itself puts before a text, and ends with
+its end token, which tells where a document ends.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.tally import Skipped
 
+TEXT_RULES = 2
+"""Rules by which rows become tokens. A run goes on with those that it began with. 1: plain text
+begins with `bos_token`, whether the tokenizer adds it or not, and messages are role and content."""
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] + (eos_token or '') }}"
@@ -35,10 +39,21 @@ PLAIN_TEMPLATE = (
     "{% else %}{{ message['content'] + '\n\n' }}{% endif %}{% endfor %}"
 )
 """Chat template for tokenizers without one, with the wording of Stanford Alpaca."""
+_BEGIN = "{{ bos_token }}"
+
+
+def choose_plain_template(tokenizer: Any, rules: int) -> str:
+    """Return the chat template for a tokenizer without one: it begins as the tokenizer begins."""
+    begins = rules == 1 or bool(find_ends(tokenizer).begin)
+    return PLAIN_TEMPLATE if begins else PLAIN_TEMPLATE.removeprefix(_BEGIN)
+
+
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ArithmeticError, LookupError, AttributeError)
 # Rows and characters tokenized per call. The tokenizer takes about 80 bytes per character.
 _ROWS_AT_ONCE = 512
-_CHARS_AT_ONCE = 1 << 22
+_CHARS_AT_ONCE = 1 << 21
+# A longer text is tokenized in pieces of this size, of which only the beginning is kept.
+_PIECE_CHARS = 1 << 20
 _OTHER_ANSWER = "another-answer-in-its-place"
 # For templates that write today's date: the same day on every node and after every resume. It is
 # the day that Llama 3's templates write by default.
@@ -56,64 +71,182 @@ class Tokenized:
     """One segment, or the chosen and the rejected conversation of a pair."""
     cut_from: int | None = None
     """Tokens of the longest conversation before truncation; None if nothing was truncated."""
+    num_tokens: int = 0
+    """Number of tokens of all segments before truncation."""
+    extra: tuple[str, ...] = ()
+    """Keys of its messages beside role and content that the chat template got."""
+    dropped: tuple[str, ...] = ()
+    """Those of them that the chat template leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The texts of one row, each with the character ranges to learn."""
+
+    texts: tuple[tuple[str, list[range]], ...]
+    extra: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """The beginning of a tokenized text."""
+
+    ids: npt.NDArray[np.int32]
+    is_target: npt.NDArray[np.bool_]
+    num_tokens: int
+    """Number of tokens of the whole text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Ids before and after a plain text."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
 
 
 def tokenize_rows(
-    tokenizer: Any, rows: Iterable[ConversationRow], max_tokens: int
+    tokenizer: Any, rows: Iterable[ConversationRow], max_tokens: int, rules: int = TEXT_RULES
 ) -> Iterator[Tokenized | Skipped]:
     """Yield each row truncated to `max_tokens`, or the reason why it is skipped."""
     some: list[ConversationRow] = []
     num_chars = 0
+    ends = find_ends(tokenizer) if rules > 1 else None
     for row in rows:
         some.append(row)
         num_chars += row.num_chars
         if len(some) >= _ROWS_AT_ONCE or num_chars >= _CHARS_AT_ONCE:
-            yield from _tokenize(tokenizer, some, max_tokens)
+            yield from _tokenize(tokenizer, some, max_tokens, ends)
             some, num_chars = [], 0
-    yield from _tokenize(tokenizer, some, max_tokens)
+    yield from _tokenize(tokenizer, some, max_tokens, ends)
+
+
+def find_ends(tokenizer: Any) -> Ends:
+    """Return what a plain text gets at its ends.
+
+    Llama 3 and Gemma begin every text with their BOS, Qwen and GPT-2 none; the BOS of SmolLM2 opens
+    a turn of a chat. So the tokenizer is asked. Where it closes a text, that is the end; else its
+    EOS is, without which a model never learns to stop.
+    """
+    alone = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a", add_special_tokens=True)["input_ids"]
+    places = range(len(whole) - len(alone) + 1)
+    at = next((place for place in places if whole[place : place + len(alone)] == alone), 0)
+    end = tuple(whole[at + len(alone) :]) if alone else ()
+    if not end and tokenizer.eos_token_id is not None:
+        end = (tokenizer.eos_token_id,)
+    return Ends(tuple(whole[:at]), end)
 
 
 def _tokenize(
-    tokenizer: Any, rows: list[ConversationRow], max_tokens: int
+    tokenizer: Any, rows: list[ConversationRow], max_tokens: int, ends: Ends | None
 ) -> Iterator[Tokenized | Skipped]:
-    drawn = [_render_row(tokenizer, row) for row in rows]
-    texts = [text for one in drawn if not isinstance(one, Skipped) for text, _ in one]
-    encoding = (
-        {"input_ids": [], "offset_mapping": []}
-        if not texts
-        else tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-        )
-    )
-    encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    if ends is None:
+        rows = [_without_extra(row) for row in rows]
+    drawn = [_render_row(tokenizer, row, by_hand=ends is None) for row in rows]
+    rendered = [text for one in drawn if not isinstance(one, Skipped) for text in one.texts]
+    encoded = _encode(tokenizer, rendered, max_tokens)
     for row, one in zip(rows, drawn, strict=True):
         if isinstance(one, Skipped):
             yield one
             continue
-        segments = []
-        for _, spans in one:
-            ids, offsets = next(encoded)
-            is_target = mark_targets(offsets, spans)
-            segments.append(Segment(row.number, np.array(ids, dtype=np.int32), is_target))
-        yield _cut(segments, max_tokens)
+        segments = [next(encoded) for _ in one.texts]
+        if not row.turns and ends is not None:
+            segments = [_close(segment, ends) for segment in segments]
+        cut = _cut(row.number, segments, max_tokens)
+        yield (
+            cut if isinstance(cut, Skipped) else replace(cut, extra=one.extra, dropped=one.dropped)
+        )
 
 
-def _cut(segments: list[Segment], max_tokens: int) -> Tokenized | Skipped:
-    longest = max(len(segment.ids) for segment in segments)
-    cut = tuple(
-        Segment(one.row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in segments
+def _without_extra(row: ConversationRow) -> ConversationRow:
+    return replace(
+        row,
+        turns=tuple(replace(turn, extra=()) for turn in row.turns),
+        rejected=tuple(replace(turn, extra=()) for turn in row.rejected),
     )
+
+
+def _encode(
+    tokenizer: Any, rendered: Sequence[tuple[str, list[range]]], max_tokens: int
+) -> Iterator[_Encoded]:
+    """Yield the tokens of each text in order; the longest texts are tokenized in pieces."""
+    short = [text for text, _ in rendered if len(text) <= _CHARS_AT_ONCE]
+    encoding = _call(tokenizer, short) if short else {"input_ids": [], "offset_mapping": []}
+    encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    for text, spans in rendered:
+        if len(text) > _CHARS_AT_ONCE:
+            yield _encode_pieces(tokenizer, text, spans, max_tokens)
+            continue
+        ids, offsets = next(encoded)
+        yield _Encoded(np.array(ids, dtype=np.int32), mark_targets(offsets, spans), len(ids))
+
+
+def _call(tokenizer: Any, texts: list[str]) -> Any:
+    return tokenizer(
+        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
+    )
+
+
+def _encode_pieces(tokenizer: Any, text: str, spans: Sequence[range], max_tokens: int) -> _Encoded:
+    """Return the first tokens of a long text, and how many all of it has."""
+    kept: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    num_tokens, start = 0, 0
+    while start < len(text):
+        stop = _find_piece_end(text, start)
+        encoding = _call(tokenizer, [text[start:stop]])
+        num_tokens += len(encoding["input_ids"][0])
+        if len(kept) <= max_tokens:
+            kept += encoding["input_ids"][0]
+            offsets += [(a + start, b + start) for a, b in encoding["offset_mapping"][0]]
+        start = stop
+    return _Encoded(np.array(kept, dtype=np.int32), mark_targets(offsets, spans), num_tokens)
+
+
+def _find_piece_end(text: str, start: int) -> int:
+    """Return where a piece ends: before a space, since tokens of words rarely span one."""
+    stop = start + _PIECE_CHARS
+    if stop >= len(text):
+        return len(text)
+    space = max(text.rfind(" ", start + 1, stop), text.rfind("\n", start + 1, stop))
+    return space if space > start else stop
+
+
+def _close(text: _Encoded, ends: Ends) -> _Encoded:
+    """Return a plain text with its ends; data that was rendered before may already have them."""
+    # A BOS or EOS twice would teach the model to repeat it.
+    ids = text.ids
+    begin = () if tuple(ids[: len(ends.begin)]) == ends.begin else ends.begin
+    has_end = bool(ends.end) and tuple(ids[-len(ends.end) :]) == ends.end
+    # The end of a text that is longer than what was kept is cut, but counts.
+    is_whole = len(ids) == text.num_tokens
+    end = () if has_end and is_whole else ends.end
+    last = end if is_whole else ()
+    is_target = np.ones(len(begin) + len(ids) + len(last), dtype=np.bool_)
+    is_target[: max(1, len(begin))] = False
+    return _Encoded(
+        np.array([*begin, *ids, *last], dtype=np.int32),
+        is_target,
+        len(begin) + text.num_tokens + len(end),
+    )
+
+
+def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Skipped:
+    longest = max(text.num_tokens for text in texts)
+    num_tokens = sum(text.num_tokens for text in texts)
+    cut = tuple(Segment(row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in texts)
     # In a pair both sides need targets: a side without any has no log-probability to compare.
     if not all(one.num_targets for one in cut):
         left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
-        return Skipped(row=cut[0].row, reason=left if longest > max_tokens else "no answer")
+        is_long = longest > max_tokens
+        reason = left if is_long else "no answer"
+        return Skipped(row=row, reason=reason, num_tokens=num_tokens if is_long else 0)
     if len(cut) == 2 and np.array_equal(cut[0].ids, cut[1].ids):
         where = f" within {max_tokens} of their {longest} tokens" if longest > max_tokens else ""
-        return Skipped(row=cut[0].row, reason=f"'chosen' and 'rejected' are the same{where}")
-    return Tokenized(cut, longest if longest > max_tokens else None)
+        return Skipped(row=row, reason=f"'chosen' and 'rejected' are the same{where}")
+    return Tokenized(cut, longest if longest > max_tokens else None, num_tokens)
 
 
 def mark_targets(
@@ -128,16 +261,46 @@ def mark_targets(
     return is_target
 
 
-def _render_row(tokenizer: Any, row: ConversationRow) -> list[tuple[str, list[range]]] | Skipped:
-    """Return the text of each conversation of a row, with the character ranges to learn."""
+def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rendered | Skipped:
+    """Return the texts of a row.
+
+    Args:
+        tokenizer: With its chat template.
+        row: The row.
+        by_hand: Whether a plain text gets its ends as text, by the first of `TEXT_RULES`.
+    """
     try:
         if not row.turns:
-            text = _enclose(row.text, tokenizer.bos_token or "", tokenizer.eos_token or "")
-            return [(text, [range(len(text))])]
+            text = row.text
+            if by_hand:
+                text = _enclose(text, tokenizer.bos_token or "", tokenizer.eos_token or "")
+            return _Rendered(((text, [range(len(text))]),))
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
-        return [_render_with_answers(tokenizer, turns, row.num_shared_turns) for turns in sides]
+        texts = [_render_with_answers(tokenizer, turns, row.num_shared_turns) for turns in sides]
+        extra = tuple(sorted({key for turns in sides for turn in turns for key, _ in turn.extra}))
+        dropped = tuple(key for key in extra if _is_dropped(tokenizer, sides, texts, key))
+        return _Rendered(tuple(texts), extra, dropped)
     except ValueError as error:
         return Skipped(row=row.number, reason=str(error), malformed=True)
+
+
+def _is_dropped(
+    tokenizer: Any,
+    sides: Sequence[tuple[ConversationTurn, ...]],
+    texts: Sequence[tuple[str, list[range]]],
+    key: str,
+) -> bool:
+    """Return whether the texts are the same without a key of the messages."""
+    for turns, (text, _) in zip(sides, texts, strict=True):
+        without = tuple(
+            replace(turn, extra=tuple(one for one in turn.extra if one[0] != key)) for turn in turns
+        )
+        try:
+            if _fold_system(tokenizer, without)[1] != text:
+                return False
+        except ValueError:
+            return False  # the template needs it
+    return True
 
 
 def _enclose(text: str, begin: str, end: str) -> str:
@@ -214,7 +377,7 @@ def _fold_system(
             return turns, text
     except ValueError:
         pass
-    first = ConversationTurn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
+    first = replace(turns[1], content=f"{turns[0].content}\n\n{turns[1].content}")
     folded = (first, *turns[2:])
     return folded, _render(tokenizer, folded, add_generation_prompt=False)
 
@@ -232,7 +395,7 @@ def _try_render(
 def _render(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], *, add_generation_prompt: bool
 ) -> str:
-    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    messages = [{**dict(turn.extra), "role": turn.role, "content": turn.content} for turn in turns]
     template = tokenizer.get_chat_template()
     if "strftime_now" in template:
         template = _STOPPED_CLOCK + template

@@ -5,9 +5,13 @@ A describer returns the severity, the sentence, and whether the sentence identif
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agents.contract.data import DataFinding
+from agents.contract.data_findings import list_columns
+from agents.contract.wire import WireError, from_wire
 from app.events import RunEvent, RunEventKind, Severity
 from app.presentation.result_text import describe_certificate
 from app.runs.journals.journal import (
@@ -87,7 +91,19 @@ def _describe_preview(line: Line, node: str, rank: int | None) -> Description:
     text = f"data format {text_of(line, 'format')}: {used}"
     fill = number_of(line, "fill")
     packed = f", packed to {show_share(fill)}" if fill is not None else ""
-    return "info", f"{text}, {learned:,} of them trained on{packed}", False
+    unused = [one for one in _findings(line) if one.kind == "unknown"]
+    note = f"; not used: {list_columns(unused)}" if unused else ""
+    return "info", f"{text}, {learned:,} of them trained on{packed}{note}", False
+
+
+def _findings(line: Line) -> list[DataFinding]:
+    """Return the findings of a preview; those of another version that do not fit are left out."""
+    listed = line.get("findings")
+    found = []
+    for one in listed if isinstance(listed, list) else []:
+        with contextlib.suppress(WireError):
+            found.append(from_wire(DataFinding, one))
+    return found
 
 
 def _describe_setting(line: Line, node: str, rank: int | None) -> Description:

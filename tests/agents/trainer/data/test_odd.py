@@ -159,11 +159,16 @@ def test_a_run_on_odd_data_trains_and_tells_what_it_left_out(tmp_path, tiny_mode
     assert [one["row"] for one in preview["truncated"]] == [4]
     warnings = [line["message"] for line in lines if line["kind"] == "warning"]
     assert warnings[0] == (
+        "train.jsonl: more than 99 % of the tokens (199,753 of 200,138) are behind "
+        "sequence_tokens and are cut."
+    )
+    assert warnings[1] == (
         "Of 3 rows of odd-eval.jsonl 1 is left out (the first, row 2: the conversation has no "
         "answer of the assistant)."
     )
-    assert warnings[1].startswith("Of 3 rows of odd-eval.jsonl 1 is cut (the first, row 3: ")
-    assert len(warnings) == 2
+    assert warnings[2].startswith("Of 3 rows of odd-eval.jsonl 1 is cut (the first, row 3: ")
+    assert warnings[3].startswith("odd-eval.jsonl: ")
+    assert len(warnings) == 4
     assert run.steps()[2]["loss"] > 0
 
 

@@ -61,7 +61,7 @@ def test_examples_come_back_as_they_were_written(tmp_path, tokenizer):
     found = load(write_rows(tmp_path / "a.jsonl", texts(20)), tokenizer, tmp_path / "c")
     assert len(found) == 20
     assert found.format == "text"
-    assert decode(tokenizer, found[3]) == ["<|begin|>The river runs runs runs on, 3.<|end|>"]
+    assert decode(tokenizer, found[3]) == ["The river runs runs runs on, 3.<|end|>"]
     assert found[3].rows == (4,)
     assert found.num_tokens.tolist() == [example.num_tokens for example in found]
     assert found.weights.tolist() == [example.num_targets for example in found]
@@ -164,9 +164,9 @@ def test_the_same_bytes_are_other_rows_by_another_name(tmp_path, tokenizer):
         data = DataSpec(train="d", format="text")
         found = load(path, tokenizer, tmp_path / "c", data=data)
         rows[name] = [decode(tokenizer, example)[0] for example in found]
-    assert rows["a.txt"][0] == '<|begin|>{"text": "one"}<|end|>'
-    assert rows["a.jsonl"] == ["<|begin|>one<|end|>", "<|begin|>two<|end|>"]
-    assert rows["a.csv"] == ["<|begin|>one<|end|>"]
+    assert rows["a.txt"][0] == '{"text": "one"}<|end|>'
+    assert rows["a.jsonl"] == ["one<|end|>", "two<|end|>"]
+    assert rows["a.csv"] == ["one<|end|>"]
 
 
 def test_rows_left_out_are_named_by_the_files_of_this_folder(tmp_path, tokenizer):

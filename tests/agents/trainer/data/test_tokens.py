@@ -58,15 +58,15 @@ def test_only_answers_and_their_ends_are_learned(tokenizer):
 
 def test_plain_text_is_learned_wholly_but_for_its_first_token(tokenizer):
     part, whole = learned(tokenizer, ConversationRow(number=1, text="The river."))
-    assert whole == "<|begin|>The river.<|end|>"
-    assert part == "The river.<|end|>"
+    assert whole == "The river.<|end|>"
+    assert part == " river.<|end|>"
 
 
 def test_text_that_was_rendered_before_keeps_one_begin_and_end(tokenizer):
     for text in ("<|begin|>The river.<|end|>", "<|begin|>The river.", "The river.<|end|>"):
         assert (
             learned(tokenizer, ConversationRow(number=1, text=text))[1]
-            == "<|begin|>The river.<|end|>"
+            == f"{text.removesuffix('<|end|>')}<|end|>"
         )
 
 
@@ -311,7 +311,7 @@ def test_text_of_every_plane_comes_back_whole(tokenizer):
     text = "".join(chr((plane << 16) + 0x1F600 % 0x10000) for plane in range(17))
     text += "".join(chr((plane << 16) + 0x0391) for plane in range(17))
     _, whole = learned(tokenizer, ConversationRow(number=1, text=text))
-    assert whole == f"<|begin|>{text}<|end|>"
+    assert whole == f"{text}<|end|>"
 
 
 def test_a_token_that_touches_a_range_counts():

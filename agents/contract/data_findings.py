@@ -1,0 +1,381 @@
+"""Count what the rows of a data set mean beyond what is trained, and say it.
+
+The master counts the rows it can read before it sends them, a node those that it trains on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agents.contract.data import DataFinding
+from agents.contract.data_columns import (
+    CALL_KEYS,
+    KNOWN_KEYS,
+    QUESTION_KEYS,
+    TURN_KEYS,
+    used_columns,
+)
+from agents.contract.data_meaning import (
+    KIND,
+    ColumnKind,
+    Consequence,
+    find_kind,
+    find_marker,
+    is_empty,
+    is_held_out,
+    is_listed_tools,
+    is_media,
+    is_role,
+    is_system_prompt,
+    is_weighted,
+    judge_media,
+    judge_verdict,
+)
+
+MAX_COLUMNS = 200
+"""Maximum number of columns that are counted; rows of strangers may invent new ones for ever."""
+MIN_CUT_SHARE = 0.01
+"""Share of cut tokens from which a run warns."""
+_ORDER = ("refuse", "warn", "note")
+MESSAGES = "messages[]."
+"""What precedes the name of a message's key."""
+_SAID_NAME_CHARS = 60
+_LISTED = 12
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Counts of one column with one meaning."""
+
+    count: int = 0
+    row: int | None = None
+    """Place of the first such row over all files."""
+    consequence: Consequence = "note"
+    num_bad: int = 0
+    """Verdicts against an answer."""
+    num_other: int = 0
+    """Values of a verdict's column that are no verdict."""
+    has_false: bool = False
+
+
+class RowMeanings:
+    """Counts the columns of rows that are not used, by what they mean.
+
+    Args:
+        ignored: Columns that the run leaves out on purpose (`data.ignore_columns`).
+    """
+
+    def __init__(self, ignored: Sequence[str] = ()) -> None:
+        self.num_rows = 0
+        self._ignored = frozenset(ignored)
+        self._seen: dict[tuple[str, str], _Seen] = {}
+
+    def add(self, row: dict[str, Any], data_format: str, place: int) -> None:
+        """Count one row, as the file has it; `place` is its number over all files."""
+        self.num_rows += 1
+        used = used_columns(row.keys() - self._ignored, data_format)
+        said: set[tuple[str, str]] = set()
+        for name, value in row.items():
+            if name in used:
+                if data_format != "text" and name not in ("system", "input"):
+                    self._look_into(value, place, said)
+            elif isinstance(name, str) and not is_empty(value):
+                self._add_column(name, value, data_format, row, used, place)
+        marker = next(filter(None, map(find_marker, _texts_of(row, used))), "")
+        if marker:
+            self._count("placeholder", marker, "warn", place)
+
+    def _add_column(
+        self,
+        name: str,
+        value: Any,
+        data_format: str,
+        row: dict[str, Any],
+        used: frozenset[str],
+        place: int,
+    ) -> None:
+        if name in self._ignored:
+            self._count("ignored", name, "note", place)
+            return
+        known = _meaning_of_known(name, value, row, used)
+        if known is not None:
+            self._count(known.kind, name, _consequence(known, data_format), place)
+            return
+        kind = find_kind(name)
+        media = judge_media(name, value)
+        if media is not None:
+            hard = is_media(value) or data_format in kind.refused_in
+            self._count("media", name, media if hard else "warn", place)
+        elif kind.kind in ("verdict", "score"):
+            self._add_verdict(name, value, kind, data_format, place)
+        elif _holds_meaning(kind, name, value, data_format):
+            self._count(kind.kind, name, _consequence(kind, data_format), place)
+        else:
+            self._count("unknown", name, "note", place)
+
+    def _add_verdict(
+        self, name: str, value: Any, kind: ColumnKind, data_format: str, place: int
+    ) -> None:
+        judged = judge_verdict(name, value)
+        if kind.kind == "score" and isinstance(value, (int, float)) and value is not False:
+            judged = "other"  # of a rating, 0 and 1 are places on an unknown scale
+        verdict = KIND["verdict"]
+        seen = self._count(kind.kind, name, _consequence(verdict, data_format), place, first=False)
+        if seen is None:
+            return
+        seen.num_bad += judged == "bad"
+        seen.num_other += judged == "other"
+        seen.has_false |= value is False or (isinstance(value, list) and False in value)
+        if judged == "bad" and seen.row is None:
+            seen.row = place
+
+    def _look_into(self, value: Any, place: int, said: set[tuple[str, str]]) -> None:
+        """Count the keys of messages that are not read; each once per row."""
+        for message in _messages_in(value):
+            if not isinstance(message, dict) or not (message.keys() - TURN_KEYS):
+                continue
+            for key, part in message.items():
+                if key in TURN_KEYS or key in CALL_KEYS or is_empty(part):
+                    continue
+                kind, consequence = _judge_key(str(key), part, message)
+                if key in self._ignored:
+                    kind, consequence = "ignored", "note"
+                if (kind, str(key)) not in said:
+                    said.add((kind, str(key)))
+                    self._count(kind, f"{MESSAGES}{key}", consequence, place)
+
+    def _count(
+        self, kind: str, column: str, consequence: Consequence, place: int, *, first: bool = True
+    ) -> _Seen | None:
+        seen = self._seen.get((kind, column))
+        if seen is None:
+            if len(self._seen) >= MAX_COLUMNS:
+                return None
+            seen = self._seen[kind, column] = _Seen(consequence=consequence)
+        seen.count += 1
+        if first and seen.row is None:
+            seen.row = place
+        # The gravest of all rows counts: one of them may hold a picture, others its size.
+        if _ORDER.index(consequence) < _ORDER.index(seen.consequence):
+            seen.consequence = consequence
+        return seen
+
+    def add_columns(self, kind: str, column: str, count: int, *, refused: bool) -> None:
+        """Count a column whose values were not read, such as pictures of a table."""
+        consequence: Consequence = "refuse" if refused else "note"
+        if column in self._ignored:
+            kind, consequence = "ignored", "note"
+        seen = self._count(kind, column, consequence, 0, first=False)
+        if seen is not None:
+            seen.count += count - 1
+
+    def find(self) -> tuple[DataFinding, ...]:
+        """Return what was found so far, the gravest first."""
+        found = [self._finding(*key, seen) for key, seen in self._seen.items()]
+        return sort_findings(found)
+
+    def _finding(self, kind: str, column: str, seen: _Seen) -> DataFinding:
+        count, consequence = seen.count, seen.consequence
+        if kind in ("verdict", "score"):
+            is_scale = seen.num_other and not seen.has_false
+            if kind == "score" or is_scale or not seen.num_bad:
+                consequence = "warn" if kind == "score" or seen.num_bad else "note"
+                kind = "score" if consequence == "warn" else "unknown"
+            else:
+                count = seen.num_bad
+            if kind == "score" and seen.has_false and seen.num_bad:
+                kind, consequence, count = "verdict", seen.consequence, seen.num_bad
+        total = max(self.num_rows, count)
+        return DataFinding(
+            kind=kind,
+            column=column,
+            count=count,
+            total=total,
+            consequence=consequence,
+            row=seen.row,
+        )
+
+
+def _consequence(kind: ColumnKind, data_format: str) -> Consequence:
+    return "refuse" if data_format in kind.refused_in else kind.otherwise
+
+
+def _holds_meaning(kind: ColumnKind, name: str, value: Any, data_format: str) -> bool:
+    """Return whether the value bears out what the name says."""
+    if kind.kind == "weight":
+        return is_weighted(name, value)
+    if kind.kind == "system":
+        return is_system_prompt(name)
+    if kind.kind == "tools":
+        return is_listed_tools(value)
+    if kind.kind == "split":
+        return is_held_out(value)
+    if kind.kind == "turn":
+        return data_format != "text" or is_role(value)
+    return kind.kind != "media"
+
+
+def _meaning_of_known(
+    name: str, value: Any, row: dict[str, Any], used: frozenset[str]
+) -> ColumnKind | None:
+    """Return what a column means that other formats read; None: it is none of these."""
+    if name not in KNOWN_KEYS or name == "system":
+        return None
+    # UltraChat's prompt is the first message once more, and Alpaca's prompt holds its instruction.
+    texts = list(_texts_of(row, used))
+    mine = value.strip() if isinstance(value, str) else ""
+    is_again = any(mine in text or (len(text) > 2 and text.strip() in mine) for text in texts)
+    if mine and is_again:
+        return KIND["unknown"]
+    return KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
+
+
+def _judge_key(key: str, part: Any, message: dict[str, Any]) -> tuple[str, Consequence]:
+    """Return what a message's key means, as long as no chat template has had a look at it."""
+    role = message.get("role") or message.get("from")
+    media = judge_media(key, part)
+    if media is not None:
+        return "media", media
+    kind = find_kind(key)
+    if kind.kind == "weight" and is_weighted(key, part):
+        answers = role in ("assistant", "gpt", "bot", "model")
+        return "weight", "refuse" if answers else "note"
+    if kind.kind == "verdict" and isinstance(part, bool) and judge_verdict(key, part) == "bad":
+        return "verdict", "refuse"
+    if kind.kind == "reasoning":
+        return "reasoning", "warn"
+    return "unknown", "note"
+
+
+def _messages_in(value: Any) -> Sequence[Any]:
+    if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):  # in a CSV file
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return ()
+    return value if isinstance(value, list) else (value,)
+
+
+def _texts_of(row: dict[str, Any], used: Iterable[str]) -> Iterator[str]:
+    """Yield the texts of the columns that are used."""
+    for name in used:
+        value = row.get(name)
+        for one in value if isinstance(value, list) else (value,):
+            if isinstance(one, str):
+                yield one
+            elif isinstance(one, dict):
+                yield from (
+                    part for part in (one.get("content"), one.get("value")) if isinstance(part, str)
+                )
+
+
+def sort_findings(found: Iterable[DataFinding]) -> tuple[DataFinding, ...]:
+    """Return findings with the gravest first, then by their share."""
+    return tuple(
+        sorted(found, key=lambda one: (_ORDER.index(one.consequence), -one.share, one.column))
+    )
+
+
+def describe_cut(
+    num_tokens: int, num_cut: int, file: str = "", file_share: float | None = None
+) -> tuple[DataFinding, ...]:
+    """Return the finding of tokens behind `sequence_tokens`; none: nothing was cut."""
+    if not num_cut:
+        return ()
+    grave = num_cut > MIN_CUT_SHARE * num_tokens
+    return (
+        DataFinding(
+            kind="cut",
+            column="",
+            count=num_cut,
+            total=num_tokens,
+            consequence="warn" if grave else "note",
+            file=file,
+            file_share=file_share,
+        ),
+    )
+
+
+def say_finding(found: DataFinding) -> str:
+    """Return a finding as a sentence without its full stop.
+
+    >>> say_finding(DataFinding(kind="verdict", column="label", count=5, total=10,
+    ...     consequence="refuse", row=2))
+    "in 5 of 10 rows (50 %), the first of them row 2, 'label' calls the answers bad ones, and they \
+would be learned as good ones"
+    >>> say_finding(describe_cut(1000, 770)[0])
+    '77 % of the tokens (770 of 1,000) are behind sequence_tokens and are cut'
+    """
+    count, total, share = f"{found.count:,}", f"{found.total:,}", show_share(found)
+    if found.kind == "cut":
+        worst = ""
+        if found.file and found.file_share is not None:
+            worst = f"; of {found.file} {found.file_share * 100:.0f} %"
+        return (
+            f"{share} of the tokens ({count} of {total}) are behind sequence_tokens and are "
+            f"cut{worst}"
+        )
+    kind = KIND.get(found.kind, KIND["unknown"])
+    first = ""
+    if found.row is not None and found.consequence != "note":
+        where = f"{found.file}, row {found.row}" if found.file else f"row {found.row}"
+        first = f", the first of them {where}," if found.count > 1 else f", {where},"
+    rows = "row" if found.total == 1 else "rows"
+    return f"in {count} of {total} {rows} ({share}){first} {show_name(found.column)} {kind.says}"
+
+
+def hint_for(found: DataFinding) -> str:
+    """Return what to do about a finding; empty: nothing has to be done."""
+    kind = KIND.get(found.kind, KIND["unknown"])
+    return kind.hint.format(column=found.column.removeprefix(MESSAGES))
+
+
+def show_share(found: DataFinding) -> str:
+    """Return the share in percent, never rounded to none or all of it."""
+    percent = found.share * 100
+    if 0 < percent < 1:
+        return "less than 1 %"
+    if 99 < percent < 100:
+        return "more than 99 %"
+    return f"{percent:.0f} %"
+
+
+def list_columns(found: Sequence[DataFinding]) -> str:
+    """Return columns with their shares, the first of them if there are many.
+
+    >>> list_columns([DataFinding(kind="unknown", column="id", count=9, total=9,
+    ...     consequence="note")])
+    "'id' (100 %)"
+    """
+    said = [f"{show_name(one.column)} ({show_share(one)})" for one in found[:_LISTED]]
+    more = len(found) - _LISTED
+    return ", ".join([*said, f"and {more} more"] if more > 0 else said)
+
+
+def show_name(column: str) -> str:
+    """Return a column's name in quotes, cut to a readable length."""
+    return repr(column if len(column) <= _SAID_NAME_CHARS else f"{column[:_SAID_NAME_CHARS]}...")
+
+
+def refusals(found: Iterable[DataFinding]) -> tuple[DataFinding, ...]:
+    """Return the findings for which a run refuses its data."""
+    return tuple(one for one in found if one.consequence == "refuse")
+
+
+def say_refusal(name: str, refused: Sequence[DataFinding]) -> tuple[str, str]:
+    """Return message and hint for data that is refused; neither ends with a full stop."""
+    first, *others = refused
+    also = (
+        f"; it also has {', '.join(show_name(one.column) for one in others[:_LISTED])}"
+        if others
+        else ""
+    )
+    return f"{name}: {say_finding(first)}{also}", hint_for(first)
+
+
+def place_finding(found: DataFinding, row: int | None, file: str) -> DataFinding:
+    """Return a finding with the number of its first row within the file of that row."""
+    return replace(found, row=row, file=file or found.file)
