@@ -72,6 +72,15 @@ def used_columns(keys: Set[str], data_format: str) -> frozenset[str]:
     return frozenset(one for one in used if one is not None and one in keys)
 
 
+def find_rows_inside(value: Any) -> list[Any] | None:
+    """Return the only list of objects that an object holds, unless it is a row itself."""
+    if not isinstance(value, dict) or KNOWN_KEYS.intersection(value):
+        return None
+    lists = [one for one in value.values() if isinstance(one, list) and one]
+    lists = [one for one in lists if all(isinstance(row, dict) for row in one)]
+    return lists[0] if len(lists) == 1 else None
+
+
 def keys_of(value: Any) -> set[str]:
     """Return the keys of a row.
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
@@ -25,7 +25,15 @@ _NOT_DATA = ("dataset_info", "manifest.json", "state.json")
 # Names of text files that describe the data and hold no rows.
 _NOTES = ("readme", "license")
 _START_BYTES = 4096
+MAX_LINE_CHARS = 1 << 24
+"""Maximum length of a line, and of a row of a table, in characters. A model reads the first few
+thousand tokens of a row; a file that never ends its line would fill all memory."""
+_MAX_SKIPPED_CHARS = 1 << 30
+_SKIPPED_AT_ONCE = 1 << 20
 _LINE_END_BYTES = 1 << 20
+
+
+LONG_LINE = f"the line is longer than {MAX_LINE_CHARS:,} characters"
 
 
 class Misfit(Exception):
@@ -143,3 +151,86 @@ def find_line_end(path: Path, kind: str) -> str:
     with path.open("rb") as file:
         start = file.read(_LINE_END_BYTES)
     return "" if b"\r" in start and b"\n" not in start else "\n"
+
+
+def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
+    """Yield the lines of a file with their ends; None in place of one that is too long.
+
+    Args:
+        path: name of the file, for messages.
+        file: opened with `ends` for its newline.
+        ends: what `find_line_end` returned.
+
+    Raises:
+        Misfit: a line does not end within a GiB.
+    """
+    endings = (ends,) if ends else ("\n", "\r")
+    number = 0
+    while line := file.readline(MAX_LINE_CHARS + 2):  # two characters end a line of DOS
+        number += 1
+        if len(line) <= MAX_LINE_CHARS + 1 or line.endswith(endings):
+            yield line
+            continue
+        num_chars = len(line)
+        while not line.endswith(endings) and (line := file.readline(_SKIPPED_AT_ONCE)):
+            num_chars += len(line)
+            if num_chars > _MAX_SKIPPED_CHARS:
+                raise Misfit(
+                    f"{path}, line {number}: the line does not end within "
+                    f"{_MAX_SKIPPED_CHARS:,} characters, so its rows cannot be separated",
+                    "Write one row per line",
+                )
+        yield None
+
+
+def find_delimiter(path: Path) -> str:
+    """Return what separates the fields of a table, by its first line that is not blank.
+
+    The texts below it are full of commas.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        header = "\n"
+        while header and not header.strip():
+            header = file.readline(_LINE_END_BYTES)
+    return max(",;\t", key=header.count)
+
+
+class TableLines:
+    """The lines of a table for Python's csv, which itself joins lines without a limit.
+
+    Args:
+        path: name of the file, for messages.
+        lines: as `read_lines` yields them.
+    """
+
+    def __init__(self, path: Path, lines: Iterator[str | None]) -> None:
+        self._path = path
+        self._lines = lines
+        self._number = 0
+        self._num_chars = 0
+
+    def begin_row(self) -> None:
+        """Count the characters of the next row from here on."""
+        self._num_chars = 0
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines.
+
+        Raises:
+            Misfit: a row is too long: usually a quote is never closed.
+        """
+        for line in self._lines:
+            self._number += 1
+            self._num_chars += MAX_LINE_CHARS + 1 if line is None else len(line)
+            if line is None or self._num_chars > MAX_LINE_CHARS:
+                raise Misfit(
+                    f"{self._path}, line {self._number}: a row of the table is longer than "
+                    f"{MAX_LINE_CHARS:,} characters",
+                    "Correct it: a quote may lack its end. The rows after it cannot be separated",
+                )
+            yield line

@@ -19,16 +19,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.data_columns import KNOWN_KEYS, TOOL_KEYS
-from agents.contract.data_files import Misfit, find_kind, find_line_end
+from agents.contract.data_columns import KNOWN_KEYS, TOOL_KEYS, find_rows_inside
+from agents.contract.data_files import (
+    LONG_LINE,
+    MAX_LINE_CHARS,
+    Misfit,
+    TableLines,
+    find_delimiter,
+    find_kind,
+    find_line_end,
+    read_lines,
+)
 from agents.errors import ExpectedError, explain_os_error
 
 Raw = tuple[int, Any]
 """Line or index from 1, and the value: an object, None for an empty line, or ValueError."""
-_MAX_CSV_FIELD = 1 << 27
+_MAX_CSV_FIELD = MAX_LINE_CHARS
 _BLOCK_CHARS = 1 << 20
-# Longest object in a JSON list, in characters.
-_MAX_CHARS = 1 << 28
+# Longest object in a JSON list, or around one, in characters. Python's objects take up to 30 times
+# as many bytes.
+_MAX_CHARS = 1 << 25
 # Separators between values. Lenient about commas, because objects may also just follow each other.
 _GAP = re.compile(r"[ \t\r\n,]*")
 _ROWS_AT_ONCE = 256
@@ -58,13 +68,14 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
         if kind == "parquet":
             yield from _read_parquet(path, reading)
             return
-        with _open(path, reading, newline=find_line_end(path, kind)) as file:
+        ends = find_line_end(path, kind)
+        with _open(path, reading, newline=ends) as file:
             if kind == "jsonl":
-                yield from _read_json_lines(file)
+                yield from _read_json_lines(read_lines(path, file, ends))
             elif kind == "json":
                 yield from _unfold(_read_json(path, file))
             elif kind == "text":
-                yield from _read_text(file)
+                yield from _read_text(read_lines(path, file, ends))
         if kind == "csv":
             yield from _read_csv(path, reading)
 
@@ -103,14 +114,20 @@ def _explaining_errors(path: Path) -> Iterator[None]:
         raise explain_os_error(error, f"reading {path}") from error
 
 
-def _read_text(file: io.TextIOWrapper) -> Iterator[Raw]:
-    for number, line in enumerate(file, start=1):
+def _read_text(lines: Iterator[str | None]) -> Iterator[Raw]:
+    for number, line in enumerate(lines, start=1):
+        if line is None:
+            yield number, ValueError(LONG_LINE)
+            continue
         text = line.rstrip("\r\n")
         yield number, {"text": text} if text.strip() else None
 
 
-def _read_json_lines(file: io.TextIOWrapper) -> Iterator[Raw]:
-    for number, line in enumerate(file, start=1):
+def _read_json_lines(lines: Iterator[str | None]) -> Iterator[Raw]:
+    for number, line in enumerate(lines, start=1):
+        if line is None:
+            yield number, ValueError(LONG_LINE)
+            continue
         text = line.rstrip("\r\n")
         yield number, _parse(text) if text.strip() else None
 
@@ -139,7 +156,7 @@ def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
         file.seek(0)
         if file.read(1) != "\ufeff":
             file.seek(0)
-        yield from _read_json_lines(file)
+        yield from _read_json_lines(read_lines(path, file, "\n"))
     elif line:
         yield from _read_json_values(path, line, file)
 
@@ -148,22 +165,13 @@ def _unfold(rows: Iterator[Raw]) -> Iterator[Raw]:
     """Yield the rows inside objects such as {"version": 1, "data": [{...}, {...}]}."""
     num_inside = 0
     for number, value in rows:
-        inside = _find_inside(value)
+        inside = find_rows_inside(value)
         if inside is None:
             yield number, value
             continue
         for row in inside:
             num_inside += 1
             yield num_inside, row
-
-
-def _find_inside(value: Any) -> list[Any] | None:
-    """Return the only list of objects that an object holds, unless it is a row itself."""
-    if not isinstance(value, dict) or KNOWN_KEYS.intersection(value):
-        return None
-    lists = [one for one in value.values() if isinstance(one, list) and one]
-    lists = [one for one in lists if all(isinstance(row, dict) for row in one)]
-    return lists[0] if len(lists) == 1 else None
 
 
 def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[Raw]:
@@ -189,7 +197,9 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
             # Usually the value just continues in the next block. Reading doubles the text each
             # time, so that a long value is not parsed again for every block.
             may_go_on = isinstance(error, json.JSONDecodeError) and not ended
-            if not may_go_on or len(text) - place > _MAX_CHARS:
+            if may_go_on and len(text) - place > _MAX_CHARS:
+                raise _too_long(path, number + 1) from error
+            if not may_go_on:
                 raise _broken(path, number + 1, _say(error)) from error
             block = file.read(max(_BLOCK_CHARS, len(text) - place))
             text, place, ended = text[place:] + block, 0, not block
@@ -210,6 +220,13 @@ def _expect_end(path: Path, number: int, text: str, file: io.TextIOWrapper) -> N
         text = file.read(_BLOCK_CHARS)
 
 
+def _too_long(path: Path, number: int) -> ExpectedError:
+    return ExpectedError(
+        f"{path}, row {number}: it does not end within {_MAX_CHARS:,} characters.",
+        "Write one row per line (.jsonl). Nothing was trained",
+    )
+
+
 def _broken(path: Path, number: int, reason: str) -> ExpectedError:
     return ExpectedError(
         f"{path}, row {number}: not valid JSON: {reason}.",
@@ -219,13 +236,15 @@ def _broken(path: Path, number: int, reason: str) -> ExpectedError:
 
 def _read_csv(path: Path, reading: FileReading) -> Iterator[Raw]:
     csv.field_size_limit(_MAX_CSV_FIELD)
-    delimiter = _find_delimiter(path)
+    delimiter = find_delimiter(path)
     names: list[str] = []
     start = 1
     with _open(path, reading, newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        lines = TableLines(path, read_lines(path, file, ""))
+        reader = csv.reader(iter(lines), delimiter=delimiter, strict=True)
         try:
             for fields in reader:
+                lines.begin_row()
                 if not any(field.strip() for field in fields):
                     yield start, None
                 elif not names:
@@ -251,14 +270,6 @@ def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
             f"{path} has more than one column '{doubled[0]}'.",
             "Rename all but one of them: a row has one text of a name. Nothing was trained",
         )
-
-
-def _find_delimiter(path: Path) -> str:
-    if path.suffix.lower() == ".tsv":
-        return "\t"
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        header = next((line for line in file if line.strip()), "")
-    return max(",;\t", key=header.count)
 
 
 def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
