@@ -110,7 +110,10 @@ def name_paths(answers: RunAnswers) -> dict[str, str]:
 
 def preview_spec(answers: RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
-    asked = ("model", "train", "objective", "format", "sequence_tokens", "packing", "nodes")
+    asked = (
+        *("model", "train", "objective", "format", "ignore_columns"),
+        *("sequence_tokens", "packing", "nodes"),
+    )
     # All other answers keep their defaults, so that a mistake there does not block a preview.
     chosen = RunAnswers(**{key: getattr(answers, key) for key in asked})
     return None if find_problems(chosen) else to_spec(chosen)

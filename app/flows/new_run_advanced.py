@@ -43,6 +43,13 @@ ADVANCED: tuple[Field, ...] = (
         ),
         help="How each row is turned into text for the model.",
     ),
+    _data(
+        key="ignore_columns",
+        label="Columns to ignore",
+        is_wide=True,
+        placeholder="none",
+        help="Names separated by commas. The data is read as if it had no such columns.",
+    ),
     _adapter(
         key="targets",
         label="Layers with an adapter",

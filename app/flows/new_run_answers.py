@@ -44,6 +44,8 @@ class RunAnswers:
     eval: str = ""
     evaluate_every_steps: str = ""
     format: str = "auto"
+    ignore_columns: str = ""
+    """Columns to read the data without, separated by commas."""
     targets: str = "all-linear"
     dropout: str = "0.05"
     rslora: str = NO
@@ -85,6 +87,7 @@ def to_spec(answers: RunAnswers) -> RunSpec:
             train=answers.train.strip(),
             eval=answers.eval.strip() or None,
             format=cast(Any, answers.format),
+            ignore_columns=split_names(answers.ignore_columns),
         ),
         objective=cast(Any, answers.objective),
         dpo_beta=_beta(answers),
@@ -143,6 +146,7 @@ def to_answers(spec: RunSpec) -> RunAnswers:
         eval=spec.data.eval or "",
         evaluate_every_steps=_shown(spec.evaluate_every_steps),
         format=spec.data.format,
+        ignore_columns=", ".join(spec.data.ignore_columns),
         targets=targets if isinstance(targets, str) else ", ".join(targets),
         dropout=_shown(adapter.dropout),
         rslora=_tick(adapter.rslora),

@@ -1,24 +1,39 @@
 """Find data and validate its form before any node is involved.
 
-Only the form (encoding, JSON, columns) is checked, line by line, on this PC. As on the nodes, a few
+The form (encoding, JSON, columns) is checked, line by line, on this PC. As on the nodes, a few
 broken rows are skipped and counted; data that is mostly broken is refused at once, with its first
-broken line. The meaning of a row is up to the trainer. Files are recognized and split into rows as
-`agents.trainer.data.files` does, so that nothing is refused here that can be trained.
+broken line. So is data that would be trained wrongly, by `data_judge`. Files are recognized and
+split into rows as `agents.trainer.data.files` does, so that nothing is refused here that can be
+trained.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from agents.contract.data_files import KINDS, Misfit, find_kind, find_line_end, look_through
+from agents.contract.data_columns import find_rows_inside
+from agents.contract.data_files import (
+    KINDS,
+    LONG_LINE,
+    MAX_LINE_CHARS,
+    Misfit,
+    TableLines,
+    find_delimiter,
+    find_kind,
+    find_line_end,
+    look_through,
+    read_lines,
+)
+from agents.contract.spec import DataSpec
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle
+from app.library.data_judge import RowJudge
 from app.storage.hashes import HashStore
 from app.text import shorten
 
@@ -26,8 +41,9 @@ MOST_BROKEN = 10
 MOST_BROKEN_SHARE = 0.05
 """Data with more broken rows than both bounds is refused, as in `agents.trainer.data.tally`."""
 _NO_START = "Correct the file; nothing was started."
-# Larger `.json` files are not parsed here: they would take gigabytes of memory.
-_LARGE_JSON_BYTES = 256 << 20
+# Of larger `.json` files only the beginning is parsed here: they would take gigabytes of memory.
+_LARGE_JSON_BYTES = 32 << 20
+_JUDGED_JSON_CHARS = 4 << 20
 # Maximum length of the first line of a `.json` file with a row per line, in characters.
 _MOST_LINE_CHARS = 1 << 20
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -57,7 +73,7 @@ def explain_missing_data(name: str) -> str:
     return "There is no such file or folder on this PC."
 
 
-def find_data(name: str, key: str, hashes: HashStore) -> Source:
+def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = None) -> Source:
     """Validate a data file or folder and return its bundle.
 
     Nodes download a data set of the hub (`org/name`) themselves.
@@ -65,20 +81,24 @@ def find_data(name: str, key: str, hashes: HashStore) -> Source:
     Args:
         name: path as the run file gives it, or a hub id.
         key: key of the run file, `data.train` or `data.eval`, for messages.
+        hashes: remembered hashes of files.
+        data: format and ignored columns of a run that is to learn it; None: any data that can be
+            read will do.
 
     Raises:
-        UserError: there is no such file, its kind is not supported, or it is broken.
+        UserError: there is no such file, its kind is not supported, it is broken, or it would be
+            trained wrongly.
     """
     if explain_missing_data(name):
         raise _no_such_file(name, key)
     path = Path(name).expanduser().absolute()
     if path.is_dir():
-        return _find_folder(path, hashes)
+        return _find_folder(path, hashes, data)
     if not path.is_file():
         if is_hub_data(name):
             return Source(value=name)
         raise _no_such_file(name, key)  # a device, say
-    check_form(path)
+    check_form(path, data=data)
     return make_bundle("data", path.stem, path.parent, [path], hashes, member=path.name)
 
 
@@ -89,7 +109,7 @@ def _no_such_file(name: str, key: str) -> UserError:
     )
 
 
-def _find_folder(folder: Path, hashes: HashStore) -> Source:
+def _find_folder(folder: Path, hashes: HashStore, data: DataSpec | None) -> Source:
     try:
         found = look_through(folder)
     except OSError as error:
@@ -104,18 +124,25 @@ def _find_folder(folder: Path, hashes: HashStore) -> Source:
         raise UserError(
             f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
         )
-    check_form(*found.data)
+    check_form(*found.data, data=data, name=folder)
     return make_bundle("data", folder.name, folder, found.data, hashes)
 
 
-def check_form(*paths: Path) -> None:
-    """Read data files once and refuse what the trainer could not read.
+def check_form(*paths: Path, data: DataSpec | None = None, name: Path | None = None) -> None:
+    """Read data files once and refuse what the trainer could not read, or would train wrongly.
+
+    Args:
+        paths: the files.
+        data: format and ignored columns of the run; None: what rows mean does not matter.
+        name: of all files together.
 
     Raises:
         UserError: naming the file, the line and the reason.
     """
-    count = _RowCount()
+    judge = RowJudge(data or DataSpec(train="-"))
+    count = _RowCount(judge)
     for path in paths:
+        judge.begin(path)
         try:
             kind = find_kind(path)
             if kind == "parquet":
@@ -130,6 +157,8 @@ def check_form(*paths: Path) -> None:
                 f"{path} cannot be read: {error.strerror}", "Check the path."
             ) from error
     count.judge()
+    if data is not None:
+        judge.refuse(str(name or paths[0]))
     if not count.num_whole:
         is_or_are = "is" if len(paths) == 1 else "and all other data files beside it are"
         raise UserError(
@@ -138,14 +167,17 @@ def check_form(*paths: Path) -> None:
 
 
 def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
-    with _open(path, newline=find_line_end(path, kind)) as file:
+    ends = find_line_end(path, kind)
+    with _open(path, newline=ends) as file:
+        lines = read_lines(path, file, ends)
         if kind == "csv":
-            _check_table(path, file, count)
+            _check_table(path, lines, count)
         elif kind == "text":
-            count.num_whole += sum(1 for line in file if line.strip())
+            _check_text(path, lines, count)
         elif kind == "jsonl" or _has_row_per_line(path):
-            _check_json_lines(path, file, count)
+            _check_json_lines(path, lines, count)
         elif path.stat().st_size > _LARGE_JSON_BYTES:
+            _judge_json(file.read(_JUDGED_JSON_CHARS), count)
             count.num_whole += 1  # too large to hold here; the trainer streams it
         else:
             _check_json(path, file.read(), count)
@@ -166,16 +198,30 @@ def _check_parquet(path: Path) -> None:
 
 
 class _RowCount:
-    """Counter of rows over all files that keeps the first broken one."""
+    """Counter of rows over all files that keeps the first broken one.
 
-    def __init__(self) -> None:
+    Args:
+        meant: gets every row, to judge what it means.
+    """
+
+    def __init__(self, meant: RowJudge) -> None:
+        self.meant = meant
         self.num_whole = 0
         self.num_blank = 0
         self._num_broken = 0
         self._first: UserError | None = None
 
+    def add_whole(self, row: Any) -> None:
+        self.num_whole += 1
+        self.meant.add(row)
+
+    def add_blank(self) -> None:
+        self.num_blank += 1
+        self.meant.add(None)
+
     def add_broken(self, path: Path, number: int, reason: str) -> None:
         self._num_broken += 1
+        self.meant.add(None)
         self._first = self._first or _broken(path, number, reason)
 
     def judge(self) -> None:
@@ -191,10 +237,23 @@ class _RowCount:
             raise self._first
 
 
-def _check_json_lines(path: Path, lines: Iterable[str], count: _RowCount) -> None:
+def _check_text(path: Path, lines: Iterable[str | None], count: _RowCount) -> None:
     for number, line in enumerate(lines, start=1):
+        if line is None:
+            count.add_broken(path, number, LONG_LINE)
+        elif line.strip():
+            count.add_whole({"text": line})
+        else:
+            count.meant.add(None)
+
+
+def _check_json_lines(path: Path, lines: Iterable[str | None], count: _RowCount) -> None:
+    for number, line in enumerate(lines, start=1):
+        if line is None:
+            count.add_broken(path, number, LONG_LINE)
+            continue
         if not line.strip():
-            count.num_blank += 1
+            count.add_blank()
             continue
         try:
             row = json.loads(line.rstrip("\r\n"))
@@ -202,7 +261,7 @@ def _check_json_lines(path: Path, lines: Iterable[str], count: _RowCount) -> Non
             count.add_broken(path, number, f"not valid JSON: {_reason(error)}")
             continue
         if isinstance(row, dict):
-            count.num_whole += 1
+            count.add_whole(row)
         else:
             count.add_broken(path, number, _NO_OBJECT)
 
@@ -242,6 +301,8 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
             raise _broken(path, number, f"not valid JSON: {_reason(error)}") from error
         if isinstance(value, dict):
             count.num_whole += 1
+            for row in find_rows_inside(value) or (value,):
+                count.meant.add(row)
         else:
             count.add_broken(path, line, _NO_OBJECT)
         place = _end_of(_GAP, text, place)
@@ -253,38 +314,43 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
         raise _broken(path, number, "not valid JSON: more follows the end of the list")
 
 
+def _judge_json(text: str, count: _RowCount) -> None:
+    """Judge the first objects of a list of which `text` is the beginning."""
+    decoder = json.JSONDecoder()
+    place = _end_of(_BLANK, text, 0)
+    place += text[place : place + 1] == "["
+    with contextlib.suppress(ValueError, RecursionError):
+        while (place := _end_of(_GAP, text, place)) < len(text):
+            row, place = decoder.raw_decode(text, place)
+            count.meant.add(row)
+
+
 def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
     found = pattern.match(text, place)
     return found.end() if found else place
 
 
-def _check_table(path: Path, lines: Iterable[str], count: _RowCount) -> None:
+def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> None:
     # A limit of the whole process; its default of 128 KiB is too short for chats.
-    csv.field_size_limit(1 << 27)
-    rows = iter(lines)
-    first = []
-    for line in rows:
-        first.append(line)
-        if line.strip():
-            break
-    # The delimiter is guessed from the header alone: the texts below are full of commas.
-    is_tabbed = path.suffix.lower() == ".tsv"
-    delimiter = "\t" if is_tabbed else max(",;\t", key="".join(first).count)
+    csv.field_size_limit(MAX_LINE_CHARS)
+    bounded = TableLines(path, lines)
     # Strict: otherwise a stray quote is accepted and swallows the rows after it.
-    reader = csv.reader(chain(first, rows), delimiter=delimiter, strict=True)
-    num_columns = 0
+    reader = csv.reader(iter(bounded), delimiter=find_delimiter(path), strict=True)
+    names: list[str] = []
     try:
         for fields in reader:
+            bounded.begin_row()
             if not any(field.strip() for field in fields):
-                count.num_blank += 1
+                count.add_blank()
                 continue
-            if num_columns and len(fields) != num_columns:
-                reason = f"{len(fields)} fields, but the first line names {num_columns} columns"
+            if names and len(fields) != len(names):
+                reason = f"{len(fields)} fields, but the first line names {len(names)} columns"
                 count.add_broken(path, reader.line_num, reason)
                 continue
             # The first row names the columns, so it is not counted.
-            count.num_whole += bool(num_columns)
-            num_columns = num_columns or len(fields)
+            if names:
+                count.add_whole(dict(zip(names, fields, strict=True)))
+            names = names or [name.strip() for name in fields]
     except csv.Error as error:
         raise _broken(path, reader.line_num, f"not valid CSV: {error}") from error
 

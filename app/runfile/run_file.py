@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from agents.contract.messages import to_wire
-from agents.contract.spec import DataSpec, RunSpec
+from agents.contract.spec import RunSpec
 from app.errors import UsageError, UserError
 from app.paths import replace_text
 from app.runfile.problems import KeyPath, Problem, dotted, find_problems, validate
@@ -182,10 +182,11 @@ def _index(
 
 
 def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
-    data = DataSpec(
+    evaluation = spec.data.eval
+    data = dataclasses.replace(
+        spec.data,
         train=_found(spec.data.train, folder),
-        eval=None if spec.data.eval is None else _found(spec.data.eval, folder),
-        format=spec.data.format,
+        eval=None if evaluation is None else _found(evaluation, folder),
     )
     return dataclasses.replace(spec, model=_found(spec.model, folder), data=data)
 

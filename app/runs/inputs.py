@@ -38,12 +38,14 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
     """Find model and data on this PC. Reads and hashes files: not for the event loop.
 
     Raises:
-        UserError: one of them is missing or broken.
+        UserError: one of them is missing or broken, or the data would be trained wrongly.
     """
     evaluation = spec.data.eval
     return Inputs(
-        train=find_data(spec.data.train, "data.train", services.hashes),
-        eval=find_data(evaluation, "data.eval", services.hashes) if evaluation else None,
+        train=find_data(spec.data.train, "data.train", services.hashes, spec.data),
+        eval=(
+            find_data(evaluation, "data.eval", services.hashes, spec.data) if evaluation else None
+        ),
         model=find_model(spec.model, services.hashes),
     )
 
