@@ -196,7 +196,7 @@ def test_folded_answers_that_differ_from_the_usual_are_counted():
 OTHER = {
     "name": "n",
     "model": "/models/m",
-    "data": DataSpec(train="a", eval="b", format="chat"),
+    "data": DataSpec(train="a", eval="b", format="chat", ignore_columns=("id", "label")),
     "objective": "dpo",
     "dpo_beta": 0.01,
     "adapter": AdapterSpec(
