@@ -76,7 +76,8 @@ def rank_environ(
     num_local = sum(r.node == intent.node for r in intent.ranks)
     num_threads = intent.num_threads or choose_num_threads(num_local)
     environ = {
-        **os.environ,
+        # Whoever is told of torchrun meets in torchrun's store, which takes anybody.
+        **{name: value for name, value in os.environ.items() if "TORCHELASTIC" not in name},
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our device names follow
         # The supervisor ends a hanging rank with SIGABRT to get its stacks into the log.
         "PYTHONFAULTHANDLER": "1",

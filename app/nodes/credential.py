@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import datetime
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 # The clocks of nodes may be years off, and the key is used once: its age proves nothing.
-_NOT_BEFORE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 
 
 def make_credential() -> str:
     """Return a new private key and its certificate, in PEM."""
+    # Here: its import takes as long as that of half the app, which starts without it.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Rackless attempt")])
     certificate = (

@@ -62,7 +62,7 @@ async def check_reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
         port = await able[0].port_choose(first.address)
     except RacklessError as error:
         return (*rows, _failed(able[0].name, error))
-    credential = make_credential()
+    credential = await asyncio.to_thread(make_credential)
     probes = {
         client: AllReduceProbe(
             python=environments[client.name].python or "",

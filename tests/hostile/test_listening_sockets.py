@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster.master import ROOT, Master
 from tests.cluster.namespaces import Cluster, Node
-from tests.hostile.listening import Watch, table
+from tests.hostile.listening import Door, Watch, table
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -90,8 +90,11 @@ def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 90.0) -> 
     pytest.fail(f"{what}: not within {limit_s:.0f} s")
 
 
-def ask_stranger(stranger: subprocess.Popen[str], store: Any, others: list[Any]) -> dict[str, Any]:
-    question = {"store": [store.address, int(store.port)]}
+def ask_stranger(
+    stranger: subprocess.Popen[str], node: Node, store: Door, others: list[Door]
+) -> dict[str, Any]:
+    # At the node's address, also where the store listens on all of them.
+    question: dict[str, Any] = {"store": [node.address, int(store.port)]}
     question["others"] = [[door.address, int(door.port)] for door in others]
     said, _ = stranger.communicate(json.dumps(question) + "\n", timeout=90)
     answer: dict[str, Any] = json.loads(said.splitlines()[-1])
@@ -128,8 +131,9 @@ def test_a_stranger_on_the_network_reads_and_writes_nothing_and_the_run_goes_on(
             lambda: watches[second].find("rank of a run") if count_steps(first) else [],
             "ranks that listen and train",
         )
+        expect_the_key_nowhere(master, first)
         store, others = split_store(watches[first])
-        seen = ask_stranger(stranger, store, [*others, *ranks])
+        seen = ask_stranger(stranger, first, store, [*others, *ranks])
         done = count_steps(first)
         wait_for(lambda: count_steps(first) > done + 5, "steps after the stranger")
         stopped = master.answer("runs", "stop", run_id)
@@ -143,7 +147,21 @@ def test_a_stranger_on_the_network_reads_and_writes_nothing_and_the_run_goes_on(
     expect_lan_only(watches, cluster)
 
 
-def split_store(watch: Watch) -> tuple[Any, list[Any]]:
+def expect_the_key_nowhere(master: Master, node: Node) -> None:
+    """Check that no process shows the attempt's key, and that the master keeps none."""
+    runs = node.home / ".local/share/rackless-agent/runs"
+    (path,) = runs.glob("*/attempts/*/intent.json")
+    key = json.loads(path.read_text()).get("credential", "").splitlines()[1:2]
+    if not key:  # then the stranger gets in, which says more
+        return
+    places = [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]
+    places += [path for path in master.home.rglob("*") if path.is_file()]
+    for place in places:
+        with suppress(OSError):
+            assert key[0].encode() not in place.read_bytes(), place
+
+
+def split_store(watch: Watch) -> tuple[Door, list[Door]]:
     """Return the store of the first node, and Gloo's sockets there.
 
     Where rank 0 itself holds the store, as torch does it, that is the socket on all interfaces.
@@ -169,8 +187,8 @@ def test_a_check_and_a_run_on_one_node_listen_where_they_have_to(
         watches = Watches(cluster, stack)
         rows = master.answer("check")
         assert not [row for row in rows if row["status"] == "fail"], rows
-        assert watches[cluster.nodes[0]].find("store of")
         expect_lan_only(watches, cluster)
+        assert watches[cluster.nodes[0]].find("store of")
         with capsys.disabled():
             print(f"\n{watches.describe()}")
     with ExitStack() as stack:

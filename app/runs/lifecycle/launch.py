@@ -112,7 +112,7 @@ async def launch(
     master = plan.endpoints[plan.nodes[0]]
     # Ranks meet at rank 0, and only its node knows which of its ports are free.
     port = await services.pool.agent(plan.nodes[0]).port_choose(master.address)
-    credential = make_credential()
+    credential = await asyncio.to_thread(make_credential)
     record_intent(services, run, plan, inputs, resume_step)
     _store_forecast(services, run, plan.forecast)
     try:

@@ -276,7 +276,10 @@ def test_reboot_shows_as_lost(node: Node) -> None:
     assert read_status(attempt).state == "lost"
 
 
-def test_rank_gets_the_contract_of_torchrun(node: Node) -> None:
+def test_rank_gets_the_contract_of_torchrun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the user's own login says is not what ranks are started with.
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "True")
     attempt = node.launch("environ", "environ")
     node.wait_end(attempt)
     environ = json.loads(attempt.file("rank-1.log").read_text())
@@ -295,6 +298,7 @@ def test_rank_gets_the_contract_of_torchrun(node: Node) -> None:
         "RACKLESS_ATTEMPT_DIR": str(attempt.folder),
     }
     assert {name: environ.get(name) for name in expected} == expected
+    assert not [name for name in environ if name.startswith("TORCHELASTIC")]
     assert int(environ["OMP_NUM_THREADS"]) >= 1
 
 
