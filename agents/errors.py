@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 
+from agents.contract.folder_files import ForeignFile
+
 
 class ExpectedError(Exception):
     """A failure outside our control. `message` says what and where, `hint` what to do next."""
@@ -20,6 +22,8 @@ class ExpectedError(Exception):
 
 def explain_os_error(error: OSError, doing: str) -> ExpectedError:
     """Return `error` in plain words; `doing` names the operation that it interrupted."""
+    if isinstance(error, ForeignFile):
+        return ExpectedError(f"{error.message}.", error.hint)
     # A quota that is used up looks like a full disk to the user, and is mended in the same way.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ExpectedError(

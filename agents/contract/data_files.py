@@ -5,11 +5,12 @@ The master checks before it sends data, a node before it reads them; here, so th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
+
+from agents.contract.folder_files import open_regular, walk_own
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
@@ -58,41 +59,23 @@ def look_through(folder: Path) -> FolderFiles:
     """Return which files in and below a folder hold rows, by their names.
 
     Raises:
+        ForeignFile: one of them is not an ordinary file, or a link leads out of the folder.
         OSError: a part of it cannot be read.
     """
-    files = sorted(_walk(folder))
+    files = sorted(walk_own(folder, lambda name: may_be_data(name) or _may_be_packed(name)))
     return FolderFiles(
-        data=tuple(path for path in files if may_be_data(path.name) and path.is_file()),
+        data=tuple(path for path in files if may_be_data(path.name)),
         packed=next(filter(_is_packed, files), None),
     )
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield all files in and below a folder, those behind links too, but no folder twice.
-
-    What is hidden is left, and so is a link back to where the folder lies: it leads to others'
-    files.
-    """
-    seen = {str(parent) for parent in folder.resolve().parents}
-    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-        real = os.path.realpath(root)
-        # Links may lead in circles, or to a folder that was read by its own name.
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(root, name) for name in names if not name.startswith("."))
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
+def _may_be_packed(name: str) -> bool:
+    path = Path(name)
+    return path.suffix.lower() in _PACKED_SUFFIXES and may_be_data(path.stem)
 
 
 def _is_packed(path: Path) -> bool:
-    plain = path.with_suffix("")
-    is_data = path.suffix.lower() in _PACKED_SUFFIXES and may_be_data(plain.name)
-    return is_data and not plain.exists()
+    return _may_be_packed(path.name) and not path.with_suffix("").exists()
 
 
 def may_be_data(name: str) -> bool:
@@ -115,7 +98,7 @@ def find_kind(path: Path) -> str:
         Misfit: it is none that Rackless reads.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(_START_BYTES)
     suffix = path.suffix.lower()
     kind = KINDS.get(suffix)
@@ -148,7 +131,7 @@ def find_line_end(path: Path, kind: str) -> str:
     """
     if kind in ("csv", "json"):
         return "" if kind == "csv" else "\n"
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(_LINE_END_BYTES)
     return "" if b"\r" in start and b"\n" not in start else "\n"
 

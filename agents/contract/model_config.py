@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agents.contract.folder_files import ForeignFile, open_regular
 from agents.contract.hub import find_snapshot
 
 MOST_BYTES = 4 << 20
@@ -36,11 +37,15 @@ def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        if path.stat().st_size > MOST_BYTES:
+        with open_regular(path, path.parent) as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
             raise ValueError(f"{path} has {os.path.getsize(path)} bytes, which is no config")
-        return parse_config(path.read_bytes(), str(path))
+        return parse_config(data, str(path))
     except FileNotFoundError:
         return None
+    except ForeignFile as error:
+        raise ValueError(error.message) from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agents.contract.folder_files import open_regular, require_own
 from agents.contract.run import BundleStatus, FileEntry
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
@@ -288,12 +289,16 @@ def send(home: Home, path: str, out: BinaryIO) -> None:
         raise ExpectedError(f"There is nothing to send at {place} on this node.")
     out.write(json.dumps({"files": to_wire(entries)}).encode("ascii") + b"\n")
     for entry in entries:
-        _send_file(base / entry.path, entry, out)
+        _send_file(base, entry, out)
     out.flush()
 
 
 def list_files(home: Home, place: Path) -> list[Path]:
-    """Return the regular files at or below `place`, which no symlink may lead to."""
+    """Return the regular files at or below `place`, which no symlink may lead to.
+
+    Raises:
+        ExpectedError: one is not an ordinary file, or a link leads out of `place`.
+    """
     for folder in (place, *place.parents):
         if folder == home.path:
             break
@@ -301,15 +306,25 @@ def list_files(home: Home, place: Path) -> list[Path]:
             raise ExpectedError(f"{folder} is a symbolic link, which is not followed.")
     if place.is_file():
         return [place]
-    found = [Path(top, name) for top, _, names in os.walk(place) for name in names]
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+    try:
+        return sorted(_walk_all(place))
+    except OSError as error:
+        raise explain_os_error(error, f"looking through {place}") from error
+
+
+def _walk_all(place: Path) -> Iterator[Path]:
+    """Yield all files at and below a folder; unlike data, what is hidden is part of it."""
+    for top, folders, names in os.walk(place):
+        for name in (*folders, *names):
+            require_own(Path(top, name), place)
+        yield from (Path(top, name) for name in names)
 
 
 def describe_file(base: Path, path: Path) -> FileEntry:
     """Return name, size and hash of one file."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, base) as file:
             while block := file.read(BLOCK_BYTES):
                 digest.update(block)
             size = file.tell()
@@ -319,9 +334,9 @@ def describe_file(base: Path, path: Path) -> FileEntry:
     return FileEntry(path=name, size_bytes=size, sha256=digest.hexdigest())
 
 
-def _send_file(path: Path, entry: FileEntry, out: BinaryIO) -> None:
-    left = entry.size_bytes
-    with open(path, "rb") as file:
+def _send_file(base: Path, entry: FileEntry, out: BinaryIO) -> None:
+    path, left = base / entry.path, entry.size_bytes
+    with open_regular(path, base) as file:
         while left:
             block: Any = file.read(min(left, BLOCK_BYTES))
             if not block:

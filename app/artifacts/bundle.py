@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, Origin
+from agents.contract.folder_files import ForeignFile, list_own, read_regular
 from agents.contract.formats import EXPORTS
 from agents.contract.wire import from_wire
 from app.artifact import Verdict
 from app.errors import UserError
-from app.library.bundles import Source, make_bundle
+from app.library.bundles import Source, make_bundle, refused
 from app.storage.hashes import HashStore
 
 _SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja"})
@@ -55,7 +56,7 @@ def read_artifact(folder: Path) -> Artifact:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         if not (folder / PROOF_FILE).exists():
             return _recognise(folder)
-        about = json.loads((folder / PROOF_FILE).read_bytes())
+        about = json.loads(read_regular(folder / PROOF_FILE, folder))
         method, proofs = about["method"], about["proofs"]
         if method in EXPORTS and method != "merged":
             names = [str(one["name"]).removeprefix(f"{method} ") for one in proofs]
@@ -78,7 +79,7 @@ def _recognise(folder: Path) -> Artifact:
     if files:
         types = tuple(path.stem.rpartition("-")[2] for path in files)
         return Artifact(folder=folder, method="gguf", types=types)
-    config = json.loads((folder / "config.json").read_bytes())
+    config = json.loads(read_regular(folder / "config.json", folder))
     found = (config.get("quantization_config") or {}).get("quant_method")
     known = (row.name for row in EXPORTS.values() if row.quant_method == found and found)
     return Artifact(folder=folder, method=next(known, "merged"))
@@ -87,7 +88,7 @@ def _recognise(folder: Path) -> Artifact:
 def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
     """Return what was measured of an artifact; empty where nothing was."""
     try:
-        proofs = json.loads((folder / PROOF_FILE).read_bytes())["proofs"]
+        proofs = json.loads(read_regular(folder / PROOF_FILE, folder))["proofs"]
         return tuple(_verdict(proof) for proof in proofs)
     except (OSError, ValueError, KeyError, TypeError):
         return ()
@@ -110,7 +111,7 @@ def _verdict(proof: dict[str, Any]) -> Verdict:
 def read_origin(folder: Path) -> Origin | None:
     """Return where an artifact comes from; None: it does not say, as a merged model."""
     try:
-        return from_wire(Origin, json.loads((folder / PROOF_FILE).read_bytes())["origin"])
+        return from_wire(Origin, json.loads(read_regular(folder / PROOF_FILE, folder))["origin"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -121,6 +122,13 @@ def bundle_artifact(artifact: Artifact, kind: str | None, hashes: HashStore) -> 
     if EXPORTS[artifact.method].runtime == "llama.cpp":
         file = artifact.file_of(kind)
         return make_bundle("models", file.stem, folder, [file], hashes, member=file.name)
-    files = [p for p in folder.iterdir() if p.is_file() and p.suffix in _SENT_SUFFIXES]
-    shown = [p for p in files if not p.name.startswith(".") and p.name != PROOF_FILE]
-    return make_bundle("models", folder.name, folder, shown, hashes)
+    try:
+        files = list_own(folder, _is_sent)
+    except ForeignFile as error:
+        raise refused(error) from error
+    return make_bundle("models", folder.name, folder, files, hashes)
+
+
+def _is_sent(name: str) -> bool:
+    is_shown = not name.startswith(".") and name != PROOF_FILE
+    return is_shown and Path(name).suffix in _SENT_SUFFIXES

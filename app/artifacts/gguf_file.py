@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agents.contract.folder_files import open_regular
+
 _PLAIN = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
@@ -25,7 +27,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         ValueError: it is no GGUF file, or is cut.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path, path.parent) as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file")
         try:

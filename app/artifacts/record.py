@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, Origin
+from agents.contract.folder_files import ForeignFile, read_regular, walk_own
 from agents.contract.messages import WireError, from_wire
 from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.artifacts.bundle import read_artifact, read_verdicts
 from app.artifacts.merged_card import describe_merged
 from app.errors import UserError
-from app.library.bundles import Source, make_bundle, safe_name
+from app.library.bundles import Source, make_bundle, refused, safe_name
 from app.paths import is_same_folder, whole_path
 from app.runs.services import Services
 from app.text import show_list
@@ -28,6 +29,7 @@ from app.text import show_list
 CARD_FILE = "README.md"
 LINEAGE_FILE = "rackless.json"
 """File in a merged model with the hashes of its base and data."""
+_MAX_CARD_BYTES = 4 << 20
 # Of a name, as `safe_name` has it.
 _MOST_LETTERS = 60
 MODELFILES = "Modelfile-*"
@@ -174,14 +176,16 @@ def bundle_whole(services: Services, name: str, folder: Path) -> Source:
     Modelfiles are not, which `write_modelfile` puts there, nor is what is hidden, which is left by
     file managers and the hub's tools.
     """
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    own = [path for path in files if _is_own(path.relative_to(folder))]
+    try:
+        files = list(walk_own(folder, lambda name: True))
+    except ForeignFile as error:
+        raise refused(error) from error
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be read: {error.strerror}", "Repair its permissions."
+        ) from error
+    own = [path for path in files if not (path.parent == folder and path.match(MODELFILES))]
     return make_bundle("artifacts", name, folder, own, services.hashes)
-
-
-def _is_own(path: Path) -> bool:
-    is_hidden = any(part.startswith(".") for part in path.parts)
-    return not is_hidden and not (len(path.parts) == 1 and path.match(MODELFILES))
 
 
 def _enter(services: Services, found: ArtifactSnapshot, folder: Path) -> ArtifactSnapshot:
@@ -224,7 +228,7 @@ def _trace(folder: Path, origin: Origin) -> Origin:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path, path.parent))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -233,8 +237,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 def read_card(artifact: ArtifactSnapshot) -> str:
     """Return the card of a copy on this PC; empty: there is none."""
     folder = artifact.folder()
+    if folder is None:
+        return ""
     try:
-        return (Path(folder) / CARD_FILE).read_text(encoding="utf-8") if folder else ""
+        card = Path(folder, CARD_FILE)
+        return read_regular(card, card.parent, _MAX_CARD_BYTES).decode("utf-8")
     except (OSError, ValueError):
         return ""
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agents.contract.folder_files import read_regular
 from app.artifact import ArtifactSnapshot
 from app.artifacts.chat_template import express
 from app.artifacts.gguf_file import read_metadata
@@ -45,7 +46,7 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
 def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        config = json.loads((folder / "config.json").read_bytes())
+        config = json.loads(read_regular(folder / "config.json", folder))
     names = sorted(path.name for path in folder.glob("*.gguf"))
     files = [(kind, name) for kind in artifact.types for name in names if f"-{kind}." in name]
     templates, problems = {}, {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.contract.folder_files import require_own
 from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, CopyState
 from app.errors import UserError
@@ -55,6 +56,7 @@ def hash_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[FileEntry, ..
     for entry in files:
         path = folder / entry.path
         try:
+            require_own(path, folder)
             size = path.stat().st_size
             # By content even where size and time are the same: this is what a check is for.
             sha256 = hash_file(path) if size == entry.size_bytes else ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE
+from agents.contract.folder_files import ForeignFile, read_regular, require_own
 from agents.contract.run import FileEntry
 from app.errors import UsageError, UserError
 
@@ -50,13 +51,14 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
         raise UsageError(
             f"{hub_id} is no id on the hub", "Write it as NAME/MODEL, such as anna/poems-awq."
         )
+    _require_own(folder, files)
     api, token = _connect()
     with _translated(hub_id, token):
         address = str(api.create_repo(hub_id, private=private, exist_ok=True))
         sent = [entry.path for entry in pushed(files)]
         for path in [path for path in _PLACES if path in sent]:
             sent.remove(path)
-            text = hide_places(path, (folder / path).read_text(encoding="utf-8"))
+            text = hide_places(path, read_regular(folder / path, folder).decode("utf-8"))
             api.upload_file(
                 repo_id=hub_id,
                 path_or_fileobj=text.encode("utf-8"),
@@ -71,6 +73,19 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
             commit_message="Add the model",
         )
     return address
+
+
+def _require_own(folder: Path, files: Sequence[FileEntry]) -> None:
+    """Check that no file has become a link since the artifact was registered."""
+    try:
+        for entry in pushed(files):
+            require_own(folder / entry.path, folder)
+    except ForeignFile as error:
+        raise UserError(error.message, f"{error.hint}.") from error
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be read: {error.strerror}", "Check that its disk is connected."
+        ) from error
 
 
 def hide_places(path: str, text: str) -> str:

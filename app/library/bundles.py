@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from agents.contract.code_references import may_name_code, without_code
+from agents.contract.folder_files import ForeignFile, require_own
 from agents.contract.messages import to_wire
 from agents.contract.run import FileEntry
 from app.errors import UserError
@@ -65,15 +66,18 @@ def make_bundle(
     """Hash `files` (below `root`) and name the bundle. Reads only files that have changed.
 
     Raises:
-        UserError: a file cannot be read.
+        UserError: a file cannot be read, is not an ordinary one, or is a link out of `root`.
     """
     entries, cleaned = [], []
     # Sorted: the order of a folder differs between file systems and would change the name.
     for path in sorted(files):
         _refuse_odd_name(path)
         try:
+            require_own(path, root)
             size_bytes, sha256 = path.stat().st_size, hashes.sha256(path)
             clean = _clean(path, size_bytes) if kind == "models" else None
+        except ForeignFile as error:
+            raise refused(error) from error
         except OSError as error:
             raise UserError(
                 f"{path} cannot be read: {error.strerror}", "Repair its permissions."
@@ -98,6 +102,11 @@ def make_bundle(
 def _clean(path: Path, size_bytes: int) -> bytes | None:
     """Return a file's content without what names code to run; None: it names none."""
     return without_code(path.read_bytes()) if may_name_code(path.name, size_bytes) else None
+
+
+def refused(error: ForeignFile) -> UserError:
+    """Return why a file is not read, in words for a person."""
+    return UserError(error.message, f"{error.hint}.")
 
 
 def _refuse_odd_name(path: Path) -> None:

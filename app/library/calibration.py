@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from agents.contract.folder_files import open_regular
 from app.errors import UserError
 from app.library.bundles import Source
 from app.library.data import find_data
@@ -54,7 +55,7 @@ def _count_words(path: Path) -> int:
     if path.is_dir() or path.suffix.lower() == ".parquet":
         return 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             # The cut may fall inside a character, so errors are replaced.
             text = file.read(_READ_BYTES).decode("utf-8", "replace")
     except OSError as error:

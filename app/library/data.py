@@ -14,6 +14,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,9 +31,10 @@ from agents.contract.data_files import (
     look_through,
     read_lines,
 )
+from agents.contract.folder_files import ForeignFile, open_regular, require_own
 from agents.contract.spec import DataSpec
 from app.errors import UserError
-from app.library.bundles import Source, make_bundle
+from app.library.bundles import Source, make_bundle, refused
 from app.library.data_judge import RowJudge
 from app.storage.hashes import HashStore
 from app.text import shorten
@@ -94,12 +96,27 @@ def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = No
     path = Path(name).expanduser().absolute()
     if path.is_dir():
         return _find_folder(path, hashes, data)
-    if not path.is_file():
-        if is_hub_data(name):
-            return Source(value=name)
-        raise _no_such_file(name, key)  # a device, say
+    if not path.exists() and is_hub_data(name):
+        return Source(value=name)
     check_form(path, data=data)
-    return make_bundle("data", path.stem, path.parent, [path], hashes, member=path.name)
+    file = _follow(path)
+    return make_bundle("data", path.stem, file.parent, [file], hashes, member=file.name)
+
+
+def _follow(path: Path) -> Path:
+    """Return the file that a name stands for: a link that the user named may lead anywhere."""
+    try:
+        require_own(path, path.parent)
+        return path
+    except ForeignFile:
+        target = path.resolve()
+    # The nodes decide by its own name what kind of file it is.
+    if target.suffix.lower() == path.suffix.lower():
+        return target
+    raise UserError(
+        f"{path} is a link to {target}, whose name ends otherwise",
+        f"Let both end in '{path.suffix}', or name the file itself.",
+    )
 
 
 def _no_such_file(name: str, key: str) -> UserError:
@@ -112,6 +129,8 @@ def _no_such_file(name: str, key: str) -> UserError:
 def _find_folder(folder: Path, hashes: HashStore, data: DataSpec | None) -> Source:
     try:
         found = look_through(folder)
+    except ForeignFile as error:
+        raise refused(error) from error
     except OSError as error:
         text = f"{folder} cannot be read: {error.strerror}: {error.filename}"
         raise UserError(text, "Name a folder that holds the data alone.") from error
@@ -152,6 +171,8 @@ def check_form(*paths: Path, data: DataSpec | None = None, name: Path | None = N
                 _count_rows(path, kind, count)
         except Misfit as misfit:
             raise UserError(str(misfit), f"{misfit.hint}.") from misfit
+        except ForeignFile as error:
+            raise refused(error) from error
         except OSError as error:
             raise UserError(
                 f"{path} cannot be read: {error.strerror}", "Check the path."
@@ -185,11 +206,13 @@ def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
 
 def _open(path: Path, newline: str) -> TextIO:
     # On the nodes bytes that are not UTF-8 invalidate their row, not the file.
-    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    return TextIOWrapper(
+        open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline
+    )
 
 
 def _check_parquet(path: Path) -> None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         starts = file.read(4) == b"PAR1"
         # The magic number also ends the file, so a truncated copy lacks it.
         whole = starts and path.stat().st_size >= 12 and file.seek(-4, 2) and file.read() == b"PAR1"

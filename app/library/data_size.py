@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data_files import may_be_data
+from agents.contract.folder_files import is_own, open_regular
 from agents.contract.spec import RunSpec
 
 SAMPLE_BYTES = 1 << 20
@@ -116,7 +117,8 @@ def list_files(path: Path) -> list[Path] | None:
                 # A link may lead back to a folder above and be walked in circles.
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-                elif may_be_data(entry.name):
+                # What leads out of the folder is refused when the data is looked over.
+                elif may_be_data(entry.name) and is_own(Path(entry.path), path):
                     found.append(Path(entry.path))
     return sorted(found)
 
@@ -126,7 +128,7 @@ def _guess_file(path: Path) -> DataGuess:
     if read is None:
         return NOTHING
     size_bytes = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(SAMPLE_BYTES)
     is_whole = len(data) == size_bytes
     if not is_whole:

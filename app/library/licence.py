@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from agents.contract.folder_files import open_regular
 from agents.contract.hub import find_snapshot
 from app.library.configs import is_hub_id
 
 _CARD = "README.md"
-_MAX_CHARACTERS = 1 << 20
+_MAX_BYTES = 1 << 20
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
 # A single licence id, which can be copied into another card.
 _LICENCE = re.compile(
@@ -31,8 +32,9 @@ def find_licence(model: str, environ: Mapping[str, str] | None = None) -> str | 
     """
     folder = _find_folder(model, os.environ if environ is None else environ)
     try:
-        with (folder / _CARD).open(encoding="utf-8-sig") as file:
-            return read_licence(file.read(_MAX_CHARACTERS))
+        with open_regular(folder / _CARD, folder) as file:
+            card = file.read(_MAX_BYTES).decode("utf-8-sig", "ignore")  # cut within a character
+        return read_licence(card.replace("\r\n", "\n"))
     except (OSError, ValueError):
         return None
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
+from agents.contract.folder_files import ForeignFile, list_own
 from app.errors import UserError
-from app.library.bundles import Source, make_bundle
+from app.library.bundles import Source, make_bundle, refused
 from app.storage.hashes import HashStore
 from app.text import shorten
 
@@ -71,10 +73,22 @@ def find_tokenizer(name: str, hashes: HashStore) -> Source:
     if explain_missing_model(name) or not path.is_dir():
         return find_model(name, hashes)
     folder = path.absolute()
-    suffixes = _SENT_SUFFIXES - {".safetensors"}
-    files = [p for p in folder.iterdir() if p.suffix in suffixes and p.is_file()]
-    visible = [p for p in files if not p.name.startswith(".")]
-    return make_bundle("models", f"{folder.name}-tokenizer", folder, visible, hashes)
+    files = _list_sent(folder, _SENT_SUFFIXES - {".safetensors"})
+    return make_bundle("models", f"{folder.name}-tokenizer", folder, files, hashes)
+
+
+def _list_sent(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    def is_sent(name: str) -> bool:
+        return Path(name).suffix in suffixes and not name.startswith(".")
+
+    try:
+        return list_own(folder, is_sent)
+    except ForeignFile as error:
+        raise refused(error) from error
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be read: {error.strerror}", "Repair its permissions."
+        ) from error
 
 
 def weigh_weights(name: str) -> int | None:
@@ -88,15 +102,14 @@ def weigh_weights(name: str) -> int | None:
 
 
 def _bundle_of(folder: Path, hashes: HashStore) -> Source:
-    names = [path for path in folder.iterdir() if path.is_file()]
-    files = [p for p in names if p.suffix in _SENT_SUFFIXES and not p.name.startswith(".")]
+    files = _list_sent(folder, _SENT_SUFFIXES)
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{folder} is no model folder: it has no config.json",
             "Name the folder that save_pretrained or a download from the hub made.",
         )
     if not any(path.suffix == ".safetensors" for path in files):
-        pickles = any(path.suffix in _PICKLE_SUFFIXES for path in names)
+        pickles = any(path.suffix in _PICKLE_SUFFIXES for path in folder.iterdir())
         raise UserError(
             f"{folder} has no weights in safetensors format"
             + (", only pickled ones, which can run code and are never sent" if pickles else ""),

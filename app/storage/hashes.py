@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from agents.contract.folder_files import open_regular
 from app.storage.database import Database
 
 
@@ -37,5 +38,5 @@ class HashStore:
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file in hex."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -46,7 +46,7 @@ async def cat(server: MeasuredServer, master: Path, entry: FileEntry, root: Path
     connection = await connect(server.address, home=master)
     began_s = time.perf_counter()
     process = await connection.open(["sh", "-c", f"exec cat > {server.agent_home}/cat"])
-    async for block in read_blocks(root / entry.path, entry.size_bytes):
+    async for block in read_blocks(root, entry.path, entry.size_bytes):
         await process.write(block)
     process.write_eof()
     await process.wait()

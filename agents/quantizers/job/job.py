@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agents.contract.code_references import may_name_code, without_code
+from agents.contract.folder_files import list_own, open_regular
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import remove_abandoned
 from agents.quantizers.job.meter import Meter, Phase, read_start_s
@@ -127,11 +128,19 @@ def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> N
         leave: names that are not copied.
     """
     left = {*leave, *(path.name for path in folder.iterdir())}
-    for path in model.iterdir():
-        wanted = path.suffix in _COMPANIONS and path.name not in left
+
+    def is_wanted(name: str) -> bool:
         # An index lists shards of other weights than those written here.
-        if wanted and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, folder / path.name)
+        is_index = name.endswith(".index.json")
+        return Path(name).suffix in _COMPANIONS and name not in left and not is_index
+
+    try:
+        companions = list_own(model, is_wanted)
+    except OSError as error:
+        raise explain_os_error(error, f"looking through {model}") from error
+    for path in companions:
+        with open_regular(path, model) as source, (folder / path.name).open("xb") as target:
+            shutil.copyfileobj(source, target)
 
 
 def drop_code_references(folder: Path) -> None:

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from agents.contract.folder_files import list_own
 from agents.contract.run_layout import MANIFEST_FILE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
-from agents.errors import ExpectedError
+from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.file_hashes import hash_cached
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
@@ -40,11 +41,10 @@ def hash_model(folder: Path, memory: Path | None) -> str:
         ExpectedError: a file cannot be read, or there is none.
     """
     # Only the folder itself: Transformers loads nothing from its subfolders.
-    names = sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.suffix in _MODEL_FILES and not path.name.startswith(_NOT_THE_MODEL)
-    )
+    try:
+        names = [path.name for path in list_own(folder, _is_of_model)]
+    except OSError as error:
+        raise explain_os_error(error, f"looking through {folder}") from error
     if "config.json" not in names:
         raise ExpectedError(
             f"{folder} holds no model: config.json is missing.",
@@ -54,6 +54,10 @@ def hash_model(folder: Path, memory: Path | None) -> str:
         hashes = list(pool.map(lambda name: hash_cached(folder / name, memory), names))
     lines = [f"{name} {sha256}\n" for name, sha256 in zip(names, hashes, strict=True)]
     return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
+
+
+def _is_of_model(name: str) -> bool:
+    return Path(name).suffix in _MODEL_FILES and not name.startswith(_NOT_THE_MODEL)
 
 
 def fixed_part(spec: RunSpec) -> dict[str, Any]:

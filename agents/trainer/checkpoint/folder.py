@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.folder_files import read_regular
 from agents.contract.run import FileEntry
 from agents.contract.run_layout import MANIFEST_FILE, checkpoint_name, step_of_checkpoint
 from agents.contract.wire import WireError, from_wire, to_wire
@@ -87,7 +88,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ExpectedError: it has no manifest that can be read.
     """
     try:
-        manifest = from_wire(Manifest, json.loads((path / MANIFEST_FILE).read_bytes()))
+        manifest = from_wire(Manifest, json.loads(read_regular(path / MANIFEST_FILE, path)))
     except (OSError, ValueError, WireError) as error:
         raise ExpectedError(
             f"{path} is not a complete checkpoint: {error}.",

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.contract.folder_files import open_regular
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import read_json, write_json
 
@@ -17,7 +18,7 @@ def hash_file(path: Path) -> str:
     """Return the sha256 of a file."""
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:

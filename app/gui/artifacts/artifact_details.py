@@ -153,7 +153,6 @@ class ArtifactDetails(QTabWidget):
         self.copies = CopiesView(context)
         self.card = MarkdownView()
         self.card.setAccessibleName("Artifact card")
-        self.card.setOpenExternalLinks(True)
         self._serving = serving
         self._shown: ArtifactSnapshot | None = None
         for title, widget in (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import QTextBrowser
 
+from app.gui.kit.reader import Reader
 from app.gui.kit.theme import Theme
 
 _NOTHING = "No questions yet."
@@ -26,7 +26,7 @@ class Exchange:
     """Asked on its own, outside the conversation."""
 
 
-class Transcript(QTextBrowser):
+class Transcript(Reader):
     """Grows at its end, and keeps its place if the user has scrolled up."""
 
     def __init__(self, theme: Theme, name: str) -> None:
@@ -34,7 +34,6 @@ class Transcript(QTextBrowser):
         self._theme = theme
         self.exchanges: list[Exchange] = []
         self.setAccessibleName(name)
-        self.setOpenLinks(False)
         theme.changed.connect(self.draw)
         self.draw()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from PySide6.QtWidgets import QTextBrowser
-
 from agents.contract.data import DataPreview
+from app.gui.kit.reader import Reader
 from app.gui.kit.theme import Theme, ThemeColors
 from app.presentation.data_text import describe_data, spell_out, title_of
 
@@ -38,7 +37,7 @@ def data_html(found: DataPreview, palette: ThemeColors) -> str:
     return f"<table>{facts}</table>{legend}{''.join(rows)}"
 
 
-class DataView(QTextBrowser):
+class DataView(Reader):
     """Shows a data preview, or a placeholder until `show_data` is called."""
 
     def __init__(self, theme: Theme) -> None:
@@ -46,7 +45,6 @@ class DataView(QTextBrowser):
         self._theme = theme
         self._found: DataPreview | None = None
         self.setAccessibleName("Data preview")
-        self.setOpenLinks(False)
         # Colours are written into the HTML, so a new theme needs a new document.
         theme.changed.connect(self._draw)
         self._draw()

@@ -44,7 +44,7 @@ async def copy_folder(
                 # real name is always whole.
                 half = replace(entry, path=entry.path + _HALF)
                 await in_thread(_forget, temporary / half.path)
-                blocks = read_blocks(root / entry.path, entry.size_bytes)
+                blocks = read_blocks(root, entry.path, entry.size_bytes)
                 async with (
                     contextlib.aclosing(blocks),
                     FileWriter(temporary, half, "disk") as writer,

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, TypeVar
 
+from agents.contract.folder_files import open_regular
 from agents.contract.run import FileEntry
 from app.errors import UserError
 
@@ -33,14 +34,15 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         raise
 
 
-async def read_blocks(path: Path, size_bytes: int) -> AsyncGenerator[bytes]:
-    """Yield the first `size_bytes` of a file on this PC, reading one block ahead.
+async def read_blocks(root: Path, name: str, size_bytes: int) -> AsyncGenerator[bytes]:
+    """Yield the first `size_bytes` of a file below `root` on this PC, reading one block ahead.
 
     Raises:
-        UserError: it cannot be read, or is shorter.
+        UserError: it cannot be read, is shorter, or has become a link that leads out of `root`.
     """
+    path = root / name
     try:
-        file = await in_thread(path.open, "rb")
+        file = await in_thread(open_regular, path, root)
     except OSError as error:
         raise _unreadable(path, error) from error
     with file:

@@ -143,7 +143,7 @@ async def copy(
 
 
 def _blocks_of(root: Path, entry: FileEntry) -> AsyncGenerator[bytes]:
-    return read_blocks(root / entry.path, entry.size_bytes)
+    return read_blocks(root, entry.path, entry.size_bytes)
 
 
 async def _one_block(data: bytes) -> AsyncGenerator[bytes]:

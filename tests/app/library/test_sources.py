@@ -269,10 +269,10 @@ def test_a_folder_is_judged_as_a_whole_as_a_node_does(
 
 def test_folders_behind_links_are_sent_once(tmp_path: Path, hashes: HashStore) -> None:
     (tmp_path / "d" / "deep").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    for name in ("d/deep/a.jsonl", "other/b.jsonl"):
+    (tmp_path / "d" / ".other").mkdir()
+    for name in ("d/deep/a.jsonl", "d/.other/b.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}')
-    (tmp_path / "d" / "more").symlink_to(tmp_path / "other")
+    (tmp_path / "d" / "more").symlink_to(tmp_path / "d" / ".other")
     (tmp_path / "d" / "deep" / "itself").symlink_to(tmp_path / "d")
     (tmp_path / "d" / "above").symlink_to("..")
     source = find_data(str(tmp_path / "d"), "data.train", hashes)
