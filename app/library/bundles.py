@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from agents.contract.code_references import may_name_code, without_code
-from agents.contract.folder_files import ForeignFile, require_own
+from agents.contract.folder_files import ForeignFile, read_regular, require_own
 from agents.contract.messages import to_wire
 from agents.contract.run import FileEntry
 from app.errors import UserError
@@ -50,7 +50,7 @@ class Source:
         """
         found = {}
         for name in self.cleaned:
-            data = Path(self.root or "", name).read_bytes()
+            data = read_regular(Path(self.root or "", name), Path(self.root or ""))
             found[name] = without_code(data) or data
         return found
 
