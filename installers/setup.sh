@@ -7,14 +7,19 @@
 #
 # Wants Debian or Ubuntu (WSL too) with python3 3.11 or newer. What it needs of the system comes from
 # apt-get (as root, or through `sudo -n`, which never asks for a password), the rest from pip into one
-# virtual environment: .venv in the project, or $RACKLESS_VENV. Versions are those of constraints.txt.
+# virtual environment: .venv in the project, or $RACKLESS_VENV. Every package is one that a lock names
+# with its hash (*.lock here and in resources/environments; CONTRIBUTING.md says how they are made):
+# pip refuses any other file, and builds nothing but the project itself.
+#
+# PyTorch comes with CUDA where this PC has an NVIDIA GPU, else without; RACKLESS_TORCH=cpu or cu130
+# decides otherwise.
 #
 # A stamp file in the environment, written last, says what it was set up from; as long as that is
 # true the set-up is skipped. An environment whose set-up broke off is built anew.
 set -eu
 
 project=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-constraints="$project/installers/constraints.txt"
+locks="$project/resources/environments"
 venv=${RACKLESS_VENV:-$project/.venv}
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
 python="$venv/bin/python"
@@ -202,6 +207,7 @@ create_venv() {
     remove_venv
     mkdir "$venv"
     : >"$unfinished"
+    : >"$venv/setup-by-hash"
     "$system_python" -m venv "$venv" >"$log" 2>&1 || {
         tail -n 5 "$log" >&2
         fail "the virtual environment could not be created in $venv." "The lines above say why."
@@ -209,6 +215,7 @@ create_venv() {
 }
 
 explain_pip_failure() {
+    if grep -q 'DO NOT MATCH THE HASHES' "$log"; then explain_wrong_file; fi
     tail -n 8 "$log" | cut -c 1-300 >&2
     if grep -q 'No space left on device' "$log"; then
         fail "the disk is full ($venv)." "Free some gigabytes there, then type the same again."
@@ -219,31 +226,93 @@ explain_pip_failure() {
             "Then type the same again."
     fi
     if grep -qE 'ResolutionImpossible|No matching distribution' "$log"; then
-        fail "pip finds no package that fits the versions in $constraints." \
+        fail "pip finds no ready-built package of the version that is locked for this PC." \
             "Is the package index reachable (pip config list), and is there a build for this PC" \
             "($(uname -m), $("$python" -V))? All that pip said is in $log"
     fi
     fail "pip could not install the packages." "The lines above say why; all of it is in $log"
 }
 
+explain_wrong_file() { # pip names the file, then "Expected sha256 ..." and "Got ..."
+    package=$(sed -n '/DO NOT MATCH THE HASHES/,$p' "$log" | sed -n 's/^ *\([A-Za-z0-9._-]*==[^ ]*\) from .*/\1/p' | head -n 1)
+    got=$(sed -n 's/^ *Got *\([0-9a-f]\{64\}\).*/\1/p' "$log" | head -n 1)
+    from=$(sed -n '/DO NOT MATCH THE HASHES/,$p' "$log" | sed -n 's/^ *[^ ]*==[^ ]* from \([^ #]*\).*/\1/p' | head -n 1)
+    fail "${package:-a package} is not the file that is locked, so it was not installed." \
+        "It came from ${from:-the package index} with sha256 ${got:-unknown}." \
+        "Was the download broken off, type the same again. Comes the same, then the package index or a" \
+        "proxy serves another file than the one that was checked: look at  pip config list  and ask" \
+        "whoever runs it. All that pip said is in $log"
+}
+
+try_pip() { # arguments of pip
+    began_at=$(wc -c <"$log" 2>/dev/null || echo 0)
+    "$python" -m pip install --quiet --no-deps "$@" >>"$log" 2>&1
+}
+
 pip_install() { # $1: what to show; the rest: arguments of pip
     say "  packages: $1"
     shift
-    "$python" -m pip install --quiet --constraint "$constraints" "$@" >>"$log" 2>&1 ||
-        explain_pip_failure
+    try_pip "$@" || explain_pip_failure
+}
+
+install_lock() { # $1: what to show; $2: the lock
+    pip_install "$1" --require-hashes --only-binary :all: --requirement "$2"
+}
+
+# Which build of PyTorch: the one for this PC's GPU, or the one without CUDA.
+torch_build() {
+    if [ -n "${RACKLESS_TORCH:-}" ]; then
+        printf '%s' "$RACKLESS_TORCH"
+    elif [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/nvidia-smi ]; then
+        printf cu130
+    else
+        printf cpu
+    fi
+}
+
+# The build without CUDA is not on PyPI: taken from the configured index if it has it, then from
+# PyTorch's own. Where neither can be reached, the build on PyPI works without a GPU, too.
+install_torch() {
+    build=$(torch_build)
+    lock="$locks/torch-$build.lock"
+    [ -f "$lock" ] || fail "there is no lock for the build of PyTorch '$build' (RACKLESS_TORCH)." \
+        "Name one of these:  $(cd "$locks" && ls torch-*.lock | sed 's/^torch-//; s/.lock$//' | xargs)"
+    if [ "$build" != cpu ]; then
+        # pip takes 2.13.0+cpu for 2.13.0, so the other build has to go first.
+        case $("$python" -m pip show torch 2>/dev/null) in
+            *+cpu*) "$python" -m pip uninstall --quiet --yes torch >>"$log" 2>&1 ;;
+        esac
+        install_lock "PyTorch (the big one: up to some minutes)" "$lock"
+        return
+    fi
+    say "  packages: PyTorch without CUDA"
+    set -- --require-hashes --only-binary :all: --requirement "$lock"
+    if try_pip "$@"; then return 0; fi
+    lacks_package || explain_pip_failure
+    if try_pip --extra-index-url https://download.pytorch.org/whl/cpu "$@"; then return 0; fi
+    lacks_package || explain_pip_failure
+    say "  (neither the package index nor download.pytorch.org has it; taking the build with CUDA)"
+    install_lock "PyTorch (the big one: up to some minutes)" "$locks/torch-cu130.lock"
+}
+
+lacks_package() { # whether pip's last try found no file, rather than a wrong one
+    tail -c "+$((began_at + 1))" "$log" | grep -q 'No matching distribution'
 }
 
 install_project() {
-    pip_install "build tools" setuptools
-    pip_install "window and command line" --no-build-isolation --editable "$project"
-    pip_install "PyTorch (the big one: up to some minutes)" torch
-    pip_install "training" --no-build-isolation --editable "$project[train]"
-    [ "$1" = demo ] || pip_install "tests" --no-build-isolation --editable "$project[train,test]"
+    install_lock "window and command line" "$project/installers/app.lock"
+    install_torch
+    install_lock "training" "$locks/train.lock"
+    [ "$1" = demo ] || install_lock "tests" "$project/installers/test.lock"
+    pip_install "Rackless itself" --no-index --no-build-isolation --editable "$project"
 }
 
 fingerprint() { # of all that the environment is made from
     version=$("$python" -c 'import pip, sys; print(sys.version)' 2>/dev/null) || return 1
-    { printf '%s\n%s\n' "$version" "$project"; cat "$constraints" "$project/pyproject.toml" "$0"; } |
+    {
+        printf '%s\n%s\n%s\n' "$version" "$project" "$(torch_build)"
+        cat "$project"/installers/*.lock "$locks"/*.lock "$project/pyproject.toml" "$0"
+    } |
         sha256sum | cut -d ' ' -f 1
 }
 
@@ -265,7 +334,10 @@ provide_environment() {
     exec 9>>"$venv.lock"
     flock 9 # a second set-up beside this one waits here, then finds all done
     if ! is_ready "$1"; then
-        if [ -e "$unfinished" ] || ! fingerprint >/dev/null; then create_venv; fi
+        # What an older set-up installed was never compared with a hash.
+        if [ -e "$unfinished" ] || [ ! -e "$venv/setup-by-hash" ] || ! fingerprint >/dev/null; then
+            create_venv
+        fi
         : >"$unfinished"
         install_project "$1"
         fingerprint >"$venv/setup-$1.new"

@@ -95,7 +95,7 @@ class PackagesBuild:
     python: str
     lock_sha256: str
     lock_text: str
-    """A pip requirements file with exact versions, dependencies included."""
+    """A lock: exact versions with the hashes of their files, dependencies included."""
     requirements: dict[str, str]
 
 

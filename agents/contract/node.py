@@ -130,8 +130,12 @@ class EnvironmentQuery:
 class EnvironmentBuild:
     lock_sha256: str
     lock_text: str
-    """A pip requirements file with exact versions."""
+    """A lock: exact versions with the hashes of their files."""
     requirements: dict[str, str]
+    index_url: str | None = None
+    """Index to ask where those that the node is set up with lack a package; None: no other."""
+    fallback_text: str = ""
+    """Lock to build from where no index has the packages of the first; empty: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,10 +4,15 @@ Packages are listed by running the interpreter, never guessed from its folders. 
 environment lies in a folder named by the lock's hash and counts only once its marker is written; a
 broken-off build is continued. A version may carry a local part (`2.13.0+cu130`) that the lock does
 not name.
+
+pip gets no freedom: it installs what the lock names and nothing that this asks for, and refuses a
+file whose hash the lock does not name before anything is installed. Only wheels are taken, since a
+source package runs code while it is built; a lock lists its exceptions.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -18,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.children import Children
+from agents.contract.lock import read_lock_text
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
 from agents.contract.python_child import python_variables
 from agents.contract.wire import WireError, from_wire, to_wire
@@ -48,12 +54,24 @@ PIP_PROBLEMS = (
         "Check its internet connection, or set a mirror: pip config set global.index-url URL",
     ),
     (
-        r"No matching distribution found for (\S+)",
-        "there is no package for this Python or this kind of PC",
-        "Install a Python that the packages support: 3.10 to 3.13, 64 bit",
+        r"may not open a connection while it is built",
+        "a source package wanted to download more than the lock names",
+        "Install what it lacks, so that it need not: "
+        "sudo apt-get install -y build-essential python3-dev libpcre2-dev",
     ),
-    (r"THESE PACKAGES DO NOT MATCH THE HASHES", "a package is not the locked one", "Try again"),
 )
+_NO_FILE = re.compile(r"No matching distribution found for (\S+)")
+_WRONG_FILE = re.compile(r"DO NOT MATCH THE HASHES.*?\n\s*(\S+==\S+)(?: from (\S+))?", re.DOTALL)
+_EXPECTED = re.compile(r"Expected (?:sha256|\s+or) +([0-9a-f]{64})")
+_GOT = re.compile(r"Got +([0-9a-f]{64})")
+
+
+class MissingPackage(ExpectedError):
+    """No index that pip asked has a file of a locked package for this PC."""
+
+
+class WrongPackage(ExpectedError):
+    """A file is not the one that the lock names."""
 
 
 def read_adopted(home: Home) -> EnvironmentReport | None:
@@ -152,7 +170,8 @@ def build(
         ExpectedError: venv or pip failed; the message says which and why.
     """
     require_name(job.lock_sha256, "The lock's hash")
-    folder = home.environments / job.lock_sha256[:16]
+    # By all of its text: the same versions with other hashes are another environment.
+    folder = home.environments / hashlib.sha256(job.lock_text.encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
     query = EnvironmentQuery(
         lock_sha256=job.lock_sha256,
@@ -168,7 +187,7 @@ def build(
     with locked(home.environments / f"{folder.name}.lock", 1.0, busy):
         if not (folder / "complete").exists():
             _make_venv(folder, children, progress)
-            _install(folder, python, job.lock_text, children, progress)
+            _install(folder, python, job, children, progress)
             # Last: without the marker the next build continues this folder.
             (folder / "complete").touch()
         report = find(home, query, children)
@@ -206,14 +225,40 @@ def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]
 def _install(
     folder: Path,
     python: Path,
-    lock_text: str,
+    job: EnvironmentBuild,
     children: Children,
     progress: Callable[[str], None],
 ) -> None:
+    """Install from the first of the order's sources that has all packages."""
     # A package in the user's site would satisfy pip here but is not the locked one.
     environ = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
     what = "installing the packages failed"
-    run_pip(str(python), folder, lock_text, what, children, progress, environ=environ)
+    tries: list[tuple[str, tuple[str, ...]]] = [(job.lock_text, ())]
+    if job.index_url:
+        tries.append((job.lock_text, ("--extra-index-url", job.index_url)))
+    if job.fallback_text:
+        tries.append((job.fallback_text, ()))
+    for number, (text, options) in enumerate(tries, 1):
+        try:
+            run_pip(
+                str(python),
+                folder,
+                text,
+                what,
+                children,
+                progress,
+                options=options,
+                environ=environ,
+            )
+            return
+        except MissingPackage as missing:
+            if number == len(tries):
+                raise
+            progress(f"{missing.message} Trying elsewhere.")
+        except WrongPackage:
+            # Nothing of this build is kept: whoever served a wrong file may have served others.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def run_pip(
@@ -227,7 +272,7 @@ def run_pip(
     options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Install what a lock names, and keep the lock in `folder`.
+    """Install what a lock names and nothing else, and keep the lock in `folder`.
 
     Args:
         python: interpreter whose pip is used.
@@ -236,15 +281,24 @@ def run_pip(
         environ: variables for pip, added to a clean environment.
 
     Raises:
-        ExpectedError: pip failed; the message says why.
+        WrongPackage: a file does not have a hash that the lock names for it.
+        MissingPackage: no index has a file of a package that fits this PC.
+        ExpectedError: the lock is not one, or pip failed; the message says why.
     """
+    try:
+        locked = read_lock_text(lock_text)
+    except ValueError as error:
+        raise ExpectedError(
+            f"On this node {what}: {error}.", "Update Rackless on the PC that sent this lock"
+        ) from error
     lock = folder / "requirements.txt"
     try:
-        lock.write_text(lock_text, encoding="utf-8")
+        lock.write_text(locked.text, encoding="utf-8")
     except OSError as error:
         raise explain_os_error(error, f"writing {lock}") from error
     argv = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    argv += ["--progress-bar", "off", *options, "-r", str(lock)]
+    argv += ["--progress-bar", "off", "--require-hashes", "--no-deps", "--only-binary", ":all:"]
+    argv += [*options, "-r", str(lock)]
     code, lines = children.run(
         argv, environ={**python_variables(), **(environ or {})}, on_line=progress
     )
@@ -255,11 +309,36 @@ def run_pip(
 def _explain(what: str, lines: list[str]) -> ExpectedError:
     """Return the error that the last lines of pip or venv describe."""
     text = "\n".join(lines)
+    # First: a wrong file may come with any other trouble, and matters more.
+    wrong = _WRONG_FILE.search(text)
+    if wrong is not None:
+        return _explain_wrong_file(what, wrong[1], wrong[2], text[wrong.start() :])
     for pattern, cause, hint in PIP_PROBLEMS:
         if re.search(pattern, text):
             return ExpectedError(f"On this node {what}: {cause}.", hint)
+    missing = _NO_FILE.search(text)
+    if missing is not None:
+        return MissingPackage(
+            f"On this node {what}: there is no package {missing[1]} for this Python or this kind "
+            "of PC, ready-built as the lock wants it.",
+            "Install a Python that the packages support: 3.11 to 3.14, 64 bit",
+        )
     # pip prints notices after the error, so the last line alone is often not the cause.
     errors = [line for line in lines if "error" in line.lower()] or lines
     return ExpectedError(
         f"On this node {what}: {errors[-1][:400] if errors else 'no reason given'}"
+    )
+
+
+def _explain_wrong_file(what: str, package: str, source: str | None, text: str) -> WrongPackage:
+    """Return the error for a file with another hash than the lock's."""
+    expected, got = _EXPECTED.findall(text), _GOT.search(text)
+    wanted = expected[0] if len(expected) == 1 else f"one of the lock's {len(expected)}"
+    place = f" from {source.partition('#')[0]}" if source else ""
+    return WrongPackage(
+        f"On this node {what}: {package}{place} is not the file that the lock names. Expected "
+        f"sha256 {wanted}, got {got[1] if got else 'another'}. It was not installed.",
+        "Try again, in case the download was damaged. If it is the same again, the package index "
+        "or a proxy of this node serves another file than the one that was checked: see there "
+        "with `pip config list`, and do not install it by hand",
     )

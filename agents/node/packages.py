@@ -3,19 +3,37 @@
 They are installed without dependencies, which the lock lists one by one, so that nothing in the
 training environment is changed or shadowed. The folder is named by the lock's hash and is valid
 once its marker is written. An interpreter that has them all already needs no folder.
+
+Some have no wheel and are built here, by the setuptools of the training environment, which is
+locked as well. A build that downloads would bring in what no hash covers, so it gets no connection.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from agents.children import Children
 from agents.contract.artifacts import PackagesBuild, PackagesReport
+from agents.contract.python_child import python_variables
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.environment import is_version, look, run_pip
 from agents.state import Home, locked, require_name
+
+# pip tells a build's process by these variables; its own process, which downloads, has neither.
+_FENCE = """\
+import os, sys
+
+def refuse(event, details):
+    inet = event == "socket.getaddrinfo" or event == "socket.connect" and details[0].family != 1
+    if inet:
+        raise PermissionError("a package may not open a connection while it is built")
+
+if {"PEP517_BUILD_BACKEND", "_PYPROJECT_HOOKS_BUILD_BACKEND"} & set(os.environ):
+    sys.addaudithook(refuse)
+"""
 
 
 def build(
@@ -31,7 +49,8 @@ def build(
     _, found, _ = look(job.python, job.requirements, children)
     if all(is_version(found.get(name) or "", want) for name, want in job.requirements.items()):
         return PackagesReport()
-    folder = home.environments / f"packages-{job.lock_sha256[:16]}"
+    name = hashlib.sha256(job.lock_text.encode()).hexdigest()[:16]
+    folder = home.environments / f"packages-{name}"
     try:
         home.environments.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -54,10 +73,35 @@ def _install(
     except OSError as error:
         raise explain_os_error(error, f"making {folder}") from error
     # Source packages must build against the environment's torch and not download another one.
-    options = ("--no-deps", "--no-build-isolation", "--target", str(folder))
+    options = ("--no-build-isolation", "--use-pep517", "--target", str(folder))
     what = "installing the packages for quantizing failed"
     try:
-        run_pip(job.python, folder, job.lock_text, what, children, progress, options=options)
+        environ = _fence_builds(folder)
+        run_pip(
+            job.python,
+            folder,
+            job.lock_text,
+            what,
+            children,
+            progress,
+            options=options,
+            environ=environ,
+        )
     except ExpectedError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _fence_builds(folder: Path) -> dict[str, str]:
+    """Return variables under which no build of a package opens a connection.
+
+    Python's own connections and git's are refused; what else a build may start is up to packages
+    whose very bytes are locked.
+    """
+    fence = folder / ".fence"
+    try:
+        fence.mkdir()
+        (fence / "sitecustomize.py").write_text(_FENCE, encoding="ascii")
+    except OSError as error:
+        raise explain_os_error(error, f"writing {fence}") from error
+    return {**python_variables(str(fence)), "GIT_ALLOW_PROTOCOL": "file"}

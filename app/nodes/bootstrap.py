@@ -1,6 +1,6 @@
 """Start the agent over an open connection, through the stdio of a single command.
 
-A small shell script looks for the archive by its hash, requests it if it is missing or damaged,
+A small shell script looks for the archive by its hash, requests it if it is missing or altered,
 verifies and renames it, and becomes `python3 -I ARCHIVE serve NONCE`. SSH, local and WSL nodes all
 start this way. Output of the login shell before the first line with our nonce is skipped.
 
@@ -45,6 +45,23 @@ _PUSH_BYTES = 128 << 10
 # Maximum length of a program's output that a message quotes, in characters.
 _SHOWN_OUTPUT = 400
 
+_UNSAFE_FOLDERS = {
+    "owner": (
+        "belongs to another user",
+        "Move it away, or log in as its owner; this shows who that is: ls -ld {folder}",
+    ),
+    "open": (
+        "can be written by other users",
+        "Look at what is in it, then close it there: chmod 700 {folder}",
+    ),
+    "parent": (
+        "is in a folder where other users can replace it",
+        "Close that folder there, or name another place in RACKLESS_AGENT_HOME: "
+        "chmod o-w {folder}/..",
+    ),
+}
+"""What is wrong with a folder, and what to do, by the step at which the script failed."""
+
 # `grep` takes the archive's name from stdin: in its arguments it would find itself.
 SCRIPT = " ".join(
     (
@@ -54,10 +71,16 @@ SCRIPT = " ".join(
         "command -v $tool >/dev/null || fail tool $tool; done;",
         "home=${RACKLESS_AGENT_HOME:-$HOME/.local/share/rackless-agent};",
         "dir=$home/agents; zip=$dir/$sum.zip; new=$dir/.$nonce.part; got=;",
+        # What another user can write to may change between its check and its start, and is refused:
+        # what lies in it already (an interpreter to use, a run's state) cannot be trusted either.
+        "err=$(LC_ALL=C; export LC_ALL; mkdir -p $dir 2>&1) || fail folder $err;",
+        "for own in $home $dir; do test -O $own || fail owner $own;",
+        "test -z $(find $own/. -maxdepth 0 -perm /022) || fail open $own; done;",
+        "test -z $(find $home/.. -maxdepth 0 -perm -002 -not -perm -1000) || fail parent $home;",
+        "chmod go-rwx $home $dir 2>/dev/null;",
         # sha256sum prints the name of its input after the hash, hence the patterns with a star.
         "test -f $zip && got=$(sha256sum < $zip);",
         "case $got in $sum*) ;; *)",
-        "err=$(LC_ALL=C; export LC_ALL; mkdir -p $dir 2>&1) || fail folder $err;",
         "err=$(LC_ALL=C; export LC_ALL; { : > $new; } 2>&1) || fail folder $err;",
         "echo RACKLESS-BOOT $nonce NEED;",
         # head takes no more than the archive: what follows on stdin belongs to the agent.
@@ -239,6 +262,12 @@ def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
         return NodeNotReady(
             f"The agent arrived damaged on {where}",
             "Try again; if it happens again, check that PC's memory and disk",
+        )
+    if step in _UNSAFE_FOLDERS:
+        problem, hint = _UNSAFE_FOLDERS[step]
+        return NodeNotReady(
+            f"The agent's folder {detail} on {where} {problem}, so nothing in it is run",
+            hint.format(folder=detail),
         )
     if "No space left" in detail or "quota" in detail.lower():
         return NodeNotReady(

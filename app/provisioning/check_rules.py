@@ -195,14 +195,14 @@ def _judge_disk(node: str, free: int | None) -> CheckRow:
 def _judge_gpu(node: str, gpu: GpuFacts, is_wsl: bool) -> CheckRow:
     text = f"{gpu.name}, driver {gpu.driver or 'not known'}"
     update = "the Windows driver" if is_wsl else "it: sudo ubuntu-drivers install"
-    capability = _numbers(gpu.capability)
+    capability = numbers_of(gpu.capability)
     # Before the driver: no update helps a card that torch does not support.
     if capability and capability < MIN_CAPABILITY:
         fix = "Leave this node out: name the others under nodes in the run file"
         return make_row(
             "gpu", node, "fail", f"{gpu.name} is too old for this version of torch", fix
         )
-    driver = _numbers(gpu.driver)
+    driver = numbers_of(gpu.driver)
     if not driver:
         return make_row("gpu", node, "unknown", text, "Run there: nvidia-smi")
     if driver[0] < MIN_DRIVER:
@@ -213,6 +213,7 @@ def _judge_gpu(node: str, gpu: GpuFacts, is_wsl: bool) -> CheckRow:
     return make_row("gpu", node, "pass", text)
 
 
-def _numbers(version: str | None) -> tuple[int, ...]:
+def numbers_of(version: str | None) -> tuple[int, ...]:
+    """Return the parts of a version that are numbers; none where it is not known."""
     parts = (version or "").split(".")
     return tuple(int(part) for part in parts if part.isdigit())

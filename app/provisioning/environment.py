@@ -1,24 +1,25 @@
 """Set up the training environment of a node: adopt or build one that fits the lock file.
 
 The node does the work (agents/node/environment.py): it lists the packages of an interpreter, or
-builds a virtual environment from the lock. Nodes are compatible when they fit the same lock, which
-is identified by a hash over its requirements alone: a changed comment rebuilds nothing.
+builds a virtual environment from the lock, whose hashes every file has to have. Nodes are
+compatible when they fit the same versions, which a hash over names and versions identifies: it is
+the same for all builds of torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.resources
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.contract.lock import read_lock_text
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, OnMessage
+from app.provisioning.torch_build import TorchBuild, choose_torch
 
-_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
 # Maximum number of differing packages that a message lists.
 _SHOWN_PACKAGES = 6
 
@@ -26,48 +27,55 @@ _SHOWN_PACKAGES = 6
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentLock:
     text: str
-    """Text that pip gets."""
+    """Text that pip gets: no comments, a hash for every file."""
     requirements: dict[str, str]
-    """Exact version by name of the distribution."""
+    """Exact version by name of the distribution, for what is installed on every system."""
     sha256: str
     """Hash over the sorted requirements."""
 
 
-def read_train_lock() -> EnvironmentLock:
-    """Return the lock that this version of Rackless trains with."""
-    return read_lock("train")
+def read_train_lock(torch: TorchBuild | None = None) -> EnvironmentLock:
+    """Return the lock that this version of Rackless trains with, with one build of torch.
+
+    Args:
+        torch: build of torch; None: the one for current drivers. It changes the text alone.
+    """
+    build = _lock_text((torch or TorchBuild.CUDA_13).lock)
+    # First, so that a build which the index lacks is missed before the others are fetched.
+    text = build + _lock_text("train")
+    train = parse_lock(_lock_text("train")).requirements
+    # What its build brings, such as CUDA's libraries, is torch's own business.
+    version = parse_lock(build).requirements["torch"].partition("+")[0]
+    return _lock(text, {**train, "torch": version})
 
 
 def read_lock(name: str) -> EnvironmentLock:
     """Return a lock that ships with Rackless: `train`, or extra packages of an export format."""
+    return read_train_lock() if name == "train" else parse_lock(_lock_text(name))
+
+
+def _lock_text(name: str) -> str:
     file = importlib.resources.files("resources").joinpath("environments", f"{name}.lock")
-    return parse_lock(file.read_text("utf-8"))
+    return file.read_text("utf-8")
 
 
 def parse_lock(text: str) -> EnvironmentLock:
-    """Parse lines of `name==version`; `#` begins a comment.
+    """Parse lines of `name==version --hash=sha256:...`; `#` begins a comment.
 
     Raises:
-        ValueError: a line has another form, or a name is repeated.
-
-    >>> parse_lock("b==2.0  # why\\n\\na==1").requirements
-    {'b': '2.0', 'a': '1'}
+        ValueError: a line has another form, a package has no hash, or a name is repeated.
     """
-    requirements: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        wanted = line.partition("#")[0].strip()
-        if not wanted:
-            continue
-        match = _REQUIREMENT.fullmatch(wanted)
-        if match is None:
-            raise ValueError(f"line {number} of the lock is {wanted!r}; it must be name==version")
-        if match[1] in requirements:
-            raise ValueError(f"line {number} of the lock names {match[1]} again")
-        requirements[match[1]] = match[2]
-    # Hashed sorted and without comments: only other packages or versions change the hash.
+    packages = read_lock_text(text).packages
+    return _lock(text, {one.name: one.version for one in packages if not one.marker})
+
+
+def _lock(text: str, requirements: dict[str, str]) -> EnvironmentLock:
+    # Hashed sorted: only other packages or versions change the hash.
     lines = "".join(f"{name}=={version}\n" for name, version in sorted(requirements.items()))
     return EnvironmentLock(
-        text=text, requirements=requirements, sha256=hashlib.sha256(lines.encode()).hexdigest()
+        text=read_lock_text(text).text,
+        requirements=requirements,
+        sha256=hashlib.sha256(lines.encode()).hexdigest(),
     )
 
 
@@ -91,7 +99,7 @@ async def setup_environment(
     Raises:
         UserError: `python` does not fit (with the differences), or the build failed (with why).
     """
-    lock = lock or read_train_lock()
+    given, lock = lock, lock or read_train_lock()
     if python is not None:
         report = await client.environment_find(_adopting(lock, python))
         if not report.fits:
@@ -105,10 +113,22 @@ async def setup_environment(
         report = await _find(client, _adopting(lock, candidate))
         if report.fits:
             return report
-    build = EnvironmentBuild(
-        lock_sha256=lock.sha256, lock_text=lock.text, requirements=lock.requirements
-    )
+    build = _order(lock, None) if given else _order(lock, choose_torch(await client.facts()))
     return await client.environment_build(build, progress)
+
+
+def _order(lock: EnvironmentLock, torch: TorchBuild | None) -> EnvironmentBuild:
+    """Return the order to build `lock`, or the trainer's own with one build of torch."""
+    first = lock if torch is None else read_train_lock(torch)
+    # PyPI's build has CUDA, and works without a GPU, too.
+    spare = torch is TorchBuild.CPU
+    return EnvironmentBuild(
+        lock_sha256=lock.sha256,
+        lock_text=first.text,
+        requirements=lock.requirements,
+        index_url=None if torch is None else torch.index_url,
+        fallback_text=lock.text if spare else "",
+    )
 
 
 async def find_environment(client: NodeClient, lock: EnvironmentLock) -> EnvironmentReport:

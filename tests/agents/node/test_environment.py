@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import sysconfig
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from agents.errors import ExpectedError
 from agents.node import environment
 from agents.node.environment import build, compare, find, is_version, read_adopted
 from agents.state import Home
+from tests.fakes.packages import lock_line, lock_of, make_wheel
 
 LOCK_SHA256 = "ab" * 32
 QUERY = EnvironmentQuery(
@@ -124,18 +125,18 @@ def test_interpreter_that_hangs_is_ended(
 # ---------------------------------------------------------------- building
 
 
-def make_wheel(folder: Path) -> Path:
-    """Write the smallest wheel that pip installs: rackless_probe 1.2.3."""
-    path = folder / "rackless_probe-1.2.3-py3-none-any.whl"
-    info = "rackless_probe-1.2.3.dist-info"
-    metadata = "Metadata-Version: 2.1\nName: rackless-probe\nVersion: 1.2.3\n"
-    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("rackless_probe.py", "")
-        wheel.writestr(f"{info}/METADATA", metadata)
-        wheel.writestr(f"{info}/WHEEL", tags)
-        wheel.writestr(f"{info}/RECORD", "")
-    return path
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder in which pip looks for packages, and nowhere else."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def folder_of(home: Home, lock_text: str) -> Path:
+    return home.environments / hashlib.sha256(lock_text.encode()).hexdigest()[:16]
 
 
 def job(lock_text: str, **requirements: str) -> EnvironmentBuild:
@@ -144,16 +145,17 @@ def job(lock_text: str, **requirements: str) -> EnvironmentBuild:
 
 @pytest.mark.slow
 def test_environment_is_built_adopted_and_not_built_twice(
-    home: Home, children: Children, tmp_path: Path
+    home: Home, children: Children, index: Path
 ) -> None:
     lines: list[str] = []
-    order = job(f"{make_wheel(tmp_path)}\n", **{"rackless-probe": "1.2.3"})
+    text = lock_of(make_wheel(index, "rackless_probe", "1.2.3"))
+    order = job(text, **{"rackless-probe": "1.2.3"})
     report = build(home, order, children, lines.append)
     assert report.fits
-    assert report.python == str(home.environments / LOCK_SHA256[:16] / "bin" / "python")
+    assert report.python == str(folder_of(home, text) / "bin" / "python")
     assert os.access(report.python, os.X_OK)
     assert read_adopted(home) == report
-    assert any("Successfully installed rackless-probe-1.2.3" in line for line in lines)
+    assert any("Successfully installed rackless" in line for line in lines)
     again: list[str] = []
     assert build(home, order, children, again.append) == report
     assert again == []
@@ -173,7 +175,7 @@ def test_missing_venv_names_the_package_to_install(
     assert "python3-venv is missing on this node" in caught.value.message
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert caught.value.hint == f"sudo apt-get install -y python{version}-venv"
-    assert not (home.environments / LOCK_SHA256[:16]).exists()
+    assert not folder_of(home, "").exists()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_missing_venv_names_the_package_to_install(
         ),
         (
             "ERROR: No matching distribution found for torch==2.13.0",
-            "no package for this Python",
+            r"no package torch==2.13.0 for this Python",
             "Install a Python",
         ),
         ("ERROR: something else", "something else", ""),
@@ -196,20 +198,41 @@ def test_missing_venv_names_the_package_to_install(
 def test_pips_failures_are_explained(
     home: Home, children: Children, tmp_path: Path, said: str, message: str, hint: str
 ) -> None:
-    folder = home.environments / LOCK_SHA256[:16]
+    text = lock_line("torch", "2.13.0")
+    folder = folder_of(home, text)
     (folder / "bin").mkdir(parents=True)
     script(folder / "bin" / "pip", "")
     script(folder / "bin" / "python", f"#!/bin/sh\necho Collecting torch\necho '{said}'\nexit 1\n")
     lines: list[str] = []
     with pytest.raises(ExpectedError) as caught:
-        build(home, job("torch==2.13.0\n"), children, lines.append)
+        build(home, job(text), children, lines.append)
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert lines == ["continuing the environment that was begun before", "Collecting torch", said]
-    assert (folder / "requirements.txt").read_text() == "torch==2.13.0\n"
+    assert (folder / "requirements.txt").read_text() == f"{text}\n"
     assert not (folder / "complete").exists()
 
 
 def test_hash_of_a_lock_cannot_be_a_path(home: Home, children: Children) -> None:
     with pytest.raises(ExpectedError, match="The lock's hash"):
         build(home, replace(job(""), lock_sha256="../../x"), children, lambda line: None)
+
+
+def test_where_the_indexes_lack_a_build_another_index_is_asked_then_the_other_lock(
+    home: Home, children: Children, tmp_path: Path
+) -> None:
+    first, other = lock_line("torch", "2.13.0+cpu"), lock_line("torch", "2.13.0")
+    folder = folder_of(home, first)
+    (folder / "bin").mkdir(parents=True)
+    script(folder / "bin" / "pip", "")
+    says = '#!/bin/sh\nfor last; do :; done\necho asked: "$@"\ngrep -q cpu $last || exit 0\n'
+    says += "echo 'ERROR: No matching distribution found for torch==2.13.0+cpu'\nexit 1\n"
+    script(folder / "bin" / "python", says)
+    order = replace(job(first), index_url="https://index.example/cpu", fallback_text=other)
+    lines: list[str] = []
+    with pytest.raises(ExpectedError, match="does not work as a Python interpreter"):
+        build(home, order, children, lines.append)  # what pip made is looked at: here, a script
+    asked = ["--extra-index-url" in line for line in lines if line.startswith("asked: ")]
+    assert asked == [False, True, False]
+    assert sum("Trying elsewhere" in line for line in lines) == 2
+    assert (folder / "requirements.txt").read_text() == f"{other}\n"

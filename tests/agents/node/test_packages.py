@@ -12,20 +12,7 @@ from agents.contract.artifacts import PackagesBuild
 from agents.errors import ExpectedError
 from agents.node import packages
 from agents.state import Home
-
-
-def make_wheel(folder, name="tiny_thing", version="1.5"):
-    import zipfile
-
-    about = f"{name}-{version}.dist-info"
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", "VALUE = 7\n")
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
-        kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        wheel.writestr(f"{about}/WHEEL", kind)
-        wheel.writestr(f"{about}/RECORD", "")
-    return path
+from tests.fakes.packages import lock_line, lock_of, make_sdist, make_wheel
 
 
 @pytest.fixture
@@ -48,10 +35,20 @@ def test_an_environment_that_has_them_needs_no_folder(home):
     assert not home.environments.exists()
 
 
-def test_they_are_installed_once_beside_it(home, tmp_path):
-    wheel = make_wheel(tmp_path)
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """Return a folder in which pip looks for packages, and nowhere else."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def test_they_are_installed_once_beside_it(home, index):
+    wheel = make_wheel(index)
     told = []
-    wanted = job(f"{wheel}\n", tiny_thing="1.5")
+    wanted = job(lock_of(wheel), tiny_thing="1.5")
     report = packages.build(home, wanted, Children(), told.append)
     assert report.path is not None
     folder = home.path / report.path
@@ -61,8 +58,15 @@ def test_they_are_installed_once_beside_it(home, tmp_path):
     assert packages.build(home, wanted, Children(), told.append) == report
 
 
-def test_a_failure_says_why_and_leaves_nothing(home, tmp_path):
-    wanted = job(f"{tmp_path / 'nothing-1-py3-none-any.whl'}\n", nothing="1")
+def test_a_package_without_a_wheel_is_built_from_the_locked_source(home, index):
+    source = make_sdist(index)
+    wanted = job(f"--no-binary tiny_thing\n{lock_of(source)}", tiny_thing="1.5")
+    report = packages.build(home, wanted, Children(), lambda line: None)
+    assert (home.path / report.path / "tiny_thing-1.5.dist-info").is_dir()
+
+
+def test_a_failure_says_why_and_leaves_nothing(home, index):
+    wanted = job(lock_line("nothing", "1"), nothing="1")
     with pytest.raises(ExpectedError, match="installing the packages for quantizing failed"):
         packages.build(home, wanted, Children(), lambda line: None)
     assert not [path for path in home.environments.iterdir() if path.is_dir()]

@@ -19,6 +19,7 @@ from app.provisioning.check_network import ReduceOutcome, judge_link, judge_redu
 from app.provisioning.check_row import CheckRow
 from app.provisioning.environment import EnvironmentLock, parse_lock, setup_environment
 from tests.fakes.fleet import Seen, fleet_at
+from tests.fakes.packages import lock_line
 from tests.fakes.ssh import address_of, connect, loopback_node, tools_without
 
 NAMES = ("a", "b", "c")
@@ -95,9 +96,8 @@ def test_a_slow_way(peer: str, round_trip_s: float, bytes_per_s: float | None, s
 
 
 def lock_of(*names: str) -> EnvironmentLock:
-    return parse_lock(
-        "".join(f"{name}=={importlib.metadata.version(name).partition('+')[0]}\n" for name in names)
-    )
+    versions = {name: importlib.metadata.version(name).partition("+")[0] for name in names}
+    return parse_lock("\n".join(lock_line(*package) for package in versions.items()))
 
 
 async def add(fleet: Fleet, server: LoopbackNode, name: str, master: Path) -> None:

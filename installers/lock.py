@@ -1,0 +1,357 @@
+"""Write the lock files: every package in one version, with the hash of every file that may be it.
+
+    python installers/lock.py              the versions of today, hashes read again
+    python installers/lock.py --upgrade    newest versions that are at least a week old
+    python installers/lock.py --check      write nothing; fail where a lock would change
+
+Names after the option (`train torch-cpu`) restrict it to those locks. It needs uv
+(`python -m pip install uv`) and packaging, and asks the index that UV_DEFAULT_INDEX names, else
+PyPI; PyTorch's own index has the builds that are not on PyPI. Direct needs stand in
+pyproject.toml. A lock whose index cannot be reached stays as it is, and is named at the end.
+
+uv resolves for all systems at once. What it finds is cut down to the systems that Rackless
+supports, and to wheels: a source package runs code while it is built, so it is locked only where
+its release has no wheel, and stands in the lock by name (`--no-binary`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import tomllib
+from packaging.markers import Environment, Marker, default_environment
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+ROOT = Path(__file__).resolve().parent.parent
+NODES = ROOT / "resources" / "environments"
+PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
+NEWEST_GLIBC = 41
+"""Newest glibc 2.x whose wheels are accepted; pip itself refuses what is too new for a PC."""
+COOLING_OFF = "7 days"
+"""Minimum age of a release that an upgrade takes: most hijacked ones are found within days."""
+TORCH_INDEX = "https://download.pytorch.org/whl/"
+OF_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
+"""Packages that depend on the build of torch, and so stand in its lock."""
+MADE_BY = "# Made by `python installers/lock.py` (see CONTRIBUTING.md); not edited by hand."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lock:
+    path: Path
+    about: str
+    """Sentence about the lock, for its head."""
+    needs: str
+    """Direct needs: `project`, an extra, a dependency group, or `torch`."""
+    beside: tuple[str, ...] = ()
+    """Locks whose packages are there already, so that this one leaves them out."""
+    agrees_with: tuple[str, ...] = ()
+    """Locks whose versions this one keeps."""
+    windows: bool = False
+    complete: bool = False
+    """Whether `needs` lists the dependencies, too; else they are resolved."""
+    build: str = ""
+    """Local part of torch's version, which names its index as well; empty: the build on PyPI."""
+
+
+LOCKS = {
+    lock.path.stem: lock
+    for lock in (
+        Lock(
+            path=NODES / "train.lock",
+            about="Training, on every node and on this PC; beside it goes one torch-*.lock.",
+            needs="train",
+        ),
+        Lock(
+            path=NODES / "torch-cu130.lock",
+            about="PyTorch with CUDA 13.0, for NVIDIA drivers from 580 on: the build on PyPI.",
+            needs="torch",
+            beside=("train",),
+        ),
+        Lock(
+            path=NODES / "torch-cu126.lock",
+            about="PyTorch with CUDA 12.6, for older NVIDIA drivers and cards.",
+            needs="torch",
+            beside=("train",),
+            build="cu126",
+        ),
+        Lock(
+            path=NODES / "torch-cpu.lock",
+            about="PyTorch without CUDA, for PCs without an NVIDIA GPU.",
+            needs="torch",
+            beside=("train",),
+            build="cpu",
+        ),
+        Lock(
+            path=ROOT / "installers" / "app.lock",
+            about="The window and the command line.",
+            needs="project",
+            agrees_with=("train",),
+            windows=True,
+        ),
+        Lock(
+            path=ROOT / "installers" / "test.lock",
+            about="What the tests need beside the other locks.",
+            needs="test",
+            beside=("train", "torch-cu130", "app"),
+        ),
+        Lock(
+            path=NODES / "gguf.lock",
+            about="Making and proving GGUF files, beside training.",
+            needs="gguf",
+            beside=("train",),
+            agrees_with=("test",),
+            complete=True,
+        ),
+        Lock(
+            path=NODES / "gptqmodel.lock",
+            about="Making, loading and proving AWQ and GPTQ models, beside training.",
+            needs="gptqmodel",
+            beside=("train",),
+            agrees_with=("test",),
+            complete=True,
+        ),
+        Lock(
+            path=NODES / "autoawq.lock",
+            about="Making AWQ with AutoAWQ, and loading and proving it, beside training.",
+            needs="autoawq",
+            beside=("train",),
+            agrees_with=("test", "gptqmodel"),
+            complete=True,
+        ),
+    )
+}
+
+
+class Unreachable(Exception):
+    """The index of a lock does not answer."""
+
+
+# ---------------------------------------------------------------- direct needs and pins
+
+
+def direct_needs(lock: Lock) -> list[str]:
+    """Return the requirements that pyproject.toml states for a lock."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = pyproject["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    if lock.needs == "project":
+        return list(project["dependencies"])
+    if lock.needs == "torch":
+        (torch,) = (need for need in extras["train"] if need.startswith("torch=="))
+        return [f"{torch}+{lock.build}" if lock.build else torch]
+    if lock.needs in extras:
+        return extras[lock.needs]
+    return group_needs(pyproject["dependency-groups"], lock.needs)
+
+
+def group_needs(groups: dict[str, list[Any]], name: str) -> list[str]:
+    """Return the requirements of a dependency group and of those that it includes.
+
+    >>> group_needs({"a": ["x"], "b": [{"include-group": "a"}, "y"]}, "b")
+    ['x', 'y']
+    """
+    needs: list[str] = []
+    for need in groups[name]:
+        if isinstance(need, dict):
+            needs += group_needs(groups, need["include-group"])
+        else:
+            needs.append(need)
+    return needs
+
+
+def pinned(path: Path) -> dict[str, str]:
+    """Return the version of each package in a lock; none where there is no such file."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", text, re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in found}
+
+
+def pins_for(lock: Lock, upgrade: bool) -> dict[str, str]:
+    """Return the versions that a lock keeps: those of its neighbours, and its own of today."""
+    pins = {} if upgrade else pinned(lock.path)
+    for name in (*lock.beside, *lock.agrees_with):
+        pins |= pinned(LOCKS[name].path)
+    if lock.needs == "torch":
+        pins.pop("torch", None)  # its own need says which build
+    return pins
+
+
+# ---------------------------------------------------------------- resolving
+
+
+def resolve(lock: Lock, upgrade: bool) -> list[dict[str, Any]]:
+    """Return the packages that uv finds for a lock, in PEP 751's form.
+
+    Raises:
+        Unreachable: the index does not answer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, pins, found = (Path(folder, n) for n in ("in.txt", "pins.txt", "pylock.toml"))
+        wanted.write_text("\n".join(direct_needs(lock)) + "\n", encoding="utf-8")
+        kept = pins_for(lock, upgrade)
+        pins.write_text("".join(f"{n}=={v}\n" for n, v in kept.items()), encoding="utf-8")
+        argv = ["uv", "--no-config", "--quiet", "pip", "compile", "--universal"]
+        argv += [
+            "--python-version",
+            "3.11",
+            "--fork-strategy",
+            "fewest",
+            "--constraints",
+            str(pins),
+        ]
+        argv += ["--no-deps"] if lock.complete else ["--only-binary", ":all:"]
+        argv += ["--exclude-newer", COOLING_OFF] if upgrade else []
+        argv += ["--index", TORCH_INDEX + lock.build] if lock.build else []
+        done = subprocess.run(
+            [*argv, "--output-file", str(found), str(wanted)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "UV_NO_PROGRESS": "1"},
+        )
+        if done.returncode != 0:
+            # uv has one exit code for all; its words alone tell a network's fault from a conflict.
+            if re.search(r"dns error|error sending request|Failed to fetch", done.stderr):
+                raise Unreachable(done.stderr.strip().splitlines()[-1].strip())
+            raise SystemExit(f"uv cannot resolve {lock.path.name}:\n{done.stderr}")
+        packages: list[dict[str, Any]] = tomllib.loads(found.read_text("utf-8"))["packages"]
+        return packages
+
+
+def environments(lock: Lock) -> list[Environment]:
+    """Return the marker variables of every system and Python that a lock is for."""
+    systems = [("linux", "Linux", "x86_64"), ("linux", "Linux", "aarch64")]
+    systems += [("win32", "Windows", "AMD64")] if lock.windows else []
+    made = []
+    for platform, system, machine in systems:
+        for major, minor in PYTHONS:
+            variables = default_environment()
+            variables["sys_platform"], variables["platform_system"] = platform, system
+            variables["platform_machine"] = machine
+            variables["os_name"] = "nt" if platform == "win32" else "posix"
+            variables["python_version"] = f"{major}.{minor}"
+            variables["python_full_version"] = f"{major}.{minor}.0"
+            made.append(variables)
+    return made
+
+
+def marker_for(text: str | None, lock: Lock) -> str | None:
+    """Return the marker that a lock needs: empty where it always holds; None: it never does."""
+    if text is None:
+        return ""
+    marker = Marker(text)
+    holds = {marker.evaluate(dict(one)) for one in environments(lock)}
+    return (text if False in holds else "") if True in holds else None
+
+
+def supported_tags(lock: Lock) -> frozenset[Tag]:
+    """Return the tags of all wheels that some supported PC takes."""
+    platforms: list[str] = ["win_amd64"] if lock.windows else []
+    for machine in ("x86_64", "aarch64"):
+        platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(5, NEWEST_GLIBC + 1)]
+        platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    platforms += ["manylinux1_x86_64", "manylinux2010_x86_64"]
+    tags: set[Tag] = set()
+    for version in PYTHONS:
+        interpreter = f"cp{version[0]}{version[1]}"
+        tags.update(cpython_tags(version, [interpreter], platforms))
+        tags.update(compatible_tags(version, interpreter, platforms))
+    return frozenset(tags)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def file_name(file: dict[str, Any]) -> str:
+    """Return the name of a wheel: its own, or the end of its address."""
+    return str(file.get("name") or unquote(urlsplit(file["url"]).path.rsplit("/", 1)[1]))
+
+
+def hashes_of(package: dict[str, Any], tags: frozenset[Tag]) -> tuple[list[str], bool]:
+    """Return the SHA-256 of each file that may be installed, and whether it is a source package.
+
+    Raises:
+        SystemExit: there is neither a wheel for any supported PC nor a source package.
+    """
+    wheels: list[dict[str, Any]] = package.get("wheels", [])
+    fitting = [file for file in wheels if parse_wheel_filename(file_name(file))[3] & tags]
+    if fitting:
+        return sorted({file["hashes"]["sha256"] for file in fitting}), False
+    if wheels or "sdist" not in package:
+        raise SystemExit(f"{package['name']} {package['version']} has no wheel for our systems")
+    return [package["sdist"]["hashes"]["sha256"]], True
+
+
+def names_elsewhere(lock: Lock) -> Callable[[str], bool]:
+    """Return a test for names of packages that another lock brings."""
+    known = set().union(*(pinned(LOCKS[name].path) for name in lock.beside))
+    if lock.needs != "train":
+        return lambda name: name in known
+    own = {canonicalize_name(re.split(r"[^\w.-]", need)[0]) for need in direct_needs(lock)}
+    return lambda name: bool(OF_TORCH.fullmatch(name)) and (name == "torch" or name not in own)
+
+
+def lock_text(lock: Lock, packages: Iterable[dict[str, Any]]) -> str:
+    """Return the text of a lock file, which is a requirements file of pip and uv."""
+    tags = supported_tags(lock)
+    elsewhere = names_elsewhere(lock)
+    sources: list[str] = []
+    entries: list[str] = []
+    for package in sorted(packages, key=lambda package: str(package["name"])):
+        name = package["name"]
+        marker = marker_for(package.get("marker"), lock)
+        if marker is None or elsewhere(name):
+            continue
+        hashes, is_source = hashes_of(package, tags)
+        sources += [name] if is_source else []
+        pin = f"{name}=={package['version']}" + (f" ; {marker}" if marker else "")
+        entries.append(" \\\n".join([pin, *(f"    --hash=sha256:{one}" for one in hashes)]))
+    built = [f"--no-binary {name}" for name in sources]
+    return "\n".join([f"# {lock.about}", "#", MADE_BY, *built, *entries]) + "\n"
+
+
+def renew(names: Sequence[str], *, upgrade: bool, check: bool) -> int:
+    """Write or check locks; return 1 if one differs or could not be made."""
+    failed = False
+    for name in names:
+        lock = LOCKS[name]
+        try:
+            text = lock_text(lock, resolve(lock, upgrade))
+        except Unreachable as error:
+            print(f"{name}: left as it is, its index cannot be reached ({error})", file=sys.stderr)
+            failed = True
+            continue
+        same = lock.path.exists() and lock.path.read_text(encoding="utf-8") == text
+        failed |= check and not same
+        print(f"{name}: {'as it was' if same else 'differs' if check else 'written'}")
+        if not check:
+            lock.path.write_text(text, encoding="utf-8")
+    return int(failed)
+
+
+def main() -> int:
+    """Read the command line and renew the locks that it names."""
+    parser = argparse.ArgumentParser(description="Write the lock files.")
+    parser.add_argument("names", nargs="*", metavar="LOCK", help=", ".join(LOCKS))
+    parser.add_argument("--upgrade", action="store_true", help="take newer versions")
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(LOCKS))
+    if unknown:
+        parser.error(f"there is no lock {unknown[0]}; there are {', '.join(LOCKS)}")
+    return renew(options.names or list(LOCKS), upgrade=options.upgrade, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
