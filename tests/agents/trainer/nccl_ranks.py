@@ -13,9 +13,10 @@ import ipaddress
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+from tests.agents.trainer.ranks import one_credential
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_SUMS = 20
@@ -23,21 +24,6 @@ STAY_S = 4.0
 """How long rank 1 stays after rank 0, in seconds: the monitor looks once a second."""
 LIMIT_S = 180.0
 _LISTENING = "0A"
-
-
-def make_credential() -> str:
-    """Return a credential, also where the master's packages are not installed."""
-    try:
-        from app.nodes.credential import make_credential as make
-    except ImportError:
-        with tempfile.TemporaryDirectory() as folder:
-            curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
-            files = ("-keyout", f"{folder}/key", "-out", f"{folder}/certificate")
-            request = ("openssl", "req", "-x509", "-nodes", "-days", "3650", "-subj", "/CN=a")
-            subprocess.run([*request, *curve, *files], check=True, capture_output=True)
-            parts = [Path(folder, name).read_text() for name in ("key", "certificate")]
-            return "".join(parts)
-    return make()
 
 
 def be_rank() -> None:
@@ -132,7 +118,7 @@ def try_address(address: str, monitor: str) -> bool:
 
     with listen_at(address, 0) as free:
         port = free.getsockname()[1]
-    credential = make_credential()
+    credential = one_credential()
     ranks = [start_rank(rank, address, port, monitor) for rank in range(2)]
     for rank in ranks:
         assert rank.stdin is not None
