@@ -63,6 +63,11 @@ class RankProgress:
     device: str
     state: str
     step: int | None = None
+    time_s: float | None = None
+    """Time at which it finished that step, in seconds since the epoch by its node's clock."""
+    silent_since_s: float | None = None
+    """Time of its node's last answer while the node is silent, by the master's clock; None while
+    the node answers, or if it never did."""
     phase: str | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None

@@ -10,16 +10,19 @@ from app.cli.output import Output
 from app.cli.watching import while_read
 from app.errors import UserError
 from app.events import Event, LogArrived
+from app.text import show_list
 
 if TYPE_CHECKING:
     from app.core.core import Core
     from app.runs.journals.logs import LogFile
 
 
-async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
-    """Print all mirrored output, the newest attempt last."""
+async def print_logs(
+    core: Core, run_id: str, rank: int | None, attempt: int | None, out: Output
+) -> int:
+    """Print the mirrored output of an attempt (None: of all, the newest last)."""
     await core.runs.sync(run_id)
-    files = _known(core, run_id, rank)
+    files = _known(core, run_id, rank, attempt)
     document = []
     for file in files:
         # Decoded as a whole: a character may be cut at the edge of a piece.
@@ -75,11 +78,26 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
     return 0
 
 
-def _known(core: Core, run_id: str, rank: int | None) -> tuple[LogFile, ...]:
-    files = core.runs.logs(run_id, rank)
-    if not files and rank is not None and core.runs.logs(run_id):
-        ranks = sorted({file.rank for file in core.runs.logs(run_id)})
+def _known(core: Core, run_id: str, rank: int | None, attempt: int | None) -> tuple[LogFile, ...]:
+    files = core.runs.logs(run_id, rank, attempt)
+    if files:
+        return files
+    of_attempt = core.runs.logs(run_id, None, attempt)
+    if attempt is not None and not of_attempt:
+        numbers = sorted({file.attempt for file in core.runs.logs(run_id)})
         raise UserError(
-            f"run {run_id} has no rank {rank}", f"The ranks are {', '.join(map(str, ranks))}."
+            f"there is no log of attempt {attempt} of run {run_id}",
+            f"There are logs of attempt {show_list([str(n) for n in numbers])}."
+            if numbers
+            else "No attempt has written a log that could be fetched yet.",
+            where=f"run {run_id}",
+        )
+    if rank is not None and of_attempt:
+        ranks = sorted({file.rank for file in of_attempt})
+        where = "" if attempt is None else f" in attempt {attempt}"
+        raise UserError(
+            f"run {run_id} has no rank {rank}{where}",
+            f"The ranks are {', '.join(map(str, ranks))}.",
+            where=f"run {run_id}",
         )
     return files

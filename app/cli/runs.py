@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
+from app.errors import UsageError
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
 from app.telemetry.step_parts import show_rank_memory, split_step
 from app.text import (
@@ -51,6 +52,7 @@ def add_parser(commands: Commands) -> None:
     )
     logs = _with_id(verbs, "logs", "print the output of a run's ranks", _logs)
     logs.add_argument("--rank", type=int, metavar="R", help="default: all ranks")
+    logs.add_argument("--attempt", type=int, metavar="N", help="default: all attempts")
     logs.add_argument("--follow", action="store_true", help="follow until the run ends")
     _with_id(verbs, "save", "save a checkpoint now and keep training", _save)
     trace = _with_id(verbs, "trace", "profile the next steps", _trace)
@@ -89,9 +91,12 @@ def _with_id(
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    runs = await core.runs.refresh_all()
+    from app.telemetry.state import current_run  # here and below: --help does not need it
+
+    found = await core.runs.refresh_all()  # asks the nodes, whose state decides what is shown
+    now_s, nodes = time.time(), {node.name: node for node in core.nodes.all()}
+    runs = [current_run(run, nodes, now_s) for run in found]
     out.document(runs)
-    now_s = time.time()
     out.table(
         ["ID", "NAME", "STATE", "STEP", "LOSS", "NODES", "STARTED"],
         [_row(run, now_s) for run in runs],
@@ -119,7 +124,10 @@ def _steps(run: RunSnapshot) -> str:
 
 
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.telemetry.state import current_run
+
     run = await core.runs.refresh(args.run)
+    run = current_run(run, {node.name: node for node in core.nodes.all()}, time.time())
     if args.run_file is not None:
         # Written before anything is printed, so that a failure leaves no half answer.
         core.library.write_run_file(run.spec, args.run_file)
@@ -140,7 +148,7 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
         out.text(f"{name:<14}{value}")
     if run.ranks:
         out.text("")
-        out.table(_RANK_HEAD, _ranks(run))
+        out.table(_RANK_HEAD, _ranks(run, now_s))
     if told is not None:
         _print_comparison(told, out)
     if args.data:
@@ -211,13 +219,15 @@ def _evaluation(run: RunSnapshot) -> str:
     return words + (f", perplexity {show_loss(run.perplexity)}" if run.perplexity else "")
 
 
-def _ranks(run: RunSnapshot) -> list[list[str]]:
+def _ranks(run: RunSnapshot, now_s: float) -> list[list[str]]:
+    from app.telemetry.state import describe_rank
+
     return [
         [
             str(rank.rank),
             rank.node,
             rank.device,
-            rank.state,
+            describe_rank(rank, now_s),
             "" if rank.step is None else str(rank.step),
             show_rate(rank.tokens_per_s, ""),
             "" if rank.share is None else f"{rank.share:.1%}",
@@ -232,9 +242,14 @@ def _ranks(run: RunSnapshot) -> list[list[str]]:
 async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.cli.logs import follow_logs, print_logs
 
-    if args.follow:
-        return await follow_logs(core, args.run, args.rank, out)
-    return await print_logs(core, args.run, args.rank, out)
+    if not args.follow:
+        return await print_logs(core, args.run, args.rank, args.attempt, out)
+    if args.attempt is not None:
+        raise UsageError(
+            "--attempt and --follow exclude each other: only the newest attempt can be followed",
+            "Leave one of them out.",
+        )
+    return await follow_logs(core, args.run, args.rank, out)
 
 
 async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:

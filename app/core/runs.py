@@ -249,9 +249,12 @@ class CoreRuns:
         return self._repository.full_snapshot(run_id)
 
     async def sync(self, run_id: str) -> None:
-        """Fetch the newest bytes of a run's logs and journals from the nodes that answer."""
+        """Fetch the newest bytes of a run's logs and journals from the nodes that answer.
+
+        Of all its attempts: an earlier one may have run while no master was there.
+        """
         run = self._repository.get(run_id)
-        await reconcile.sync_run(self._services, run, run.nodes)
+        await reconcile.sync_attempts(self._services, run)
         self._repository.refresh(run.run_id)
 
     def steps(self, run_id: str) -> list[StepRecord]:

@@ -130,6 +130,7 @@ def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankPr
         device=place.device,
         state=(_name_phase(told) or "starting") if active else "ended",
         step=told.step,
+        time_s=told.time_s,
         phase=_name_phase(told),
         tokens_per_s=told.tokens_per_s if active else None,
         step_s=told.step_s,

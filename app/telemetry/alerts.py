@@ -26,6 +26,9 @@ MEMORY_FULL_SHARE = 0.97
 DISK_FULL_SHARE = 0.95
 SILENT_AFTER_S = 5.0
 """Time without a sample after which a node counts as silent; samples come every second."""
+NO_READINGS_AFTER_S = 10.0
+"""Time without a live sample of a node that answers, in seconds, after which its figures are old.
+"""
 STALL_FLOOR_S = 60.0
 STALL_STEPS = 10.0
 """Step times without a new step that count as a stall, but at least `STALL_FLOOR_S`."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from app.events import ACTIVE_STATES, NodeSnapshot, RunSnapshot, RunState
-from app.telemetry.alerts import SILENT_AFTER_S
-from app.telemetry.stream import Device
+from app.events import ACTIVE_STATES, NodeSnapshot, RankProgress, RunSnapshot, RunState
+from app.telemetry.alerts import NO_READINGS_AFTER_S, SILENT_AFTER_S
 from app.text import show_duration
+
+if TYPE_CHECKING:
+    from app.telemetry.stream import Device  # loads numpy, which a list of runs does not need
 
 Tone = Literal["good", "busy", "calm", "warning", "error"]
 """Tone of a state; a word and a glyph always accompany its colour."""
@@ -36,12 +39,30 @@ def describe_node(node: NodeSnapshot, now_s: float) -> Status:
     return Status("error", f"unreachable for {show_duration(max(now_s - node.last_seen_s, 1.0))}")
 
 
+def is_silent(node: NodeSnapshot | None, now_s: float) -> bool:
+    """Return whether nothing that is known of a node's work is current."""
+    if node is None or node.state != "online":
+        return True
+    return node.last_seen_s is not None and now_s - node.last_seen_s > SILENT_AFTER_S
+
+
+def is_current(device: Device, node: NodeSnapshot, now_s: float) -> bool:
+    """Return whether a device's figures are of now; old ones would look like current ones."""
+    return not is_silent(node, now_s) and not _lacks_readings(device, now_s)
+
+
+def _lacks_readings(device: Device, now_s: float) -> bool:
+    return device.arrived_s is not None and now_s - device.arrived_s > NO_READINGS_AFTER_S
+
+
 def describe_device(device: Device, node: NodeSnapshot, now_s: float) -> Status:
     """Return the state of a device: a lost node first, then alerts, then its work."""
     if node.state != "online":
         return describe_node(node, now_s)
     if node.last_seen_s is not None and now_s - node.last_seen_s > SILENT_AFTER_S:
         return Status("warning", f"silent for {show_duration(now_s - node.last_seen_s)}")
+    if device.arrived_s is not None and _lacks_readings(device, now_s):
+        return Status("warning", f"no readings for {show_duration(now_s - device.arrived_s)}")
     alerts = (*device.alerts, *device.node_alerts)
     if alerts:
         # False sorts before True: the first error wins, else the first warning.
@@ -79,6 +100,59 @@ def describe_run(state: RunState, phase: str | None = None) -> Status:
     if state == "running" and phase not in (None, "training", "done"):
         return Status("busy", f"running, {phase}")
     return Status(_RUN_TONES[state], state)
+
+
+def current_run(run: RunSnapshot, nodes: Mapping[str, NodeSnapshot], now_s: float) -> RunSnapshot:
+    """Return an active run without the figures of nodes that are silent.
+
+    What such a node has journalled since is not known here, so its ranks are not `training` at
+    yesterday's speed: their state is that of the node.
+    """
+    if run.state not in ACTIVE_STATES:
+        return run
+    silent = [name for name in run.nodes if is_silent(nodes.get(name), now_s)]
+    if not silent:
+        return run
+    ranks = tuple(_hide(r, nodes.get(r.node)) if r.node in silent else r for r in run.ranks)
+    states = [describe_silence(nodes.get(name)) for name in silent]
+    if len(silent) < len(run.nodes):
+        # Any rank records the steps of all, so the sums still come while one node answers.
+        return replace(run, ranks=ranks, phase=f"{silent[0]} {states[0]}")
+    return replace(
+        run,
+        ranks=ranks,
+        phase=states[0] if len(set(states)) == 1 else "no contact",
+        tokens_per_s=None,
+        mfu=None,
+        eta=None,
+        remaining_s=None,
+    )
+
+
+def describe_silence(node: NodeSnapshot | None) -> str:
+    """Return the state of a silent node in one word."""
+    if node is None:
+        return "removed"
+    return "silent" if node.state == "online" else node.state
+
+
+def describe_rank(rank: RankProgress, now_s: float) -> str:
+    """Return the state of a rank, with the time since its node last answered if it is silent."""
+    if rank.silent_since_s is None:
+        return rank.state
+    return f"{rank.state} for {show_duration(max(now_s - rank.silent_since_s, 1.0))}"
+
+
+def _hide(rank: RankProgress, node: NodeSnapshot | None) -> RankProgress:
+    """Return a rank without figures; its place and share are part of the plan."""
+    return RankProgress(
+        rank=rank.rank,
+        node=rank.node,
+        device=rank.device,
+        state=describe_silence(node),
+        silent_since_s=node.last_seen_s if node else None,
+        share=rank.share,
+    )
 
 
 def progress_share(run: RunSnapshot) -> float | None:

@@ -31,6 +31,17 @@ CLOCK_SAMPLES = 20
 TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
 """Rows of a device's history."""
 
+GAP_S = 5.0
+"""Interval between two samples from which the time between them is a gap; they come every second.
+"""
+SPEED_HOLDS_S = 30.0
+SPEED_STEPS = 5.0
+"""Step times for which the speed of a rank's newest step still holds, but at least
+`SPEED_HOLDS_S`."""
+SPEED_SLACK_S = 5.0
+"""Time by which a sample may be older than the step whose speed it gets, in seconds: journals
+arrive apart from samples."""
+
 # Phases in which a rank's speed is shown; saving is only a moment between two steps.
 _TRAINING_PHASES = (None, "training", "saving")
 
@@ -69,6 +80,8 @@ class Device:
     reading: StreamReading
     history: Ring = field(default_factory=lambda: Ring(6, HISTORY_SAMPLES))
     alerts: tuple[Alert, ...] = ()
+    arrived_s: float | None = None
+    """Time at which its newest live sample arrived, by our clock; None before the first."""
     node_alerts: tuple[Alert, ...] = ()
     """Alerts of the whole node, such as a full disk; the same for all its devices."""
     rank: RankProgress | None = None
@@ -96,6 +109,7 @@ class Telemetry:
         self._samples: dict[str, Sample] = {}
         self._node_alerts: dict[str, tuple[Alert, ...]] = {}
         self._offsets: dict[str, deque[float]] = {}
+        self._arrivals: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self._devices.values())
@@ -146,6 +160,7 @@ class Telemetry:
         self._samples.pop(node, None)
         self._node_alerts.pop(node, None)
         self._offsets.pop(node, None)
+        self._arrivals.pop(node, None)
 
     def clock_offset(self, node: str) -> float | None:
         """Return by how many seconds a node's clock is ahead of ours; None when unknown.
@@ -154,7 +169,14 @@ class Telemetry:
         """
         return max(self._offsets.get(node, ()), default=None)
 
-    def take(self, node: str, sample: Sample, arrived_s: float | None = None) -> list[DeviceKey]:
+    def take(
+        self,
+        node: str,
+        sample: Sample,
+        arrived_s: float | None = None,
+        *,
+        replayed: bool = False,
+    ) -> list[DeviceKey]:
         """Add a sample; return the devices whose readings changed.
 
         Samples that are not newer than the newest are dropped: a replay overlaps with live ones.
@@ -163,9 +185,11 @@ class Telemetry:
             node: name of the node.
             sample: its sample.
             arrived_s: arrival by our clock, in seconds since the epoch; None for a replay.
+            replayed: whether it was taken while nobody here listened.
         """
         # A replayed sample says nothing about the clock: it arrives long after it was taken.
         if arrived_s is not None:
+            self._arrivals[node] = arrived_s
             recent = self._offsets.setdefault(node, deque(maxlen=CLOCK_SAMPLES))
             recent.append(sample.time_s - arrived_s)
         newest = self._samples.get(node)
@@ -174,13 +198,16 @@ class Telemetry:
         self._samples[node] = sample
         self._check_node(node, sample)
         if sample.gpus:
-            return [self._add(node, f"cuda:{gpu.index}", _gpu(gpu), sample) for gpu in sample.gpus]
+            return [
+                self._add(node, f"cuda:{gpu.index}", _gpu(gpu), sample, replayed=replayed)
+                for gpu in sample.gpus
+            ]
         known = self.of_node(node)
         # This sample lists no GPU although the node has some: it must not gain a CPU as a device.
         if any(device.reading.is_gpu for device in known):
             return []
         name = known[0].reading.name if known else "CPU"
-        return [self._add(node, "cpu", _cpu(sample, name), sample)]
+        return [self._add(node, "cpu", _cpu(sample, name), sample, replayed=replayed)]
 
     def follow_runs(self, runs: Iterable[RunSnapshot]) -> list[DeviceKey]:
         """Assign the ranks of active runs to devices; return the devices that changed."""
@@ -194,12 +221,11 @@ class Telemetry:
             carrying = carried.get(device.key)
             now_rank = carrying[0] if carrying else None
             now_run = carrying[1] if carrying else None
-            is_training = now_rank is not None and now_rank.phase in _TRAINING_PHASES
-            tokens = now_rank.tokens_per_s if now_rank is not None and is_training else None
             # Comparing whole snapshots would report every device at every step of any rank.
             if now_rank != device.rank or _name(now_run) != _name(device.run):
                 changed.append(device.key)
             device.rank, device.run = now_rank, now_run
+            tokens = _speed_now(now_rank, device.reading.time_s)
             device.reading = replace(device.reading, tokens_per_s=tokens)
         return changed
 
@@ -227,14 +253,25 @@ class Telemetry:
         disk = check_disk(sample.disk_used_bytes, sample.disk_total_bytes, active)
         self._node_alerts[node] = (disk,) if disk else ()
 
-    def _add(self, node: str, name: str, reading: StreamReading, sample: Sample) -> DeviceKey:
+    def _add(
+        self,
+        node: str,
+        name: str,
+        reading: StreamReading,
+        sample: Sample,
+        *,
+        replayed: bool,
+    ) -> DeviceKey:
         key = DeviceKey(node, name)
         device = self._devices.get(key)
         # A sample may arrive before the node's facts.
         if device is None:
             device = self._devices[key] = Device(key=key, reading=reading)
-        # Speed comes from journals, not from samples: carry it over until `follow_runs` sets it.
-        reading = replace(reading, time_s=sample.time_s, tokens_per_s=device.reading.tokens_per_s)
+        _mark_gap(device, sample.time_s)
+        # Speed comes from journals, not from samples, and belongs to the time of its step: a
+        # replayed sample of before the run, or of while its node was lost, has none.
+        speed = speed_at(device.rank, sample.time_s, is_live=not replayed)
+        reading = replace(reading, time_s=sample.time_s, tokens_per_s=speed)
         device.reading = reading
         device.history.append(
             (
@@ -249,7 +286,39 @@ class Telemetry:
         active = frozenset(alert.kind for alert in device.alerts)
         device.alerts = tuple(alert for alert in _device_alerts(reading, active) if alert)
         device.node_alerts = self._node_alerts[node]
+        device.arrived_s = self._arrivals.get(node)
         return key
+
+
+def speed_at(rank: RankProgress | None, time_s: float, *, is_live: bool) -> float | None:
+    """Return a rank's speed at a time by its node's clock; None where it is not known.
+
+    Only the speed of the newest step is known here: it holds from its beginning until the next
+    step is overdue. Without the time of that step it holds for live samples alone.
+    """
+    if rank is None or rank.phase not in _TRAINING_PHASES:
+        return None
+    if rank.time_s is None:
+        return rank.tokens_per_s if is_live else None
+    step_s = rank.step_s or 0.0
+    began_s = rank.time_s - step_s - SPEED_SLACK_S
+    overdue_s = rank.time_s + max(SPEED_HOLDS_S, SPEED_STEPS * step_s)
+    return rank.tokens_per_s if began_s <= time_s <= overdue_s else None
+
+
+def _speed_now(rank: RankProgress | None, sampled_s: float | None) -> float | None:
+    """Return a rank's present speed, whether its step or its node's newest sample is newer."""
+    known = (sampled_s, rank.time_s if rank is not None else None)
+    return speed_at(rank, max((t for t in known if t is not None), default=0.0), is_live=True)
+
+
+def _mark_gap(device: Device, time_s: float) -> None:
+    """Add rows without values where samples are missing, so that no line is drawn across."""
+    last_s = device.reading.time_s
+    if last_s is not None and time_s - last_s > GAP_S:
+        # One at either end: the area below a line is filled up to the next row.
+        for edge_s in (last_s + GAP_S / 10, time_s - GAP_S / 10):
+            device.history.append((edge_s, *[None] * TOKENS))
 
 
 def _name(run: RunSnapshot | None) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtWidgets import (
-    QComboBox,
     QDialog,
     QFileDialog,
     QHBoxLayout,
@@ -17,6 +16,7 @@ from PySide6.QtWidgets import (
 
 from app.artifact import ArtifactSnapshot
 from app.flows.export import place_folder
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, make_dialog_buttons, make_label
 from app.gui.kit.theme import Theme
 from app.text import show_bytes
@@ -35,7 +35,7 @@ class CopyArtifactDialog(QDialog):
         # Height 0: the layout enforces the height that it needs.
         self.resize(WIDTH_PX, 0)
         self.to_node = QRadioButton("To a node")
-        self.node = QComboBox()
+        self.node = ChoiceBox()
         self.node.addItems(list(nodes))
         self.node.setAccessibleName("Node")
         self.to_folder = QRadioButton("To a folder on this PC")

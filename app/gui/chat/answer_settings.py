@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QDoubleSpinBox, QGridLayout, QLineEdit, QSpinBox, QWidget
+from PySide6.QtWidgets import QGridLayout, QLineEdit, QWidget
 
 from app.flows.chat import DEFAULT_MAX_TOKENS, ChatSettings
+from app.gui.kit.inputs import DecimalBox, NumberBox
 from app.gui.kit.primitives import make_label
 
 
@@ -15,10 +16,10 @@ class AnswerSettings(QWidget):
         super().__init__()
         self.system = QLineEdit()
         self.system.setPlaceholderText("None")
-        self.max_tokens = QSpinBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
+        self.max_tokens = NumberBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
         # 0 by default: greedy answers are repeatable, so a difference comes from the models.
-        self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
-        self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
+        self.temperature = DecimalBox(minimum=0, maximum=5, singleStep=0.1)
+        self.top_p = DecimalBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
         for box in (self.max_tokens, self.temperature, self.top_p):
             # style sheets cannot set the text margins of a spin box's line edit
             box.lineEdit().setTextMargins(8, 0, 0, 0)

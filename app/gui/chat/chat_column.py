@@ -14,7 +14,7 @@ from app.core.api import CoreApi
 from app.errors import RacklessError, UserError, describe_error
 from app.flows.chat import ChatSettings, Choice, make_turn, on_node
 from app.gui.chat.transcript import Transcript
-from app.gui.forms.answer_field import ChoiceBox
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import ElidedLabel, IconButton
 from app.gui.session.bridge import Op, Report
 from app.gui.session.context import Context

@@ -11,7 +11,6 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QDialog,
     QHBoxLayout,
-    QPlainTextEdit,
     QVBoxLayout,
     QWidget,
 )
@@ -33,6 +32,7 @@ from app.gui.chat.chat_column import Answers, ChatColumn
 from app.gui.chat.prompt_pane import PromptPane
 from app.gui.kit.banner import Banner
 from app.gui.kit.collapsible import CollapsibleSection
+from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.bridge import Report
 from app.gui.session.context import Context
@@ -113,7 +113,7 @@ class ChatDialog(QDialog):
 
     def _make_inputs(self) -> None:
         theme = self._context.theme
-        self.prompt = QPlainTextEdit()
+        self.prompt = TextBox()
         self.prompt.setPlaceholderText("Ask all models (Ctrl+Enter to send)")
         self.prompt.setAccessibleName("Question")
         self.prompt.setFixedHeight(PROMPT_HEIGHT_PX)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.conversation import MOST_PROMPTS, AnswerComparison, read_prompts
-from app.gui.forms.answer_field import ChoiceBox
+from app.gui.kit.inputs import ChoiceBox, TextBox
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.context import Context
 from app.text import count_of, show_moment
@@ -31,7 +31,7 @@ class PromptPane(QWidget):
         self._context = context
         self._found: tuple[AnswerComparison, ...] = ()
         self._is_busy = False
-        self.text = QPlainTextEdit()
+        self.text = TextBox()
         self.text.setPlaceholderText("One prompt per line, such as: Who founded Brenford?")
         self.text.setAccessibleName("Prompts, one per line")
         self.text.setFixedHeight(HEIGHT_PX)

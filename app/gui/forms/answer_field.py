@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
@@ -20,24 +19,13 @@ from app.events import NodeSnapshot
 from app.flows.field import NO, YES, Field
 from app.flows.new_run import Finding
 from app.flows.new_run_answers import ALL_NODES, split_names
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_style_property
 from app.gui.kit.theme import Theme
 from app.gui.tables.node_columns import describe_hardware
 
 TICK_INDENT_PX = 27
 """Indent that puts the explanation of a check box below its label, in pixels."""
-
-
-class ChoiceBox(QComboBox):
-    """A combo box that ignores the wheel: scrolling the form must not change an answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.currentTextChanged.connect(self.setToolTip)  # the text may be elided
-
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()
 
 
 class AnswerField(QWidget):

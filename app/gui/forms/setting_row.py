@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QComboBox, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
 
+from app.gui.kit.inputs import ChoiceBox, NumberBox
 from app.gui.kit.primitives import make_label
 from app.settings import Setting, Value
 
@@ -19,7 +20,6 @@ class SettingRow(QWidget):
         super().__init__()
         self._setting = setting
         self.control: QCheckBox | QComboBox | QSpinBox = self._make_control()
-        self.control.installEventFilter(self)
         self.control.setAccessibleName(setting.title)
         self.control.setAccessibleDescription(setting.description)
         words = QVBoxLayout()
@@ -44,12 +44,6 @@ class SettingRow(QWidget):
             self.control.setValue(round(float(value)))
         self.control.blockSignals(False)
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.Wheel:  # scroll the page instead of changing the value
-            event.ignore()
-            return True
-        return super().eventFilter(watched, event)
-
     def _make_control(self) -> QCheckBox | QComboBox | QSpinBox:
         setting = self._setting
         if setting.kind == "switch":
@@ -58,14 +52,14 @@ class SettingRow(QWidget):
             switch.toggled.connect(lambda is_on: self.chosen.emit(is_on))
             return switch
         if setting.kind == "choice":
-            box = QComboBox()
-            box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+            box = ChoiceBox()
+            box.setSizeAdjustPolicy(ChoiceBox.SizeAdjustPolicy.AdjustToContents)
             for value, label in zip(setting.choices, setting.labels, strict=True):
                 box.addItem(label, value)
             box.currentIndexChanged.connect(lambda place: self.chosen.emit(box.itemData(place)))
             box.setMinimumWidth(CONTROL_PX)
             return box
-        number = QSpinBox(minimum=round(setting.minimum or 0), maximum=round(setting.maximum or 0))
+        number = NumberBox(minimum=round(setting.minimum or 0), maximum=round(setting.maximum or 0))
         number.setSuffix(f" {setting.unit}" if setting.unit else "")
         number.lineEdit().setTextMargins(8, 0, 0, 0)  # out of reach of style sheets
         number.setKeyboardTracking(False)  # not while typing: 1 on the way to 15

@@ -77,6 +77,13 @@ class Banner(QFrame):
         self._paint_glyph()
         self.show()
 
+    def show_notice(self, notice: tuple[Tone, str, str] | None) -> None:
+        """Show (tone, message, hint); None: there is nothing to say any more."""
+        if notice is None:
+            self.hide()
+        else:
+            self.show_message(*notice)
+
     def message(self) -> str:
         """Return the message and its hint; empty while the banner is hidden."""
         return f"{self._message.text()} {self._hint.text()}".strip() if self.isVisible() else ""

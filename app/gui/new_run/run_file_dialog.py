@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QFileDialog,
     QHBoxLayout,
     QLineEdit,
-    QPlainTextEdit,
     QVBoxLayout,
     QWidget,
 )
@@ -20,6 +19,7 @@ from agents.contract.spec import RunSpec
 from app.core.api import CoreApi, RecipeRow
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
+from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import (
     Button,
     copy_to_clipboard,
@@ -67,7 +67,7 @@ class RunFileDialog(QDialog):
         self.setWindowTitle(f"Run file of {spec.name}")
         self.resize(720, 640)
         self.banner = Banner(context.theme)
-        self.text = QPlainTextEdit()
+        self.text = TextBox()
         self.text.setReadOnly(True)
         self.text.setObjectName("code")
         self.text.setAccessibleName("Run file")

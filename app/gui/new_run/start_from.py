@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.contract.spec import DataSpec, RunSpec
 from app.core.api import RecipeRow
-from app.gui.forms.answer_field import ChoiceBox
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import IconButton, make_label
 from app.gui.kit.theme import Theme
 

@@ -24,8 +24,8 @@ from PySide6.QtWidgets import (
 from app.errors import HostKeyChanged, HostKeyUnknown, RacklessError
 from app.events import NodeSnapshot
 from app.flows.add_node import NodeAnswers, NodeReview, Way, review
-from app.gui.forms.answer_field import ChoiceBox
 from app.gui.kit.banner import Banner
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, make_label, make_separator, set_style_property
 from app.gui.nodes.node_found import NodeFound
 from app.gui.session.bridge import Op

@@ -132,6 +132,10 @@ class OverviewPage(QWidget):
             if node.state != "online" or age_s > CLOCK_MS / 1000:
                 self.wall.refresh_node(node.name)
                 self.table.refresh_node(node.name)
+        # A node falls silent without an event.
+        if any(cluster.has_silent_nodes(run) for run in cluster.active_runs()):
+            self.strip.refresh()
+            self.totals.refresh()
 
     def _open_device(self, key: DeviceKey) -> None:
         run = self._context.cluster.telemetry[key].run

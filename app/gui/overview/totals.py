@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import make_label, make_separator
 from app.gui.session.context import Context
+from app.telemetry.state import is_silent
 from app.text import count_of, show_bytes_of, show_rate, show_share, show_watts
 
 
@@ -47,7 +48,10 @@ class TotalsBar(QFrame):
         """Recompute all totals."""
         cluster = self._context.cluster
         online = frozenset(node.name for node in cluster.node_list() if node.state == "online")
-        totals = cluster.telemetry.totals(online)
+        now_s = cluster.now_s()
+        totals = cluster.telemetry.totals(
+            frozenset(name for name in online if not is_silent(cluster.nodes[name], now_s))
+        )
         self._show("nodes", f"{len(online)} of {len(cluster.nodes)}")
         parts = []
         if totals.num_gpus:

@@ -18,7 +18,7 @@ from app.events import NodeSnapshot
 from app.gui.kit.primitives import ElidedLabel, make_label
 from app.gui.overview.card import HEIGHT_PX, MIN_WIDTH_PX, DeviceCard
 from app.gui.session.context import Context
-from app.telemetry.state import describe_device, describe_node
+from app.telemetry.state import describe_device, describe_node, is_current
 from app.telemetry.stream import Device, DeviceKey
 from app.text import count_of, show_bytes
 
@@ -114,8 +114,9 @@ class Wall(QWidget):
             node = self._context.cluster.nodes.get(key.node)
             # Figures of one frame may arrive after their node was removed.
             if card is not None and node is not None:
-                status = describe_device(card.device, node, self._context.cluster.now_s())
-                card.refresh(status, is_live=node.state == "online")
+                now_s = self._context.cluster.now_s()
+                status = describe_device(card.device, node, now_s)
+                card.refresh(status, is_live=is_current(card.device, node, now_s))
 
     def refresh_node(self, name: str) -> None:
         """Update the state of a node."""
@@ -125,7 +126,7 @@ class Wall(QWidget):
         for key, card in self._cards.items():
             if key.node == name:
                 status = describe_device(card.device, node, now_s)
-                card.show_status(status, is_live=node.state == "online")
+                card.show_status(status, is_live=is_current(card.device, node, now_s))
 
     def rebuild(self) -> None:
         """Create heads and cards for new devices, keep existing ones, and remove those that are

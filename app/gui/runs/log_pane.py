@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QCheckBox, QComboBox, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
 from agents.contract.run_layout import rank_log
 from app.core.api import CoreApi
 from app.events import LogArrived
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import IconButton, make_label, make_panel
 from app.gui.logs.log_document import Block, split_blocks
 from app.gui.logs.log_view import LogView
@@ -42,6 +43,13 @@ async def read_log(core: CoreApi, report: Report, run_id: str, rank: int, attemp
     return size_bytes
 
 
+async def find_ranks(core: CoreApi, run_id: str, attempt: int) -> list[tuple[int, str]]:
+    """Return the rank and node of each log of an earlier attempt, fetched if it is not here."""
+    if not core.runs.logs(run_id, None, attempt):
+        await core.runs.sync(run_id)
+    return [(file.rank, file.node) for file in core.runs.logs(run_id, None, attempt)]
+
+
 class LogPane(QWidget):
     """Logs of one run: choice of rank and level, the text, and the search."""
 
@@ -49,16 +57,24 @@ class LogPane(QWidget):
         super().__init__()
         self._context = context
         self._run_id = ""
-        self._attempt = 0
+        # Newest attempt, and the one whose log is shown.
+        self._attempt = self._shown = 0
+        self._ranks: list[tuple[int, str]] = []
         # Offset up to which the log is shown, in bytes; None while the file is being read.
         self._size_bytes: int | None = None
         self._waiting: list[LogArrived] = []
         self._op: Op | None = None
+        self._find: Op | None = None
         self.view = LogView(context.theme)
-        self.ranks = QComboBox()
+        self.attempts = ChoiceBox()
+        self.attempts.setAccessibleName("Attempt whose log is shown")
+        self.attempts.hide()
+        self.ranks = ChoiceBox()
         self.ranks.setAccessibleName("Rank shown in the log")
         self.ranks.setMinimumWidth(190)
-        self.levels = QComboBox()
+        self.levels = ChoiceBox()
+        for box in (self.attempts, self.levels):
+            box.setSizeAdjustPolicy(ChoiceBox.SizeAdjustPolicy.AdjustToContents)
         self.levels.setAccessibleName("Lines shown in the log")
         for text, level in _LEVELS:
             self.levels.addItem(text, level)
@@ -76,6 +92,7 @@ class LogPane(QWidget):
         theme = context.theme
         row = QHBoxLayout()
         row.setSpacing(8)
+        row.addWidget(self.attempts)
         row.addWidget(self.ranks)
         row.addWidget(self.levels)
         row.addWidget(self.follow)
@@ -97,6 +114,7 @@ class LogPane(QWidget):
         inset.setContentsMargins(4, 4, 4, 4)
         inset.addWidget(self.view)
         column.addWidget(panel, 1)
+        self.attempts.currentIndexChanged.connect(lambda index: self._choose_attempt())
         self.ranks.currentIndexChanged.connect(lambda index: self._load())
         self.follow.toggled.connect(self.view.follow)
         self.view.follow_changed.connect(self.follow.setChecked)
@@ -114,6 +132,52 @@ class LogPane(QWidget):
     def show_run(self, run_id: str, attempt: int, ranks: list[tuple[int, str]]) -> None:
         """Offer the (rank, node) pairs; reload the log if the run or the attempt has changed."""
         is_new = (run_id, attempt) != (self._run_id, self._attempt)
+        self._ranks = ranks
+        if is_new:
+            self._run_id, self._attempt = run_id, attempt
+            self._offer_attempts()
+        # An earlier attempt that the user reads has ranks of its own.
+        if self._shown == attempt:
+            self._offer_ranks(ranks, is_new=is_new)
+        if is_new:
+            self._load()
+
+    def _offer_attempts(self) -> None:
+        self._shown = self._attempt
+        self.attempts.blockSignals(True)
+        self.attempts.clear()
+        for number in range(self._attempt, 0, -1):
+            newest = ", newest" if number == self._attempt else ""
+            self.attempts.addItem(f"Attempt {number}{newest}", number)
+        self.attempts.blockSignals(False)
+        self.attempts.setVisible(self._attempt > 1)
+
+    def _choose_attempt(self) -> None:
+        self._shown = int(self.attempts.currentData() or self._attempt)
+        if self._find is not None:
+            self._find.cancel()
+        if self._shown == self._attempt:
+            self._offer_ranks(self._ranks, is_new=True)
+            self._load()
+            return
+        run_id, attempt = self._run_id, self._shown
+        self._stop_reading()
+        self._result.setText("fetching\u2026")
+        self._find = self._context.bridge.run(
+            lambda core, report: find_ranks(core, run_id, attempt),
+            self._show_attempt,
+            failure=lambda error: self._show_attempt([]),
+        )
+
+    def _show_attempt(self, ranks: list[tuple[int, str]]) -> None:
+        if not ranks:
+            self._result.setText("no log of this attempt is left")
+            return
+        self._result.setText("")
+        self._offer_ranks(ranks, is_new=True)
+        self._load()
+
+    def _offer_ranks(self, ranks: list[tuple[int, str]], *, is_new: bool) -> None:
         texts = [f"Rank {rank} on {node}" for rank, node in ranks] or ["Rank 0"]
         shown = [self.ranks.itemText(number) for number in range(self.ranks.count())]
         if is_new or texts != shown:
@@ -128,9 +192,6 @@ class LogPane(QWidget):
                 self.ranks.addItem(text, ranks[number][0] if ranks else 0)
             self.ranks.setCurrentIndex(min(chosen, self.ranks.count() - 1))
             self.ranks.blockSignals(False)
-        self._run_id, self._attempt = run_id, attempt
-        if is_new:
-            self._load()
 
     def start_search(self) -> None:
         """Focus the search field."""
@@ -147,13 +208,16 @@ class LogPane(QWidget):
 
     # ------------------------------------------------------------ reading
 
-    def _load(self) -> None:
+    def _stop_reading(self) -> None:
         if self._op is not None:
             self._op.cancel()
         self.view.clear()
         self._size_bytes = None
         self._waiting.clear()
-        run_id, rank, attempt = self._run_id, int(self.ranks.currentData() or 0), self._attempt
+
+    def _load(self) -> None:
+        self._stop_reading()
+        run_id, rank, attempt = self._run_id, int(self.ranks.currentData() or 0), self._shown
         if not run_id:
             return
         self._op = self._context.bridge.run(
@@ -176,7 +240,7 @@ class LogPane(QWidget):
 
     def _take(self, event: LogArrived) -> None:
         stream = rank_log(int(self.ranks.currentData() or 0))
-        if (event.run_id, event.attempt, event.stream) != (self._run_id, self._attempt, stream):
+        if (event.run_id, event.attempt, event.stream) != (self._run_id, self._shown, stream):
             return
         # Live bytes may overlap with the file that is still being read: keep them until its end
         # offset is known, then append only what lies beyond it.

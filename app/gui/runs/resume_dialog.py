@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.inputs import NumberBox
 from app.gui.kit.primitives import Button, make_dialog_buttons, make_label, make_scroll_area
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
@@ -71,7 +72,9 @@ class ResumeDialog(QDialog):
             "Starts at the newest checkpoint with that many logged steps after it. Every loss "
             "must match: bit-exact on the same devices, within rounding on others."
         )
-        self.num_verified = QSpinBox(minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps")
+        self.num_verified = NumberBox(
+            minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps"
+        )
         self.num_verified.setAccessibleName("Steps to verify")
         # style sheets cannot set the text margins of a spin box's line edit
         self.num_verified.lineEdit().setTextMargins(6, 0, 0, 0)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
-    QComboBox,
     QFrame,
     QGridLayout,
     QHBoxLayout,
@@ -21,6 +20,7 @@ from app.events import EvaluationRecord, StepRecord
 from app.gui.charts.curves import Curves
 from app.gui.charts.line import LineSeries, choose_style
 from app.gui.charts.plot import Plot
+from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import make_panel, set_style_property
 from app.gui.kit.theme import Theme
 from app.text import DASH, show_exponent, show_loss, show_number, show_rate, show_share
@@ -129,9 +129,9 @@ class ChosenPlots(QWidget):
         super().__init__()
         self.quantities = tuple(quantities)
         self.plots = [make_plot(theme, one, title="") for one in quantities]
-        self.choice = QComboBox()
+        self.choice = ChoiceBox()
         self.choice.setAccessibleName(name)
-        self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        self.choice.setSizeAdjustPolicy(ChoiceBox.SizeAdjustPolicy.AdjustToContents)
         set_style_property(self.choice, "quiet", True)
         stack = QStackedWidget()
         for one, plot in zip(quantities, self.plots, strict=True):

@@ -72,6 +72,20 @@ async def load_evaluations(core: CoreApi, run_id: str) -> list[EvaluationRecord]
     return core.runs.evaluations(run_id)
 
 
+def load_ranks(context: Context, run_id: str) -> list[Op]:
+    """Ask for the ranks' last figures of a run that has ended: lists of runs lack them."""
+    run = context.cluster.runs.get(run_id)
+    if run is None or run.state in ACTIVE_STATES:
+        return []
+    return [
+        context.bridge.run(
+            lambda core, report: core.runs.refresh(run_id),
+            context.cluster.take_run,
+            failure=lambda error: None,  # deleted meanwhile: the page closes
+        )
+    ]
+
+
 def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
     """Return (tone, message, hint) of the most urgent notice about a run; None: there is none."""
     alerts = check_run(run, last_step_age_s)
@@ -117,7 +131,7 @@ class RunPage(QWidget):
         self.progress = RunProgress()
         self.charts = RunCharts(context.theme)
         now_s = context.cluster.now_s
-        self.ranks: RowsModel[RankProgress] = RowsModel(rank_columns(), key=lambda r: r.rank)
+        self.ranks: RowsModel[RankProgress] = RowsModel(rank_columns(now_s), key=lambda r: r.rank)
         self.events: RowsModel[RunEvent] = RowsModel(
             # Events have no id on the wire; time and text together identify one.
             event_columns(now_s),
@@ -170,6 +184,7 @@ class RunPage(QWidget):
         bridge = self._context.bridge
         self._ops = [
             bridge.run(lambda core, report: load_run(core, run_id), self._fill),
+            *load_ranks(self._context, run_id),
             bridge.run(
                 lambda core, report: core.runs.checkpoints(run_id),
                 partial(self._show_checkpoints, run_id),
@@ -248,23 +263,28 @@ class RunPage(QWidget):
         run = self._context.cluster.runs.get(run_id)
         if run is None or run_id != self.run_id:
             return
-        self.head.show_run(run)
-        self.progress.show_run(run)
-        self.ranks.reset(run.ranks)
+        self._show_figures()
         self.logs.show_run(run_id, run.attempt, [(rank.rank, rank.node) for rank in run.ranks])
         # Every change of the run may raise or clear a notice, so the banner is computed, never
         # toggled.
         self._look_over()
 
+    def _show_figures(self) -> None:
+        shown = self._context.cluster.current_run(self.run_id)
+        if shown is not None:
+            self.head.show_run(shown)
+            self.progress.show_run(shown)
+            self.ranks.reset(shown.ranks)
+
     def _look_over(self) -> None:
         run = self._context.cluster.runs.get(self.run_id)
         if run is None:
             return
-        notice = choose_notice(run, self._context.cluster.now_s() - self._last_step_s)
-        if notice is not None:
-            self.notice.show_message(*notice)
-        else:
-            self.notice.hide()
+        # A node falls silent without an event.
+        if self._context.cluster.has_silent_nodes(run):
+            self._show_figures()
+        age_s = self._context.cluster.now_s() - self._last_step_s
+        self.notice.show_notice(choose_notice(run, age_s))
 
     def _fill(self, found: Loaded) -> None:
         steps, events, data, evaluations = found

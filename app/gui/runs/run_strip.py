@@ -106,7 +106,8 @@ class RunStrip(QWidget):
 
     def refresh(self, run_id: str = "") -> None:
         """Show the runs that are currently active."""
-        active = self._context.cluster.active_runs()
+        cluster = self._context.cluster
+        active = [cluster.current_run(run.run_id) or run for run in cluster.active_runs()]
         shown = {run.run_id: run for run in active[:MAX_LINES]}
         for gone in [key for key in self._lines if key not in shown]:
             line = self._lines.pop(gone)

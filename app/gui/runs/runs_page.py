@@ -113,7 +113,9 @@ class RunsPage(QWidget):
         }
 
     def _show(self, run_id: str) -> None:
-        self.model.put(self._context.cluster.runs[run_id])
+        run = self._context.cluster.current_run(run_id)
+        if run is not None:
+            self.model.put(run)
         self._choose()
 
     def _remove_row(self, run_id: str) -> None:

@@ -26,6 +26,7 @@ from app.events import (
     StepsArrived,
 )
 from app.gui.session.bridge import Bridge
+from app.telemetry.state import current_run, is_silent
 from app.telemetry.stream import Telemetry
 
 
@@ -69,6 +70,24 @@ class LiveState(QObject):
         """Return the runs that occupy devices now."""
         return tuple(run for run in self.run_list() if run.state in ACTIVE_STATES)
 
+    def current_run(self, run_id: str) -> RunSnapshot | None:
+        """Return a run as it is to be shown: without the figures of nodes that are silent."""
+        run = self.runs.get(run_id)
+        return None if run is None else current_run(run, self.nodes, self.now_s())
+
+    def has_silent_nodes(self, run: RunSnapshot) -> bool:
+        """Return whether ages of an active run's nodes have to be kept up to date."""
+        return run.state in ACTIVE_STATES and any(
+            is_silent(self.nodes.get(name), self.now_s()) for name in run.nodes
+        )
+
+    def take_run(self, run: RunSnapshot) -> None:
+        """Take a whole snapshot that was asked for; lists of ended runs lack the ranks' figures."""
+        known = self.runs.get(run.run_id)
+        # An answer may come after the run has been resumed, or deleted.
+        if known is not None and (known.attempt, known.state) == (run.attempt, run.state):
+            self._apply(RunChanged(run))
+
     def _fill(self, nodes: tuple[NodeSnapshot, ...], runs: tuple[RunSnapshot, ...]) -> None:
         # As events: a page learns of the first snapshots in the same way as of later ones.
         self.is_open = True
@@ -81,17 +100,13 @@ class LiveState(QObject):
     def _apply(self, event: Event) -> None:
         match event:
             case NodeChanged(node):
-                is_new = node.name not in self.nodes
-                self.nodes[node.name] = node
-                # `expect` comes first: it has to run for a known node, too
-                if self.telemetry.expect(node) or is_new:
-                    self.structure_changed.emit()
-                self.node_changed.emit(node.name)
+                self._take_node(node)
             case NodeRemoved(name):
                 self.nodes.pop(name, None)
                 self.telemetry.forget(name)
                 self.structure_changed.emit()
                 self.node_removed.emit(name)
+                self._tell_runs_of(name)
             case RunChanged(run):
                 # State before signal, here as everywhere: receivers read from this object.
                 self.runs[run.run_id] = run
@@ -110,6 +125,16 @@ class LiveState(QObject):
             case RunEventArrived(run_event):
                 self.run_event_arrived.emit(run_event)
 
+    def _take_node(self, node: NodeSnapshot) -> None:
+        before = self.nodes.get(node.name)
+        self.nodes[node.name] = node
+        # `expect` comes first: it has to run for a known node, too
+        if self.telemetry.expect(node) or before is None:
+            self.structure_changed.emit()
+        self.node_changed.emit(node.name)
+        if before is None or before.state != node.state:
+            self._tell_runs_of(node.name)
+
     def _add_samples(self, events: list[SampleArrived]) -> None:
         changed = set()
         before = sum(1 for _ in self.telemetry)
@@ -118,11 +143,20 @@ class LiveState(QObject):
             if event.node in self.nodes:
                 # Replayed samples are history: they say nothing about when the node last answered.
                 arrived_s = None if event.replayed else self.now_s()
-                changed.update(self.telemetry.take(event.node, event.sample, arrived_s))
+                took = self.telemetry.take(
+                    event.node, event.sample, arrived_s, replayed=event.replayed
+                )
+                changed.update(took)
         if sum(1 for _ in self.telemetry) != before:
             self.structure_changed.emit()
         if changed:
             self.devices_changed.emit(sorted(changed))
+
+    def _tell_runs_of(self, node: str) -> None:
+        """Signal the active runs of a node: what is known of them has changed with its state."""
+        for run in self.active_runs():
+            if node in run.nodes:
+                self.run_changed.emit(run.run_id)
 
     def _follow_runs(self) -> None:
         changed = self.telemetry.follow_runs(self.active_runs())

@@ -10,8 +10,9 @@ from types import TracebackType
 
 import PySide6
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
+from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
 from app.gui.kit.theme import Theme
 
@@ -30,7 +31,7 @@ class CrashDialog(QDialog):
         self.setWindowTitle("Something went wrong inside Rackless")
         self.resize(680, 440)
         self.report = make_report(details)
-        text = QPlainTextEdit(self.report)
+        text = TextBox(self.report)
         text.setReadOnly(True)
         text.setObjectName("code")
         text.setAccessibleName("Report")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from app.events import NodeSnapshot
 from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.telemetry.alerts import share_of
-from app.telemetry.state import Status, describe_device
+from app.telemetry.state import Status, describe_device, is_current
 from app.telemetry.stream import Device, DeviceKey, StreamReading
 from app.text import (
     show_bytes_of,
@@ -24,7 +24,7 @@ class DeviceRow:
     status: Status
     reading: StreamReading
     is_live: bool
-    """Whether the node is online; figures of an offline node are out of date and not shown."""
+    """Whether the figures are current; others are not shown."""
 
 
 def make_row(device: Device, node: NodeSnapshot, now_s: float) -> DeviceRow:
@@ -33,7 +33,7 @@ def make_row(device: Device, node: NodeSnapshot, now_s: float) -> DeviceRow:
         key=device.key,
         status=describe_device(device, node, now_s),
         reading=device.reading,
-        is_live=node.state == "online",
+        is_live=is_current(device, node, now_s),
     )
 
 

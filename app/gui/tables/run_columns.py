@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
 from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.presentation.plan_text import ComparedRow
-from app.telemetry.state import Status, Tone, describe_run, progress_share
+from app.telemetry.state import Status, Tone, describe_rank, describe_run, progress_share
 from app.telemetry.step_parts import describe_split, show_rank_memory, split_step
 from app.text import (
     DASH,
@@ -72,6 +73,10 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
     ]
 
 
+# States of a rank whose node is silent, as `current_run` gives them.
+_SILENT = frozenset({"connecting", "unreachable", "refused", "silent", "removed"})
+
+
 def wait_share(rank: RankProgress) -> float | None:
     """Return the share of a step that a rank spends waiting for other ranks and the network."""
     if rank.wait_s is None or not rank.step_s:
@@ -94,14 +99,16 @@ def forecast_columns() -> list[Column[ComparedRow]]:
     ]
 
 
-def _describe_rank(rank: RankProgress) -> Status:
+def _describe_rank(rank: RankProgress, now_s: float) -> Status:
+    if rank.state in _SILENT:
+        return Status("warning", describe_rank(rank, now_s))
     tones: dict[str, Tone] = {"failed": "error", "lost": "error", "done": "good", "ended": "calm"}
     # A running rank says more by its phase than by its state.
     words = rank.phase if rank.state == "running" and rank.phase else rank.state
     return Status(tones.get(rank.state, "busy"), words)
 
 
-def rank_columns() -> list[Column[RankProgress]]:
+def rank_columns(now_s: Clock = time.time) -> list[Column[RankProgress]]:
     return [
         Column(
             title="Rank",
@@ -111,7 +118,12 @@ def rank_columns() -> list[Column[RankProgress]]:
         ),
         Column(title="Node", text=lambda r: r.node, width_px=80, stretches=True),
         Column(title="Device", text=lambda r: r.device, width_px=84),
-        Column(title="State", text=lambda r: r.state, status=_describe_rank, width_px=124),
+        Column(
+            title="State",
+            text=lambda r: describe_rank(r, now_s()),
+            status=lambda r: _describe_rank(r, now_s()),
+            width_px=124,
+        ),
         number_column("Step", lambda r: r.step, show_number, width_px=72),
         number_column("Tokens/s", lambda r: r.tokens_per_s, show_number, width_px=82),
         number_column("Step time", lambda r: r.step_s, show_duration, width_px=84),

@@ -134,6 +134,8 @@ class TableView(QTableView, Generic[T]):
         self.setModel(self._proxy)
         self.setItemDelegate(CellDelegate(theme, self))
         self.setAccessibleName(name)
+        # Not by the wheel: letters typed after scrolling would choose another row.
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)

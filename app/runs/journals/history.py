@@ -46,6 +46,8 @@ class RankHistory:
     phase_share: float | None = None
     """Progress within the phase, 0 to 1; None when unknown."""
     step: int | None = None
+    time_s: float | None = None
+    """Time at which it finished that step, by its node's clock; None before its first one."""
     tokens_per_s: float | None = None
     step_s: float | None = None
     input_s: float | None = None
@@ -305,6 +307,7 @@ def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int)
 
 def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
     rank.step = whole_of(line, "step")
+    rank.time_s = number_of(line, "time_s")
     rank.tokens_per_s = number_of(line, "tokens_per_s")
     rank.step_s = number_of(line, "step_s")
     rank.input_s = number_of(line, "input_s")

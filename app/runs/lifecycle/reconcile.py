@@ -101,6 +101,17 @@ async def sync_run(
     return await sync_parts(services.pool, mirrors, run.run_id, run.attempt)
 
 
+async def sync_attempts(services: Services, run: RunRecord) -> None:
+    """Fetch what is missing here of every attempt, also of one that ran while we were away."""
+    await sync_run(services, run, run.nodes)
+    known = services.pool.names()
+    for attempt in services.runs.store.attempts(run.run_id):
+        nodes = {place.node for place in attempt.placements if place.node in known}
+        if attempt.attempt != run.attempt:
+            earlier = replace(run, attempt=attempt.attempt)
+            await sync_run(services, earlier, sorted(nodes))
+
+
 async def _repeat_stop(services: Services, run: RunRecord, parts: Sequence[RunPart]) -> None:
     """Repeat a stop request: the master that got it may have died before it reached all nodes."""
     unaware = [p.node for p in parts if p.active and p.status and p.status.state != "stopping"]
