@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ def imports_that_stay() -> Iterator[None]:
 
 def main(argv: list[str]) -> int:
     """Import the module and run it."""
+    os.umask(0o077)  # data, checkpoints and models of users are private
     # Not fatal: some containers mount /proc read-only.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")

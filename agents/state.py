@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from agents.contract.run_layout import CHECKPOINTS, RUNS, attempt_folder
 from agents.errors import ExpectedError, explain_os_error
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -95,7 +97,7 @@ def open_home() -> Home:
     """Create the agent's home folder if it is missing, and test that it is writable.
 
     Raises:
-        ExpectedError: it cannot be created or written.
+        ExpectedError: it cannot be created or written, or is another user's.
     """
     named = os.environ.get("RACKLESS_AGENT_HOME")
     path = Path(named) if named else Path.home() / ".local" / "share" / "rackless-agent"
@@ -103,10 +105,33 @@ def open_home() -> Home:
     try:
         for folder in (home.path, home.telemetry, home.leases, home.runs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _keep_to_us(home.path)
         _try_to_write(home.path / f".trial.{os.getpid()}")
     except OSError as error:
         raise explain_os_error(error, f"preparing the agent's home folder {home.path}") from error
     return home
+
+
+def _keep_to_us(folder: Path) -> None:
+    """Close the home to other users of this PC.
+
+    Raises:
+        ExpectedError: it belongs to another user, or its disk knows no modes.
+        OSError: it cannot be changed.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise ExpectedError(
+            f"The agent's home folder {folder} belongs to another user of this node.",
+            "Log in as that user, or set RACKLESS_AGENT_HOME there to a folder of your own",
+        )
+    if found.st_mode & _OTHERS:
+        folder.chmod(stat.S_IRWXU)
+        if folder.stat().st_mode & _OTHERS:
+            raise ExpectedError(
+                f"The agent's home folder {folder} is on a disk that cannot keep other users out.",
+                "Set RACKLESS_AGENT_HOME there to a folder on a disk with permissions",
+            )
 
 
 def _try_to_write(trial: Path) -> None:

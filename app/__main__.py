@@ -12,6 +12,7 @@ def main() -> int:
     leave_current_folder()
     from app.cli.main import run
 
+    os.umask(0o077)  # what Rackless writes is private, exports too, whatever the login shell sets
     return run(sys.argv[1:])
 
 

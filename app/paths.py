@@ -11,6 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 from agents.contract.run_layout import RUNS, attempt_folder
 
@@ -107,18 +108,37 @@ class Paths:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file atomically: a reader sees the old text or the new one, never a part.
+    """Write a private file atomically: a reader sees the old text or the new, never a part.
 
     Raises:
         OSError: the file cannot be written.
     """
     # In the same folder: a rename replaces atomically only within one file system.
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text, encoding="utf-8")
+    with open_private(temporary, "w") as file:
+        file.write(text.encode("utf-8"))
     os.replace(temporary, path)
 
 
+def open_private(path: Path, mode: Literal["w", "a", "x"]) -> BinaryIO:
+    """Open a file to write, which only this user may read if it is new.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file: BinaryIO = open(path, f"{mode}b", opener=lambda name, flags: os.open(name, flags, 0o600))
+    return file
+
+
 def private_folder(path: Path) -> Path:
-    """Create `path` and its parents, private to this user, and return it."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Create `path` and those parents that are missing, private to this user, and return it.
+
+    Raises:
+        OSError: it is a file, or cannot be created.
+    """
+    # One by one: `mkdir(parents=True)` gives parents the mode of the user's other folders.
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)  # raises where it is a file
     return path

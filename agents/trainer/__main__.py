@@ -33,6 +33,7 @@ _MAX_COMPILERS = 8
 
 def main() -> int:
     """Run one rank and return its exit code."""
+    os.umask(0o077)  # torchrun by hand has that of the shell
     named = os.environ.get("RACKLESS_ATTEMPT_DIR")
     if not named:
         sys.stderr.write("RACKLESS_ATTEMPT_DIR is not set: it names the folder of the attempt\n")

@@ -24,6 +24,7 @@ from app.core.hub import CoreHub
 from app.core.library import CoreLibrary
 from app.core.nodes import CoreNodes
 from app.core.runs import CoreRuns
+from app.errors import UserError
 from app.events import (
     EventHub,
 )
@@ -31,6 +32,7 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, address_from_json
 from app.paths import Paths, private_folder
+from app.private_home import make_private
 from app.runs.fleet_pool import FleetPool
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.run_repository import RunRepository
@@ -74,9 +76,7 @@ class Core:
             UserError: the folder cannot be used, or a newer version wrote it.
         """
         paths = Paths(home)
-        database = await asyncio.to_thread(
-            open_database, paths.database, functools.partial(_refill, paths)
-        )
+        notice, database = await asyncio.to_thread(_open_home, paths)
         # Unwound in reverse: background tasks, fleet, `at_end`, and last the database that the
         # others write to.
         stack = contextlib.AsyncExitStack()
@@ -86,6 +86,7 @@ class Core:
         try:
             fleet = await stack.enter_async_context(Fleet(home, hub := EventHub()))
             core = _assemble(paths, database, fleet, hub)
+            core.notice = " ".join(filter(None, (notice, database.notice)))
             core.at_end = at_end
             stack.push_async_callback(core._background.end)
             stack.enter_context(hub.listening(core.runs.take_sample))
@@ -98,6 +99,18 @@ class Core:
 async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
     for call in calls:
         await call()
+
+
+def _open_home(paths: Paths) -> tuple[str, Database]:
+    """Return what to tell the user of the home, and its database."""
+    try:
+        notice = make_private(paths)
+    except OSError as error:
+        raise UserError(
+            f"{paths.home} cannot be used for Rackless's own files: {error}.",
+            "Free space or repair its permissions, or set RACKLESS_HOME to another folder.",
+        ) from error
+    return notice, open_database(paths.database, functools.partial(_refill, paths))
 
 
 def _refill(paths: Paths, database: Database) -> None:

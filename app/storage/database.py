@@ -17,7 +17,7 @@ from typing import Any
 
 from app.errors import UserError
 from app.filelock import locked
-from app.paths import private_folder
+from app.paths import open_private, private_folder
 from app.storage.migrations import MIGRATIONS
 
 # First release with the fix of the WAL-reset bug.
@@ -121,6 +121,8 @@ def _open_or_replace(path: Path) -> Database:
 
 
 def _open(path: Path) -> Database:
+    # SQLite gives its journals the mode of the file, and a new file that of the user's others.
+    open_private(path, "a").close()
     # isolation_level=None keeps Python from opening transactions of its own beside `write`.
     connection = sqlite3.connect(
         path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
@@ -198,6 +200,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _back_up(connection: sqlite3.Connection, path: Path) -> None:
+    open_private(path, "a").close()
     copy = sqlite3.connect(path)
     try:
         # Not a copy of the file, which would miss what is still in the WAL.

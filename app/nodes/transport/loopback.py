@@ -233,6 +233,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
+    os.umask(0o077)  # its home holds keys and what a node holds
     options = read_options(arguments)
     options.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     tag = make_tag(options.home)

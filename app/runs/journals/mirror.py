@@ -16,7 +16,7 @@ from agents.contract.logcap import cap_log
 from agents.contract.run_layout import LOG_SUFFIX
 from app.errors import UserError
 from app.filelock import locked
-from app.paths import private_folder
+from app.paths import open_private, private_folder
 
 # A stream's name comes from a node and becomes a file name here: no separators, no leading dot.
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
@@ -80,7 +80,7 @@ class Mirror:
 
 
 def _append(path: Path, offset: int, data: bytes, dropped_bytes: int) -> int:
-    with path.open("ab") as file:
+    with open_private(path, "a") as file:
         size = file.tell()
         # The start of the hole may be known here already: extend up to it, never overwrite.
         if offset - dropped_bytes <= size < offset:
