@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import IO, Literal
 
 from agents.contract.run_layout import RUNS, attempt_folder
 
@@ -120,14 +120,17 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def open_private(path: Path, mode: Literal["w", "a", "x"]) -> BinaryIO:
+def open_private(path: Path, mode: Literal["w", "a", "x"]) -> IO[bytes]:
     """Open a file to write, which only this user may read if it is new.
 
     Raises:
         OSError: it cannot be opened.
     """
-    file: BinaryIO = open(path, f"{mode}b", opener=lambda name, flags: os.open(name, flags, 0o600))
-    return file
+    return open(path, f"{mode}b", opener=_open_for_us)
+
+
+def _open_for_us(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def private_folder(path: Path) -> Path:
