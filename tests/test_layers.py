@@ -50,9 +50,9 @@ NEWER_THAN_3_10 = {
 MAX_CLASS_LINES = 250
 ORDER = {
     "app": (
-        "text errors paths filelock | settings private_home artifact conversation | planning runfile | events"
-        " | presentation hub integrations storage | library nodes telemetry | provisioning | runs"
-        " | forecasts recovery scheduling | artifacts | chats flows | core | demo | gui cli"
+        "text errors paths filelock | settings private_home artifact conversation"
+        " | planning runfile | events | presentation hub integrations storage"
+        " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling | artifacts | chats flows | core | demo | gui cli"
         " | __main__"
     ),
     "app.nodes": (
