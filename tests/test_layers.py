@@ -52,7 +52,8 @@ ORDER = {
     "app": (
         "text errors paths filelock | settings private_home artifact conversation"
         " | planning runfile | events | presentation hub integrations storage"
-        " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling | artifacts | chats flows | core | demo | gui cli"
+        " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
+        " | artifacts | chats flows | core | demo | gui cli"
         " | __main__"
     ),
     "app.nodes": (
