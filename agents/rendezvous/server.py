@@ -27,7 +27,7 @@ MAX_LINE_BYTES = 64 << 20
 """Maximum length of a request, in bytes."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """Time for a caller to show the credential, in seconds."""
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 256
 """Maximum number of connections, with or without the credential."""
 _BACKLOG = 256
 _PR_SET_PDEATHSIG = 1
@@ -187,7 +187,7 @@ def _read_line() -> bytes:
 
 
 def _limit_connections() -> None:
-    """Bound the memory that strangers who only connect can take: each costs about 100 KB."""
+    """Bound the memory that strangers who only connect can take: each costs 300 KB."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -17,6 +17,7 @@ import pytest
 from agents.errors import ExpectedError
 from agents.rendezvous.client import StoreClient, StoreError, StoreTimeout
 from agents.rendezvous.host import start_store
+from agents.rendezvous.server import MAX_CONNECTIONS
 from app.nodes.credential import make_credential
 from tests.agents.trainer.ranks import free_port
 
@@ -195,7 +196,7 @@ def test_the_memory_that_silent_strangers_take_is_bounded(credential: str) -> No
     client.connect(10.0)
     with open(f"/proc/{host._process.pid}/limits") as limits:
         (line,) = (line for line in limits if line.startswith("Max open files"))
-    assert int(line.split()[3]) <= 1024
+    assert int(line.split()[3]) <= MAX_CONNECTIONS
     client.close()
     host.close()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -460,6 +463,41 @@ def test_allreduce_over_two_agents_and_without_the_second(agent: Agent, node: No
     assert error["message"] == (
         f"Rank 1 did not come to the all-reduce at 127.0.0.1 port {port} within 2 s."
     )
+
+
+def test_a_stranger_can_do_nothing_with_the_store_of_a_check(agent: Agent, node: Node) -> None:
+    """Rank 0 waits alone while a stranger tries its store; then rank 1 comes, and all is well."""
+    pytest.importorskip("torch")
+    from tests.hostile.stranger import try_bytes, try_torch
+
+    port = ask(agent, "port.choose", address="127.0.0.1")["port"]
+    probe = {
+        "python": sys.executable,
+        "world_size": 2,
+        "master_address": "127.0.0.1",
+        "master_port": port,
+        "num_values": 10,
+        "credential": make_credential(),
+        "timeout_s": 60,
+    }
+    for rank in range(2):
+        line = {"type": "request", "id": 20 + rank, "kind": "probe.allreduce"}
+        agent.write(json.dumps({**line, "args": {**probe, "rank": rank}}).encode() + b"\n")
+        if rank == 0:
+            _wait_for_listener(port)
+            tried = {**try_torch("127.0.0.1", port), **try_bytes("127.0.0.1", port)}
+    answers = [agent.read(), agent.read()]
+    assert {name for name, said in tried.items() if said.startswith("GOT")} == set()
+    assert [answer["result"]["sum_ok"] for answer in answers] == [True, True]
+
+
+def _wait_for_listener(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing listens on port {port}")
 
 
 def test_allreduce_without_torch_says_so(agent: Agent, node: Node, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 
@@ -14,6 +15,7 @@ from agents.errors import ExpectedError
 from agents.trainer.rank.group import Group, PeerLost, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.load_progress import LoadProgress
+from tests.agents.trainer.nccl_ranks import listening
 from tests.agents.trainer.ranks import free_port
 
 NAMES = ["rank 0 (node alpha, cpu)", "rank 1 (node beta, cpu)"]
@@ -87,6 +89,31 @@ def test_a_rank_that_nobody_joins_says_whom_it_waited_for(monkeypatch, rank, wor
         Group(Ranks(rank=rank, world_size=2), NAMES).join("gloo", torch.device("cpu"))
     assert failed.value.message.startswith(NAMES[rank])
     assert words in failed.value.message
+
+
+def test_without_a_credential_rank_0_listens_at_its_address_alone(monkeypatch):
+    port = free_port()
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {**place, "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("agents.trainer.rank.group.JOIN_TIMEOUT_S", 3.0)
+    failed = []
+
+    def wait_alone():
+        try:
+            Group(Ranks(rank=0, world_size=2), NAMES).join("gloo", torch.device("cpu"))
+        except ExpectedError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait_alone)
+    thread.start()
+    seen = set()
+    while thread.is_alive():
+        seen |= {address for _, address, at in listening([os.getpid()]) if at == port}
+        time.sleep(0.02)
+    thread.join()
+    assert seen == {"127.0.0.1"}
+    assert failed
 
 
 def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, groups, monkeypatch):
