@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.children import Children
-from agents.contract.lock import read_lock_text
+from agents.contract.lock import Lock, read_lock_text
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
 from agents.contract.python_child import python_variables
 from agents.contract.wire import WireError, from_wire, to_wire
@@ -170,6 +170,8 @@ def build(
         ExpectedError: venv or pip failed; the message says which and why.
     """
     require_name(job.lock_sha256, "The lock's hash")
+    for text in (job.lock_text, job.fallback_text):
+        _read_lock(text, "no environment was begun")
     # By all of its text: the same versions with other hashes are another environment.
     folder = home.environments / hashlib.sha256(job.lock_text.encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
@@ -285,12 +287,7 @@ def run_pip(
         MissingPackage: no index has a file of a package that fits this PC.
         ExpectedError: the lock is not one, or pip failed; the message says why.
     """
-    try:
-        locked = read_lock_text(lock_text)
-    except ValueError as error:
-        raise ExpectedError(
-            f"On this node {what}: {error}.", "Update Rackless on the PC that sent this lock"
-        ) from error
+    locked = _read_lock(lock_text, what)
     lock = folder / "requirements.txt"
     try:
         lock.write_text(locked.text, encoding="utf-8")
@@ -304,6 +301,15 @@ def run_pip(
     )
     if code != 0:
         raise _explain(what, lines)
+
+
+def _read_lock(text: str, what: str) -> Lock:
+    try:
+        return read_lock_text(text)
+    except ValueError as error:
+        raise ExpectedError(
+            f"On this node {what}: {error}.", "Update Rackless on the PC that sent this lock"
+        ) from error
 
 
 def _explain(what: str, lines: list[str]) -> ExpectedError:

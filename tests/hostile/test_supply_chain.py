@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,66 @@ def test_another_file_of_the_locked_version_is_refused(
     attack(given="another wheel of the version", tried="bring it", happened=said)
     assert "tiny_thing==1.5" in said
     assert sha256_of(other) in said
+
+
+@pytest.mark.parametrize("claimed", ["the locked", "its own", "no"])
+def test_an_index_that_serves_another_file_is_caught_whatever_hash_it_claims(
+    home: Home, tmp_path: Path, claimed: str, monkeypatch: pytest.MonkeyPatch, attack: Attack
+) -> None:
+    site = tmp_path / "site"
+    (site / "simple" / "tiny-thing").mkdir(parents=True)
+    wheel = make_wheel(site)
+    text, locked = lock_of(wheel), sha256_of(wheel)
+    flip_a_bit(wheel)
+    claim = {"the locked": f"#sha256={locked}", "its own": f"#sha256={sha256_of(wheel)}", "no": ""}
+    page = f'<a href="/{wheel.name}{claim[claimed]}">{wheel.name}</a>'
+    (site / "simple" / "tiny-thing" / "index.html").write_text(page)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+        monkeypatch.setenv("PIP_FIND_LINKS", "")
+        said = refusal(home, text, tiny_thing="1.5")
+        server.shutdown()
+    attack(given=f"an index with another file and {claimed} hash", tried="install", happened=said)
+    assert "tiny_thing==1.5" in said or "tiny-thing==1.5" in said
+    assert sha256_of(wheel) in said
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "no-binary = :all:",
+        "no-binary = tiny_thing",
+        "no-deps = false",
+        "require-hashes = false",
+        "only-binary = :none:",
+        "pre = true",
+        "trusted-host = index.example",
+        "requirement = {folder}/more.txt",
+        "constraint = {folder}/more.txt",
+    ],
+)
+def test_no_setting_of_a_nodes_pip_loosens_a_lock(
+    home: Home, index: Path, tmp_path: Path, setting: str, monkeypatch, attack: Attack
+) -> None:
+    canary = tmp_path / "ran"
+    make_sdist(index, setup=f"open({str(canary)!r}, 'w').close()")
+    wheel = make_wheel(index, needs="stowaway")
+    make_wheel(index, "stowaway", "9")
+    (tmp_path / "more.txt").write_text("stowaway==9\n")
+    config = tmp_path / "pip.conf"
+    config.write_text(f"[install]\n{setting.format(folder=tmp_path)}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    try:
+        path = put(home, lock_of(wheel), tiny_thing="1.5")
+        happened = sorted(entry.name for entry in (home.path / str(path)).glob("*.dist-info"))
+        assert happened == ["tiny_thing-1.5.dist-info"]
+    except ExpectedError as refused:
+        happened = [refused.message]
+    attack(given=f"a node's pip.conf with `{setting}`", tried="install", happened=str(happened))
+    assert not canary.exists()
 
 
 @pytest.mark.parametrize(
@@ -285,6 +347,23 @@ def test_the_set_up_of_this_pc_refuses_a_wheel_with_one_wrong_bit_by_name(
     assert "tiny_thing==1.5 is not the file that is locked" in done.stderr
     assert sha256_of(wheel) in done.stderr
     assert not list((tmp_path / "venv").glob("lib/*/site-packages/tiny_thing*"))
+
+
+def test_a_lock_without_hashes_begins_no_environment(
+    home: Home, index: Path, children: Children, attack: Attack
+) -> None:
+    make_wheel(index)
+    order = EnvironmentBuild(
+        lock_sha256=SHA256, lock_text="tiny_thing==1.5\n", requirements={"tiny_thing": "1.5"}
+    )
+    with pytest.raises(ExpectedError, match=r"tiny_thing==1\.5 has no --hash") as caught:
+        environment.build(home, order, children, lambda line: None)
+    attack(
+        given="a lock that gives a version alone",
+        tried="set up the training environment from it",
+        happened=caught.value.message,
+    )
+    assert not home.environments.exists()
 
 
 # ---------------------------------------------------------------- the agent

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
+from agents.contract.node import (
+    EnvironmentBuild,
+    EnvironmentQuery,
+    EnvironmentReport,
+    GpuFacts,
+    NodeFacts,
+)
 from app.errors import NodeUnreachable, UserError
 from app.provisioning.environment import (
     EnvironmentLock,
@@ -46,6 +52,21 @@ def test_what_a_marker_limits_is_installed_but_not_compared() -> None:
     assert f"b==2 ; python_version < '3.12' --hash=sha256:{NO_HASH}\n" in lock.text
 
 
+def make_facts(*drivers: str) -> NodeFacts:
+    gpus = (
+        GpuFacts(uuid=driver, index=index, name="RTX 4070", driver=driver, capability="8.9")
+        for index, driver in enumerate(drivers)
+    )
+    return NodeFacts(
+        hostname="pc",
+        os="Debian 12",
+        kernel="6.1",
+        python="3.11.2",
+        architecture="x86_64",
+        gpus=tuple(gpus),
+    )
+
+
 class FakeNode:
     """Has some interpreters; builds one when asked."""
 
@@ -56,6 +77,10 @@ class FakeNode:
         self.remembered = remembered
         self.looked_at: list[str | None] = []
         self.built: EnvironmentBuild | None = None
+        self.facts_now = make_facts()
+
+    async def facts(self) -> NodeFacts:
+        return self.facts_now
 
     async def environment_find(self, query: EnvironmentQuery) -> EnvironmentReport:
         self.looked_at.append(query.python)
@@ -107,6 +132,20 @@ def test_candidates_come_before_a_build(remembered: str | None) -> None:
     assert node.built is not None
     assert node.built.requirements == LOCK.requirements
     assert node.built.lock_text == LOCK.text
+
+
+@pytest.mark.parametrize(("drivers", "build"), [([], "cpu"), (["580.95.05"], "cu130")])
+def test_a_build_brings_the_torch_that_suits_the_nodes_gpus(drivers: list[str], build: str) -> None:
+    node = FakeNode(set())
+    node.facts_now = make_facts(*drivers)
+    asyncio.run(setup_environment(node, candidates=()))  # type: ignore[arg-type]
+    order = node.built
+    assert order is not None
+    assert order.requirements == read_train_lock().requirements
+    assert order.lock_text == read_train_lock(TorchBuild(build)).text
+    assert order.index_url == TorchBuild(build).index_url
+    # What works everywhere, for where PyTorch's own index cannot be reached.
+    assert order.fallback_text == (read_train_lock().text if build == "cpu" else "")
 
 
 def test_a_lost_node_is_not_taken_for_one_without_environment() -> None:
