@@ -12,7 +12,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import stat
 import sys
 import time
@@ -21,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.json_text import parse_json
+from agents.contract.names import MAX_ATTEMPT, is_safe_name
 from agents.contract.run_layout import CHECKPOINTS, RUNS, attempt_folder
+from agents.contract.wire import WireError
 from agents.errors import ExpectedError, explain_os_error
 
-SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -49,7 +50,7 @@ def require_name(value: str, what: str) -> str:
     Raises:
         ExpectedError: it contains anything but letters, digits, `.`, `_` and `-`, or is too long.
     """
-    if not SAFE_NAME.match(value):
+    if not is_safe_name(value):
         raise ExpectedError(
             f"{what} {value[:80]!r} is not allowed.",
             "Use 1 to 128 letters, digits, dots, underscores and dashes; begin with no sign",
@@ -87,6 +88,13 @@ class Home:
         return self.runs / require_name(run_id, "The run id")
 
     def attempt(self, run_id: str, attempt: int) -> Path:
+        """Return the folder of an attempt.
+
+        Raises:
+            ExpectedError: the number or the run id is none.
+        """
+        if not 1 <= attempt <= MAX_ATTEMPT:
+            raise ExpectedError(f"There is no attempt {attempt}: attempts count from 1.")
         return attempt_folder(self.run(run_id), attempt)
 
     def checkpoints(self, run_id: str) -> Path:
@@ -193,8 +201,8 @@ def fsync_folder(path: Path) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in the file; None if it is missing or unreadable."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        value = parse_json(path.read_bytes(), finite=False)
+    except (OSError, WireError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from agents.contract.run_layout import RUNS, attempt_folder
+from agents.contract.names import MAX_ATTEMPT, is_safe_name
+from agents.contract.run_layout import RUNS, attempt_folder, is_stream
+from app.errors import UserError
 
 HOME_VARIABLE = "RACKLESS_HOME"
 
@@ -54,9 +56,27 @@ def is_same_folder(path: Path, other: Path) -> bool:
         return False
 
 
+class UnsafeName(UserError):
+    """Raised for a name that would lead out of its folder.
+
+    Such a name can only come from a node that lied to an older version, which stored it.
+    """
+
+    def __init__(self, what: str, name: object) -> None:
+        super().__init__(
+            f"{what} {ascii(name)[:200]} would lead out of the folder of Rackless, so its files "
+            "are not touched",
+            "Delete the run: that removes it from the list and nothing else",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Names of files and folders below one home. Creates nothing."""
+    """Names of files and folders below one home. Creates nothing.
+
+    A path that is built from a name is a direct child of the folder that it is meant for, whatever
+    the name is; else `UnsafeName` is raised.
+    """
 
     home: Path
 
@@ -97,14 +117,36 @@ class Paths:
         return self.home / "reports"
 
     def run(self, run_id: str) -> Path:
-        return self.runs / run_id
+        return _child(self.runs, "the run", run_id)
 
     def attempt(self, run_id: str, attempt: int) -> Path:
+        if not 1 <= attempt <= MAX_ATTEMPT:
+            raise UnsafeName("the attempt", attempt)
         return attempt_folder(self.run(run_id), attempt)
+
+    def part(self, run_id: str, attempt: int, node: str) -> Path:
+        """Return the folder with the mirrors of one node's part of an attempt."""
+        return _child(self.attempt(run_id, attempt), "the node", node)
 
     def stream(self, run_id: str, attempt: int, node: str, stream: str) -> Path:
         """Return the mirror of one node's log or journal."""
-        return self.attempt(run_id, attempt) / node / stream
+        if not is_stream(stream):
+            raise UnsafeName("the log", stream)
+        return self.part(run_id, attempt, node) / stream
+
+
+def _child(folder: Path, what: str, name: str) -> Path:
+    path = folder / name if is_safe_name(name) else folder
+    # Asked of the path as well: what a separator is depends on the system.
+    if path.parent != folder or path.name != name:
+        raise UnsafeName(what, name)
+    return path
+
+
+def leads_through_link(path: Path, below: Path) -> bool:
+    """Return whether `path`, or a folder between it and `below`, is a symbolic link."""
+    steps = (path, *path.parents)
+    return any(step.is_symlink() for step in steps[: steps.index(below)])
 
 
 def replace_text(path: Path, text: str) -> None:

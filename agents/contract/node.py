@@ -5,6 +5,61 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agents.contract.names import (
+    MAX_ATTEMPT,
+    check_name,
+    check_number,
+    check_text,
+    check_time,
+)
+
+MAX_GPUS = 128
+"""Number of GPUs of a PC, beyond any mainboard."""
+MAX_LISTED = 1024
+"""Number of other things that a PC lists, such as its network interfaces."""
+MAX_SPEED = 1e18
+"""Speed of a GPU in any unit per second, a thousand times the fastest."""
+_MAX_BYTES = 2**60
+# What a sensor can read. Drivers report all bits set, or worse, for what they do not know.
+_PLAUSIBLE = {
+    "utilisation": 1.0,
+    "temperature_celsius": 1000.0,
+    "power_w": 1e6,
+    "power_limit_w": 1e6,
+    "clock_mhz": 1e6,
+    "fan": 10.0,
+    "memory_used_bytes": _MAX_BYTES,
+    "memory_total_bytes": _MAX_BYTES,
+    "memory_bytes": _MAX_BYTES,
+    "memory_available_bytes": _MAX_BYTES,
+    "cpu_utilisation": 1.0,
+    "cpu_temperature_celsius": 1000.0,
+    "cpu_power_w": 1e6,
+    "disk_used_bytes": _MAX_BYTES,
+    "disk_total_bytes": _MAX_BYTES,
+    "disk_bytes": _MAX_BYTES,
+    "disk_free_bytes": _MAX_BYTES,
+    "disk_read_bytes_per_s": 1e15,
+    "disk_write_bytes_per_s": 1e15,
+    "network_in_bytes_per_s": 1e15,
+    "network_out_bytes_per_s": 1e15,
+    "load": 1e9,
+    "num_cores": 1e6,
+}
+
+
+def _drop_implausible(record: object) -> None:
+    """Replace readings that nothing can have by None, which means not known."""
+    for name, most in _PLAUSIBLE.items():
+        value = getattr(record, name, None)
+        if value is not None and not 0 <= value <= most:
+            object.__setattr__(record, name, None)
+
+
+def _check_count(field_name: str, items: tuple[object, ...], most: int) -> None:
+    if len(items) > most:
+        raise ValueError(f"{field_name} has {len(items)} items; at most {most} fit")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
@@ -18,6 +73,12 @@ class GpuFacts:
     capability: str | None = None
     """CUDA compute capability, such as `8.9`."""
     power_limit_w: float | None = None
+
+    def check_foreign(self) -> None:
+        check_number("index", self.index, 0, MAX_LISTED)
+        for name in ("uuid", "name", "driver", "cuda", "capability"):
+            check_text(name, getattr(self, name) or "")
+        _drop_implausible(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +131,15 @@ class NodeFacts:
     compiler: str | None = None
     """Path of the C compiler for training; None: none was found."""
 
+    def check_foreign(self) -> None:
+        for name in ("hostname", "os", "kernel", "python", "architecture", "cpu", "address"):
+            check_text(name, getattr(self, name) or "")
+        _check_count("gpus", self.gpus, MAX_GPUS)
+        _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)
+        _check_count("interfaces", self.interfaces, MAX_LISTED)
+        check_time("wall_s", self.wall_s)
+        _drop_implausible(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
@@ -89,6 +159,12 @@ class GpuSample:
     throttle: tuple[str, ...] | None = None
     """Reasons for a reduced clock, in words; empty: none; None: not known."""
     process_ids: tuple[int, ...] | None = None
+
+    def check_foreign(self) -> None:
+        check_number("index", self.index, 0, MAX_LISTED)
+        check_text("uuid", self.uuid)
+        check_text("name", self.name)
+        _drop_implausible(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +189,11 @@ class Sample:
     network_in_bytes_per_s: float | None = None
     network_out_bytes_per_s: float | None = None
     load: float | None = None
+
+    def check_foreign(self) -> None:
+        check_time("time_s", self.time_s)
+        _check_count("gpus", self.gpus, MAX_GPUS)
+        _drop_implausible(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +247,13 @@ class LogTail:
     """Wall clock of the node at the last write, in seconds since 1970."""
     text: str
     """Last lines; bytes that are not UTF-8 are replaced."""
+
+    def check_foreign(self) -> None:
+        check_name("run_id", self.run_id)
+        # 0: its folder is no attempt's.
+        check_number("attempt", self.attempt, 0, MAX_ATTEMPT)
+        check_name("name", self.name)
+        check_time("written_s", self.written_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,6 +311,19 @@ class Calibration:
     """NF4 weights unpacked to bf16 per second."""
     measured_s: float = 0.0
     """Wall clock of the node, in seconds since 1970."""
+
+    def check_foreign(self) -> None:
+        check_text("card", self.card)
+        check_time("measured_s", self.measured_s)
+        for name in (
+            "matrix_flops_per_s",
+            "memory_bytes_per_s",
+            "to_host_bytes_per_s",
+            "from_host_bytes_per_s",
+            "unpack_values_per_s",
+        ):
+            if not 0 <= (getattr(self, name) or 0.0) <= MAX_SPEED:
+                raise ValueError(f"{name} is {getattr(self, name)}, which no GPU reaches")
 
 
 NodeTokenPlace = Literal["none", "same", "other"]

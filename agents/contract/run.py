@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agents.contract.names import (
+    MAX_ATTEMPT,
+    MAX_RANK,
+    MAX_STEP,
+    check_inside,
+    check_name,
+    check_number,
+    check_text,
+    check_time,
+)
+from agents.contract.run_layout import checkpoint_path, is_stream
 from agents.contract.spec import RunSpec
+from agents.contract.wire import WireError
+
+MAX_STREAM_BYTES = 1 << 50
+"""Size of a log in bytes that no disk of a node holds: a larger one is a lie."""
+UNKNOWN_NODE = "?"
+"""Name of the node in the status of an attempt whose intent cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +35,13 @@ class RankPlacement:
     """Device in the node's own order, such as `cpu` or `cuda:0`."""
     device_id: str = "cpu"
     """Key of the lease: the GPU's uuid, or `cpu`."""
+
+    def check_foreign(self) -> None:
+        check_number("rank", self.rank, 0, MAX_RANK)
+        check_number("local_rank", self.local_rank, 0, MAX_RANK)
+        check_name("node", self.node)
+        check_text("device", self.device)
+        check_text("device_id", self.device_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +117,12 @@ class AttemptIntent:
     master: MasterIdentity | None = None
     """Who launches it; None: a master of an earlier version."""
 
+    def check_foreign(self) -> None:
+        check_name("run_id", self.run_id)
+        check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+        check_name("node", self.node)
+        check_number("resume_step", self.resume_step or 0, 0, MAX_STEP)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlRequest:
@@ -104,6 +135,9 @@ class ControlRequest:
     are recorded with torch's profiler."""
     num_steps: int = 0
     """Number of steps to trace."""
+
+    def check_foreign(self) -> None:
+        check_name("wish_id", self.wish_id)
 
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
@@ -118,6 +152,11 @@ class RankStatus:
     heartbeat_age_s: float | None = None
     exit_code: int | None = None
     """Exit code; negative: the number of the signal that ended the rank."""
+
+    def check_foreign(self) -> None:
+        check_number("rank", self.rank, 0, MAX_RANK)
+        check_number("step", self.step or 0, 0, MAX_STEP)
+        check_text("phase", self.phase or "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +183,14 @@ class AttemptStatus:
     """Whether it failed because a rank lost its connection to another rank. The cause then is most
     likely on another node, whose message names it."""
 
+    def check_foreign(self) -> None:
+        check_name("run_id", self.run_id)
+        check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+        if self.node != UNKNOWN_NODE:
+            check_name("node", self.node)
+        check_time("started_s", self.started_s)
+        check_time("ended_s", self.ended_s)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamChunk:
@@ -162,6 +209,30 @@ class StreamChunk:
     dropped_bytes: int = 0
     """Number of bytes before `offset` that the node discarded: the middle of a huge log."""
 
+    def check_foreign(self) -> None:
+        check_name("run_id", self.run_id)
+        check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+        if not is_stream(self.stream):
+            raise ValueError(f"stream is {self.stream[:80]!a}, which is no stream of a run")
+        check_number("offset", self.offset, 0, MAX_STREAM_BYTES)
+        check_number("size_bytes", self.size_bytes, 0, MAX_STREAM_BYTES)
+        check_number("dropped_bytes", self.dropped_bytes, 0, self.offset)
+
+    def data(self) -> bytes:
+        """Return the bytes.
+
+        Raises:
+            WireError: they are not base64, or lie beyond the end of the stream.
+        """
+        try:
+            data = base64.b64decode(self.data_base64, validate=True)
+        # A plain ValueError for text beyond ASCII.
+        except ValueError as error:
+            raise WireError(f"a chunk of {self.stream} is not base64: {error}") from error
+        if self.offset + len(data) > self.size_bytes:
+            raise WireError(f"a chunk of {self.stream} ends behind its {self.size_bytes} bytes")
+        return data
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointInfo:
@@ -178,6 +249,15 @@ class CheckpointInfo:
     """Whether the hash of every file matches the manifest; None: not verified."""
     problem: str = ""
 
+    def check_foreign(self) -> None:
+        check_name("run_id", self.run_id)
+        check_number("step", self.step, 0, MAX_STEP)
+        # 0: its manifest names no attempt, which is a problem.
+        check_number("attempt", self.attempt, 0, MAX_ATTEMPT)
+        if self.path != checkpoint_path(self.run_id, self.step):
+            raise ValueError(f"path is {self.path[:120]!a}, which is no checkpoint's folder")
+        check_time("created_s", self.created_s)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
@@ -185,6 +265,11 @@ class FileEntry:
     """Relative path, with `/` between parts and without `..`."""
     size_bytes: int
     sha256: str
+
+    def check_foreign(self) -> None:
+        check_inside(self.path)
+        if self.size_bytes < 0:
+            raise ValueError(f"The file {self.path!a} has a size of {self.size_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from agents.contract.names import MAX_ATTEMPT, whole_number
+
 RUNS = "runs"
 ATTEMPTS = "attempts"
 CHECKPOINTS = "checkpoints"
@@ -36,15 +38,29 @@ STATE_FILE = "state.json"
 LOG_SUFFIX = ".log"
 
 # Matched as a whole, so that partial and deleted folders, and paths, never pass for one.
-_CHECKPOINT = re.compile(r"step-(\d{8,12})")
-_RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
-_RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
-_TRACE = re.compile(r"trace-\d{8,12}-rank-\d{1,6}\.json\.gz")
+# Only with the digits of ASCII, and each number in one spelling: two names for one rank would be
+# two histories of it.
+_STEP = r"([0-9]{8}|[1-9][0-9]{8,11})"
+_RANK = r"(0|[1-9][0-9]{0,5})"
+_CHECKPOINT = re.compile(f"step-{_STEP}")
+_RANK_LOG = re.compile(rf"rank-{_RANK}\.log")
+_RANK_JOURNAL = re.compile(rf"rank-{_RANK}\.jsonl")
+_TRACE = re.compile(rf"trace-{_STEP}-rank-{_RANK}\.json\.gz")
 
 
 def attempt_folder(run: Path, attempt: int) -> Path:
     """Return the folder of an attempt in the folder of its run."""
     return run / ATTEMPTS / str(attempt)
+
+
+def attempt_of_folder(name: str) -> int | None:
+    """Return the attempt whose folder has this name; None: it is none.
+
+    >>> [attempt_of_folder(name) for name in ("1", "12", "0", "01", "1x", "-1", "..")]
+    [1, 12, None, None, None, None, None]
+    """
+    number = whole_number(name)
+    return number if number is not None and 1 <= number <= MAX_ATTEMPT else None
 
 
 def rank_log(rank: int) -> str:
@@ -86,7 +102,8 @@ def is_stream(name: str) -> bool:
 
     >>> [is_stream(name) for name in (SUPERVISOR_JOURNAL, rank_log(3), trace_name(7, 0))]
     [True, True, True]
-    >>> is_stream(INTENT_FILE) or is_stream("rank-0.log/../intent.json")
+    >>> others = (INTENT_FILE, "rank-0.log/../intent.json", "rank-00.log", "rank-\\u0663.log")
+    >>> any(is_stream(name) for name in others)
     False
     """
     patterns = (_RANK_LOG, _RANK_JOURNAL, _TRACE)

@@ -2,8 +2,10 @@
 
 Both ends use this module: the app validates what a node sends, a node validates what the app sends.
 Unknown fields are ignored, so that a newer peer may add some; a missing field takes its default;
-a wrong type is an error that names the field. Nothing that a value contains raises another error
-than WireError, and no message of an error is longer than a line or two.
+a wrong type is an error that names the field. A dataclass with a method `check_foreign` has it
+called on what the other side sent; it raises ValueError for what may not enter. Nothing that a
+value contains raises another error than WireError, and no error's message is longer than a line or
+two.
 """
 
 from __future__ import annotations
@@ -150,7 +152,11 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise WireError(f"{where}.{field.name} is missing")
     try:
-        return cls(**known)
+        made = cls(**known)
+        # What must hold for values of the other side only: names, bounds.
+        if check := getattr(made, "check_foreign", None):
+            check()
+        return made
     # A rule of a dataclass may compute with its values before it has rejected them.
     except (ValueError, ArithmeticError) as error:
         raise WireError(f"{where}: {error}") from error

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract.names import MAX_ATTEMPT, MAX_TIME_S, is_safe_name
 from agents.contract.run import CheckpointInfo, FileEntry
 from agents.contract.run_layout import (
     CHECKPOINTS,
@@ -35,7 +36,9 @@ def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointIn
     else:
         # Names that begin with a dot are runs that are being deleted.
         folders = home.runs.glob(f"[!.]*/{CHECKPOINTS}/*")
-    steps = ((folder, step_of_checkpoint(folder.name)) for folder in folders)
+    # A run with another name is none of ours.
+    named = (folder for folder in folders if is_safe_name(folder.parents[1].name))
+    steps = ((folder, step_of_checkpoint(folder.name)) for folder in named)
     found = [_describe(home, f, step) for f, step in steps if step is not None and f.is_dir()]
     return sorted(found, key=lambda info: (info.run_id, info.step))
 
@@ -50,17 +53,17 @@ def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
     except WireError as error:
         problem = f"{MANIFEST_FILE} cannot be used: {error}"
     manifest = manifest or {}
-    attempt = _number(manifest.get("attempt"), int, 0)
+    attempt = _number(manifest.get("attempt"), MAX_ATTEMPT, 0)
     if not problem and attempt < 1:
         problem = f"{MANIFEST_FILE} cannot be used: it names no attempt"
     return CheckpointInfo(
         run_id=folder.parent.parent.name,
         step=step,
-        attempt=attempt,
+        attempt=int(attempt),
         path=folder.relative_to(home.path).as_posix(),
         size_bytes=sum(entry.size_bytes for entry in entries) or _weigh(folder),
         manifest_sha256="" if problem else hash_entries(entries),
-        created_s=_number(manifest.get("created_s"), float, _changed_s(folder)),
+        created_s=_number(manifest.get("created_s"), MAX_TIME_S, _changed_s(folder)),
         # None means not checked: only `verify` reads the files themselves.
         verified=False if problem else None,
         problem=problem,
@@ -154,7 +157,7 @@ def _find_damage(folder: Path, entries: list[FileEntry]) -> str:
     return ""
 
 
-def _number(value: Any, kind: Any, missing: Any) -> Any:
+def _number(value: Any, most: float, missing: float) -> float:
     # In Python, True is an int.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return kind(value) if is_number else missing
+    return float(value) if is_number and 0 <= value <= most else missing

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agents.contract.folder_files import open_regular, require_own
+from agents.contract.json_text import parse_json
 from agents.contract.run import BundleStatus, FileEntry
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
@@ -140,16 +141,17 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
 def _read_header(source: BinaryIO) -> tuple[list[FileEntry], list[FileEntry]]:
     line = source.readline(MAX_HEADER_BYTES)
     try:
-        header = json.loads(line)
+        header = parse_json(line)
         coming = [from_wire(FileEntry, value, "files") for value in header["files"]]
         manifest = [from_wire(FileEntry, value, "manifest") for value in header["manifest"]]
     except (ValueError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, WireError) else "no list of files came first"
-        raise ExpectedError(f"The transfer cannot be read: {reason}.", "Try again") from error
+        raise ExpectedError(
+            f"The transfer cannot be read: {reason}. The file names, sizes and hashes come first.",
+            "Try again",
+        ) from error
     for entry in (*coming, *manifest):
         split_path(entry.path, "The file name")
-        if entry.size_bytes < 0:
-            raise ExpectedError(f"The file {entry.path!r} has a size of {entry.size_bytes}.")
     return coming, manifest
 
 
@@ -321,7 +323,13 @@ def _walk_all(place: Path) -> Iterator[Path]:
 
 
 def describe_file(base: Path, path: Path) -> FileEntry:
-    """Return name, size and hash of one file."""
+    """Return name, size and hash of one file.
+
+    Raises:
+        ExpectedError: it cannot be read, or has a name that cannot be sent.
+    """
+    name = path.relative_to(base).as_posix()
+    split_path(name, "The file name")
     digest = hashlib.sha256()
     try:
         with open_regular(path, base) as file:
@@ -330,7 +338,6 @@ def describe_file(base: Path, path: Path) -> FileEntry:
             size = file.tell()
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
-    name = path.relative_to(base).as_posix()
     return FileEntry(path=name, size_bytes=size, sha256=digest.hexdigest())
 
 

@@ -8,7 +8,6 @@ and without a living supervisor the attempt is `lost` (power cut, reboot, kill).
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from dataclasses import dataclass, replace
@@ -16,7 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agents.contract.run import AttemptIntent, AttemptState, AttemptStatus, RankStatus
+from agents.contract.json_text import parse_json
+from agents.contract.names import is_safe_name
+from agents.contract.run import (
+    UNKNOWN_NODE,
+    AttemptIntent,
+    AttemptState,
+    AttemptStatus,
+    RankStatus,
+)
 from agents.contract.run_layout import (
     ATTEMPTS,
     EXIT_FILE,
@@ -24,11 +31,12 @@ from agents.contract.run_layout import (
     STARTED_FILE,
     STOP_FILE,
     SUPERVISOR_JOURNAL,
+    attempt_of_folder,
     rank_heartbeat,
 )
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
-from agents.state import SAFE_NAME, Home, Identity, identity_from, read_json
+from agents.state import Home, Identity, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 
 STATES = ("stopped", "done", "failed")
@@ -74,10 +82,10 @@ def find_attempts(home: Home) -> list[AttemptFolder]:
     """Return every attempt on this node, by run and number."""
     found = []
     for path in home.runs.glob(f"*/{ATTEMPTS}/*/{INTENT_FILE}"):
-        number, run_id = path.parent.name, path.parents[2].name
+        number, run_id = attempt_of_folder(path.parent.name), path.parents[2].name
         # Hidden folders, such as those of runs that are being deleted, have no safe name.
-        if number.isdigit() and SAFE_NAME.match(run_id):
-            found.append(AttemptFolder(home, run_id, int(number)))
+        if number is not None and is_safe_name(run_id):
+            found.append(AttemptFolder(home, run_id, number))
     return sorted(found, key=lambda attempt: (attempt.run_id, attempt.number))
 
 
@@ -102,7 +110,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     status = AttemptStatus(
         run_id=attempt.run_id,
         attempt=attempt.number,
-        node=intent.node if intent else "?",
+        node=intent.node if intent else UNKNOWN_NODE,
         state=state,
         message=message,
         hint=hint,
@@ -218,7 +226,7 @@ def read_journal(path: Path, tail_bytes: int = 1 << 18) -> list[dict[str, Any]]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-    except ValueError:
+        value = parse_json(line, finite=False)
+    except WireError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from agents.contract.run import RankPlacement
 from app.errors import UserError
@@ -25,7 +26,7 @@ from app.events import (
     Severity,
     StepsArrived,
 )
-from app.paths import Paths
+from app.paths import Paths, UnsafeName
 from app.runs.journals.history import RunHistory
 from app.runs.journals.mirror import Mirror
 from app.runs.run import may_move
@@ -111,13 +112,44 @@ class RunRepository:
         """Return the run's history, read up to what is mirrored so far."""
         history = self._histories.get(run_id)
         if history is None:
-            history = RunHistory(run_id, self.paths.run(run_id))
+            history = RunHistory(run_id, self._folder(run_id))
             history.refresh()
             self._histories[run_id] = history
         return history
 
+    def why_unsafe(self, run: RunRecord) -> UnsafeName | None:
+        """Return why the files of a stored run may not be touched; None: they may."""
+        try:
+            for node in run.nodes:
+                self.paths.part(run.run_id, run.attempt, node)
+            self.paths.run(run.run_id)
+        except UnsafeName as error:
+            return error
+        return None
+
+    def has_unsafe_id(self, run_id: str) -> bool:
+        """Return whether a stored run has an id that leads out of the folder of runs."""
+        return self.store.get(run_id) is not None and self._folder(run_id) is None
+
+    def _folder(self, run_id: str) -> Path | None:
+        # A run that a lying node made an older version store is shown, without its files.
+        try:
+            return self.paths.run(run_id)
+        except UnsafeName:
+            return None
+
     def mirror(self, run_id: str, attempt: int, node: str) -> Mirror:
-        return Mirror(self.paths.attempt(run_id, attempt) / node)
+        """Return the mirror of one node's part of an attempt.
+
+        Raises:
+            UserError: the run or the node has a name that leads elsewhere.
+        """
+        part = self.paths.part(run_id, attempt, node)
+
+        def refused(stream: str, error: UserError) -> None:
+            self._add_once(run_id, f"{node}: {error.message}")
+
+        return Mirror(part, below=self.paths.runs, refused=refused)
 
     def events(self, run_id: str) -> list[RunEvent]:
         """Return the run's events, oldest first."""
@@ -182,6 +214,11 @@ class RunRepository:
         event = RunEvent(run_id=run_id, time_s=time.time(), kind=kind, severity=severity, text=text)
         self.store.add_event(event)
         self._events.publish(RunEventArrived(event))
+
+    def _add_once(self, run_id: str, text: str) -> None:
+        """Store and publish a warning that is not among the run's events yet."""
+        if all(event.text != text for event in self.store.events(run_id)):
+            self.add_event(run_id, "warning", text)
 
     def forget(self, run_id: str) -> None:
         """Remove a run for good: its id is remembered as deleted."""

@@ -18,7 +18,7 @@ from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.filelock import try_locked
 from app.library.configs import ConfigLibrary
-from app.paths import Paths, private_folder
+from app.paths import Paths, UnsafeName, private_folder
 from app.runs.node_pool import NodePool
 from app.runs.run_repository import RunRepository
 from app.settings import Settings
@@ -121,7 +121,10 @@ class Services:
 
     def is_launching(self, run_id: str) -> bool:
         """Return whether a living process is launching the run."""
-        path = self.paths.run(run_id) / _LAUNCH_LOCK
+        try:
+            path = self.paths.run(run_id) / _LAUNCH_LOCK
+        except UnsafeName:
+            return False  # nobody launches a run with such an id
         # Taking the lock creates the file, and fails while the run has no folder here.
         if not path.exists():
             return False
@@ -132,5 +135,11 @@ class Services:
         return False
 
     def remove_folder(self, run_id: str) -> None:
-        """Remove the run's mirrors from this PC."""
-        shutil.rmtree(self.paths.run(run_id), ignore_errors=True)
+        """Remove the run's mirrors from this PC; follow no symbolic link.
+
+        Raises:
+            UnsafeName: the id of the run leads elsewhere.
+        """
+        folder = self.paths.run(run_id)
+        if not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -252,11 +252,19 @@ def _limit(value: Any) -> Any:
     return min(value, MAX_COUNT) if is_number else value
 
 
+def _placements_of(plain: list[Any]) -> tuple[RankPlacement, ...]:
+    """Return stored placements; none where a lying node made an older version store them."""
+    try:
+        return tuple(from_wire(RankPlacement, item) for item in plain)
+    except WireError:
+        return ()
+
+
 def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:
     return AttemptRecord(
         run_id=row[0],
         attempt=row[1],
-        placements=tuple(from_wire(RankPlacement, item) for item in json.loads(row[2])),
+        placements=_placements_of(json.loads(row[2])),
         resume_step=row[3],
         launched_s=row[4],
         inputs=json.loads(row[5]),

@@ -6,8 +6,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from agents.contract.names import is_safe_name
 from agents.contract.node import LogTail, NodeLogs
-from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX
+from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX, attempt_of_folder
 from agents.serve.channel import Call
 
 MOST_LOGS = 6
@@ -19,6 +20,9 @@ def read_tails(call: Call) -> NodeLogs:
     """Return the ends of the newest logs that are not empty."""
     found: list[tuple[float, Path]] = []
     for path in call.home.runs.glob(f"*/{ATTEMPTS}/*/*{LOG_SUFFIX}"):
+        # A run that is being deleted has a hidden name.
+        if not (is_safe_name(path.parents[2].name) and is_safe_name(path.name)):
+            continue
         with contextlib.suppress(OSError):  # it may be deleted meanwhile
             status = path.stat()
             if status.st_size:
@@ -36,10 +40,10 @@ def _read_tail(path: Path, written_s: float) -> LogTail:
     if size_bytes > TAIL_BYTES:
         # The first line is cut; a tail that is one endless line stays as it is.
         data = data.partition(b"\n")[2] or data
-    attempt = path.parent.name
+    attempt = attempt_of_folder(path.parent.name)
     return LogTail(
         run_id=path.parents[2].name,
-        attempt=int(attempt) if attempt.isdigit() else 0,
+        attempt=attempt or 0,
         name=path.name,
         size_bytes=size_bytes,
         written_s=written_s,

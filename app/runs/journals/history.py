@@ -16,7 +16,12 @@ from typing import Any, TypeVar
 
 from agents.contract.data import DataPreview
 from agents.contract.messages import WireError, from_wire
-from agents.contract.run_layout import ATTEMPTS, SUPERVISOR_JOURNAL, attempt_folder, rank_of_journal
+from agents.contract.run_layout import (
+    ATTEMPTS,
+    SUPERVISOR_JOURNAL,
+    attempt_of_folder,
+    rank_of_journal,
+)
 from app.events import Certificate, EvaluationRecord, RankTrace, RunEvent, StepRecord
 from app.runs.journals.event_text import describe_line
 from app.runs.journals.journal import (
@@ -143,7 +148,8 @@ class HistoryUpdate:
 class RunHistory:
     """Reads the mirrored journals below one run's folder."""
 
-    def __init__(self, run_id: str, folder: Path) -> None:
+    def __init__(self, run_id: str, folder: Path | None) -> None:
+        """`folder` is that of the run; None: it has none that may be read."""
         self._run_id = run_id
         self._folder = folder
         self._tails: dict[Path, JournalTail] = {}
@@ -158,11 +164,11 @@ class RunHistory:
         steps: list[StepRecord] = []
         num_events = len(self.events)
         changed = False
-        for path, attempt, node, rank in self._journals():
+        for path, attempt, rank in self._journals():
             lines = self._tails.setdefault(path, JournalTail(path)).read()
             changed = changed or bool(lines)
             for line in lines:
-                self._take(line, attempt, node, rank, steps)
+                self._take(line, attempt, path.parent, rank, steps)
         # Before sorting: the journals of two nodes are read one after the other, so new events
         # may belong between old ones.
         news = tuple(self.events[num_events:])
@@ -204,28 +210,30 @@ class RunHistory:
                 return max(known, default=None)
         return None
 
-    def _journals(self) -> list[tuple[Path, int, str, int | None]]:
+    def _journals(self) -> list[tuple[Path, int, int | None]]:
         found = []
-        for path in sorted(self._folder.glob(f"{ATTEMPTS}/*/*/*.jsonl")):
-            rank, number = rank_of_journal(path.name), path.parts[-3]
-            if number.isdigit() and (rank is not None or path.name == SUPERVISOR_JOURNAL):
-                found.append((path, int(number), path.parts[-2], rank))
+        paths = self._folder.glob(f"{ATTEMPTS}/*/*/*.jsonl") if self._folder else ()
+        for path in sorted(paths):
+            rank, number = rank_of_journal(path.name), attempt_of_folder(path.parts[-3])
+            if number is not None and (rank is not None or path.name == SUPERVISOR_JOURNAL):
+                found.append((path, number, rank))
         return found
 
     def _take(
         self,
         line: dict[str, Any],
         number: int,
-        node: str,
+        folder: Path,
         rank: int | None,
         steps: list[StepRecord],
     ) -> None:
+        node = folder.name
         attempt = self.attempts.setdefault(number, AttemptHistory())
         if rank is not None:
             known = attempt.ranks.setdefault(rank, RankHistory())
             _take_rank_line(line, attempt, known, number)
             _take_holder(line, attempt, node)
-            trace = read_trace(line, rank, attempt_folder(self._folder, number) / node)
+            trace = read_trace(line, rank, folder)
             if trace is not None:
                 attempt.traces.append(trace)
             record = step_record(line, number)

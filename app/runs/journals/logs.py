@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.contract.logcap import read_pieces
-from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX, rank_of_log
+from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX, attempt_of_folder, rank_of_log
 from app.paths import Paths
 
 
@@ -35,9 +35,9 @@ def find_logs(
     """Return the logs of a run, oldest attempt first; None for `rank` or `attempt` means all."""
     found = []
     for path in paths.run(run_id).glob(f"{ATTEMPTS}/*/*/*{LOG_SUFFIX}"):
-        of_rank, number = rank_of_log(path.name), path.parts[-3]
-        if of_rank is not None and number.isdigit():
-            file = LogFile(rank=of_rank, node=path.parts[-2], attempt=int(number), path=path)
+        of_rank, number = rank_of_log(path.name), attempt_of_folder(path.parts[-3])
+        if of_rank is not None and number is not None:
+            file = LogFile(rank=of_rank, node=path.parts[-2], attempt=number, path=path)
             if rank in (None, file.rank) and attempt in (None, file.attempt):
                 found.append(file)
     return tuple(sorted(found, key=lambda file: (file.attempt, file.rank, file.node)))

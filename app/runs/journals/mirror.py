@@ -4,22 +4,41 @@ The size of a mirror IS the offset up to which it has been fetched. Every append
 between processes and writes only what lies beyond the current end, so two masters that follow one
 run, or a master that was killed in the middle of a write, never lose or double a byte. The middle
 of a very long log becomes a hole, as on its node: offsets stay valid, the disk does not fill.
+
+What a node sends is bounded: names are those of the run layout, files lie where we put them, sizes
+and holes are ones that a run can have, and the disk of this PC keeps a reserve.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from agents.contract.logcap import cap_log
-from agents.contract.run_layout import LOG_SUFFIX
+from agents.contract import logcap
+from agents.contract.run_layout import LOG_SUFFIX, is_stream
 from app.errors import UserError
 from app.filelock import locked
-from app.paths import open_private, private_folder
+from app.paths import leads_through_link, open_private, private_folder
+from app.text import show_bytes
 
-# A stream's name comes from a node and becomes a file name here: no separators, no leading dot.
-_STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
+MAX_LOG_BYTES = 256 << 30
+"""Length of a log, with the hole in its middle: a week of 400 kB in each second."""
+MAX_JOURNAL_BYTES = 1 << 30
+"""Size of a journal or trace, which is kept as a whole: two million steps of a rank."""
+MAX_STREAMS = 2048
+"""Number of logs, journals and traces of one node's part."""
+RESERVE_BYTES = 512 << 20
+"""Room that mirrors leave on the disk of this PC, for everything else that it has to write."""
+RESERVE_SHARE = 0.02
+"""The same as a share of the disk, for small ones; the smaller of both counts."""
+# A file system without holes shows after so many bytes, and not after a terabyte.
+_HOLE_TRIAL_BYTES = 1 << 20
+
+Refused = Callable[[str, UserError], None]
+"""Callback with a stream that is not mirrored any further, and the reason."""
 
 
 class MirrorGap(Exception):
@@ -30,21 +49,35 @@ class MirrorGap(Exception):
         self.size = size
 
 
+class StreamRefused(UserError):
+    """Raised for a stream that no run has; the node's other streams are mirrored all the same."""
+
+
 class Mirror:
     """Mirrors of one node's part of one attempt."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, below: Path | None = None, refused: Refused | None = None
+    ) -> None:
+        """Mirror into `folder`; between it and `below` no symbolic link is followed."""
         self.folder = folder
+        self._below = below or folder
+        self._refused = refused
 
     def sizes(self) -> dict[str, int]:
         """Return the size of every mirrored stream."""
         if not self.folder.is_dir():
             return {}
         return {
-            path.name: path.stat().st_size
+            path.name: path.lstat().st_size
             for path in self.folder.iterdir()
-            if _STREAM.fullmatch(path.name)
+            if is_stream(path.name)
         }
+
+    def refuse(self, stream: str, error: UserError) -> None:
+        """Report a stream that is not mirrored any further."""
+        if self._refused is not None:
+            self._refused(stream, error)
 
     def append(self, stream: str, offset: int, data: bytes, dropped_bytes: int = 0) -> int:
         """Write the part of `data` that is not here yet; return the number of bytes written.
@@ -57,20 +90,28 @@ class Mirror:
 
         Raises:
             MirrorGap: bytes between the mirror's end and `offset` are missing.
+            StreamRefused: no run has such a stream.
             UserError: the disk is full, or the folder cannot be written.
         """
-        if not _STREAM.fullmatch(stream):
-            raise UserError(f"a node sent a stream named {stream!r}, which is not allowed")
+        if not is_stream(stream):
+            raise StreamRefused(f"a node sent a stream named {stream!a}, which is not allowed")
+        self._check_size(stream, offset, len(data), dropped_bytes)
         try:
+            if leads_through_link(self.folder / stream, self._below):
+                raise UserError(
+                    f"a symbolic link leads to {self.folder / stream}, so nothing is written there",
+                    "Remove the link",
+                )
             private_folder(self.folder)
             with locked(self.folder / ".lock"):
+                self._check_room(stream, len(data))
                 path = self.folder / stream
                 num_new = _append(path, offset, data, dropped_bytes)
                 if stream.endswith(LOG_SUFFIX):
                     with contextlib.suppress(
                         OSError
                     ):  # a file system without holes: it stays complete
-                        cap_log(path)
+                        logcap.cap_log(path)
                 return num_new
         except OSError as error:
             raise UserError(
@@ -78,15 +119,67 @@ class Mirror:
                 "Free disk space on this PC. The node keeps the log, which is fetched again.",
             ) from error
 
+    def _check_size(self, stream: str, offset: int, size_bytes: int, dropped_bytes: int) -> None:
+        is_log = stream.endswith(LOG_SUFFIX)
+        most = MAX_LOG_BYTES if is_log else MAX_JOURNAL_BYTES
+        if offset < 0 or offset + size_bytes > most:
+            raise StreamRefused(
+                f"{stream} is longer than {show_bytes(most)}, so the rest of it is not copied here",
+                "It stays on the node",
+            )
+        # A node drops the middle of logs only: a journal with a hole would be another history.
+        if not 0 <= dropped_bytes <= (offset if is_log else 0):
+            raise StreamRefused(
+                f"the node claims that {dropped_bytes} bytes of {stream} were dropped, which no "
+                "node of ours drops, so it is not copied any further",
+                "Check that PC: what it reports of this run cannot be trusted",
+            )
+
+    def _check_room(self, stream: str, size_bytes: int) -> None:
+        if not (self.folder / stream).exists() and len(self.sizes()) >= MAX_STREAMS:
+            raise StreamRefused(f"a node sent more than {MAX_STREAMS} streams of one run")
+        room_bytes = _room_bytes(self.folder)
+        if size_bytes > room_bytes:
+            raise UserError(
+                f"the disk of {self.folder} is almost full, so logs are not copied to this PC",
+                "Free disk space on this PC. The node keeps the log, which is fetched again.",
+            )
+
+
+def _room_bytes(folder: Path) -> int:
+    """Return how much may still be written to the disk of `folder`."""
+    disk = shutil.disk_usage(folder)
+    return disk.free - min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
+
 
 def _append(path: Path, offset: int, data: bytes, dropped_bytes: int) -> int:
     with open_private(path, "a") as file:
         size = file.tell()
         # The start of the hole may be known here already: extend up to it, never overwrite.
         if offset - dropped_bytes <= size < offset:
-            size = file.truncate(offset)
+            _make_hole(file.fileno(), path, size, offset)
+            size = file.seek(0, os.SEEK_END)
         if offset > size:
             raise MirrorGap(size)
         news = data[size - offset :]
         file.write(news)
         return len(news)
+
+
+def _make_hole(file: int, path: Path, start: int, end: int) -> None:
+    """Extend a file without filling the disk.
+
+    Raises:
+        StreamRefused: its file system makes no holes, and has no room for the zeros.
+    """
+    before = os.fstat(file)
+    os.truncate(file, min(end, start + _HOLE_TRIAL_BYTES))
+    filled = logcap.used_bytes(os.fstat(file)) > logcap.used_bytes(before) + logcap.BLOCK_BYTES
+    if filled and end - start > _room_bytes(path.parent):
+        os.truncate(file, start)
+        raise StreamRefused(
+            f"{path.name} has a gap of {show_bytes(end - start)}, for which the disk of this PC "
+            "has no room",
+            "Free disk space on this PC, or see the log on the node",
+        )
+    os.truncate(file, end)

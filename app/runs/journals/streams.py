@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from agents.contract.messages import STREAM_CHUNK_BYTES
 from agents.contract.run import StreamChunk
+from agents.contract.wire import WireError
 from app.errors import AgentBug, RacklessError
-from app.runs.journals.mirror import Mirror, MirrorGap
+from app.runs.journals.mirror import Mirror, MirrorGap, StreamRefused
 from app.runs.node_pool import NodeAgent, NodePool
 
 # Time for another process to write the bytes that it has in hand before we request them again.
@@ -25,12 +24,13 @@ def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = No
 
     Raises:
         MirrorGap: bytes before the chunk are missing.
-        AgentBug: its data is not base64.
+        AgentBug: its data is not base64, or lies beyond the end of the stream.
+        StreamRefused: no run has such a stream.
     """
     try:
-        data = base64.b64decode(chunk.data_base64, validate=True)
-    except binascii.Error as error:
-        raise AgentBug(f"a chunk of {chunk.stream} is not base64: {error}") from error
+        data = chunk.data()
+    except WireError as error:
+        raise AgentBug(str(error)) from error
     num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
     # Another process may have appended the first part: report only what this one did.
     if num_new and written is not None:
@@ -49,8 +49,8 @@ async def sync_part(
     """
     sizes = await agent.stream_list(run_id, attempt)
     here = mirror.sizes()
-    for stream, size in sizes.items():
-        offset = here.get(stream, 0)
+
+    async def fetch(stream: str, offset: int, size: int) -> None:
         while offset < size:
             chunk = await agent.stream_read(run_id, attempt, stream, offset, STREAM_CHUNK_BYTES)
             # The size read below tells whether another process has appended meanwhile.
@@ -58,8 +58,14 @@ async def sync_part(
                 store_chunk(mirror, chunk, written)
             reached = mirror.sizes().get(stream, 0)
             if reached <= offset:
-                break  # the file has shrunk since it was listed: nothing more to fetch
+                return  # the file has shrunk since it was listed: nothing more to fetch
             offset = reached
+
+    for stream, size in sizes.items():
+        try:
+            await fetch(stream, here.get(stream, 0), size)
+        except StreamRefused as error:
+            mirror.refuse(stream, error)
 
 
 async def sync_parts(
@@ -105,7 +111,10 @@ async def follow_part(
 async def _store_all(chunks: AsyncIterator[StreamChunk], mirror: Mirror, written: Written) -> None:
     try:
         async for chunk in chunks:
-            store_chunk(mirror, chunk, written)
+            try:
+                store_chunk(mirror, chunk, written)
+            except StreamRefused as error:
+                mirror.refuse(chunk.stream, error)
     finally:
         if isinstance(chunks, AsyncGenerator):
             await chunks.aclose()  # makes the node stop sending

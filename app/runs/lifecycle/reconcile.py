@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
 
+_log = logging.getLogger(__name__)
+
 # A zombie has nothing worth saving: the run has continued elsewhere.
 ZOMBIE_GRACE_S = 5.0
 # Time for the request to arrive; the node then stops its part without us.
@@ -32,6 +35,8 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     """Query the run's nodes, fetch their journals, judge the run, and act on the judgement."""
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
+        return
+    if end_unsafe(services, run):
         return
     # Parts that this process has not launched yet would look lost.
     if services.is_launching(run_id):
@@ -56,6 +61,14 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     # show for how long they have waited for it.
     patient = tuple(p if p.answers else replace(p, silent_s=lost_after_s) for p in parts)
     await apply_judgement(services, run, patient, idle_s(parts))
+
+
+def end_unsafe(services: Services, run: RunRecord) -> bool:
+    """End a stored run whose names lead out of our folder; return whether it is one."""
+    unsafe = services.runs.why_unsafe(run)
+    if unsafe is not None:
+        services.runs.move(run.run_id, run.attempt, "failed", unsafe.message, unsafe.hint)
+    return unsafe is not None
 
 
 async def apply_judgement(
@@ -151,7 +164,11 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
             # The node's name in an old intent may differ from its name here.
             found.setdefault(status.run_id, []).append(replace(status, node=node))
     for run_id, statuses in found.items():
-        await _adopt(services, run_id, statuses)
+        # One that cannot be stored must not keep the others from being found.
+        try:
+            await _adopt(services, run_id, statuses)
+        except RacklessError as error:
+            _log.warning("run %s of %s cannot be taken over: %s", run_id, statuses[0].node, error)
     return tuple(n for n, answer in zip(nodes, answers, strict=True) if answer is None)
 
 

@@ -15,7 +15,7 @@ from app.errors import NodeUnreachable, RacklessError
 from app.events import ACTIVE_STATES, EventHub, LogArrived
 from app.runs.attempt_status import ask_part, idle_s
 from app.runs.journals.streams import follow_part
-from app.runs.lifecycle.reconcile import apply_judgement
+from app.runs.lifecycle.reconcile import apply_judgement, end_unsafe
 from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -43,6 +43,9 @@ class RunWatch:
 
     async def run_until_end(self) -> None:
         """Return when the attempt is over or a newer one has replaced it."""
+        run = self._services.runs.store.get(self._run_id)
+        if run is not None and end_unsafe(self._services, run):
+            return
         # A failure in any task ends the watch; otherwise the judgement alone ends it.
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._follow(node)) for node in self._nodes]

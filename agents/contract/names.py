@@ -1,0 +1,115 @@
+"""Names that come from the other side, and their one check: here, where they enter.
+
+A name of a run, node, stream or file becomes a path or a key on the side that receives it. So the
+dataclasses of this package check theirs in `check_foreign`, which reading a message calls, and a
+message with a bad one is refused as a whole. What builds a path from a name checks it once more
+(`app/paths.py`, `agents/state.py`).
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_ATTEMPT = 10**6
+"""Newest attempt of a run: one a minute for two years."""
+MAX_STEP = 10**12 - 1
+"""Newest step, whose checkpoint's folder has twelve digits."""
+MAX_RANK = 10**6 - 1
+"""Last rank, as names of logs have up to six digits."""
+MAX_TIME_S = 32_503_680_000.0
+"""Latest wall clock time, in seconds since 1970: the year 3000, the last that Windows shows."""
+MAX_PATH_CHARACTERS = 1024
+"""Length of a path within a folder; systems end at 4096 with everything above it."""
+MAX_TEXT_CHARACTERS = 4096
+"""Length of a text that is shown in a line, such as the name of a card."""
+
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Names that are one part of a path on every system: no separator, no leading dot."""
+# Windows opens a device for these, whatever follows the first dot.
+_RESERVED = frozenset(
+    ("con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)))
+)
+_WHOLE = re.compile(r"[0-9]{1,18}")
+
+
+def is_safe_name(text: str) -> bool:
+    """Return whether a name is safe as one part of a path, on every system.
+
+    >>> [is_safe_name(name) for name in ("20261121-141502-k3f", "r-1", "rank-0.log")]
+    [True, True, True]
+    >>> any(is_safe_name(name) for name in ("", "..", "a/b", "/a", ".a", "a\\n", "nul.txt", "a."))
+    False
+    """
+    if SAFE_NAME.fullmatch(text) is None or text.endswith("."):
+        return False
+    return text.partition(".")[0].lower() not in _RESERVED
+
+
+def check_name(field: str, text: str) -> None:
+    """Check a name that becomes one part of a path.
+
+    Raises:
+        ValueError: it could lead elsewhere; the message names `field`.
+    """
+    if not is_safe_name(text):
+        raise ValueError(
+            f"{field} is {text[:80]!a}; it must be 1 to 128 letters, digits, dots, dashes and "
+            "underscores, beginning with a letter or digit"
+        )
+
+
+def check_number(field: str, number: int, least: int, most: int) -> None:
+    """Check a number from the other side.
+
+    Raises:
+        ValueError: it is outside its bounds.
+    """
+    if not least <= number <= most:
+        raise ValueError(f"{field} is {number}; it must be from {least} to {most}")
+
+
+def check_time(field: str, time_s: float | None) -> None:
+    """Check a wall clock time, in seconds since 1970; None passes.
+
+    Raises:
+        ValueError: no calendar has it, also when it is no number.
+    """
+    if time_s is not None and not 0 <= time_s <= MAX_TIME_S:
+        raise ValueError(f"{field} is {time_s}; it must be a time from 1970 to the year 3000")
+
+
+def check_text(field: str, text: str) -> None:
+    """Check the length of a text that is shown in one line.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"{field} has {len(text)} characters; at most {MAX_TEXT_CHARACTERS} fit")
+
+
+def check_inside(path: str) -> None:
+    """Check that a relative path stays below the folder that it is joined to.
+
+    Raises:
+        ValueError: it is absolute, climbs with `..`, or has an empty part.
+    """
+    parts = path.split("/")
+    # A file at every level would otherwise exhaust the stack of what walks through them.
+    is_short = len(path) <= MAX_PATH_CHARACTERS
+    if not is_short or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(
+            f"The file name {path[:120]!a} is not allowed: it must stay below its folder"
+        )
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a name is, in the one spelling that we write; None: it is none.
+
+    >>> [whole_number(text) for text in ("12", "0", "012", "-1", "\\u0663", "1" * 30)]
+    [12, 0, None, None, None, None]
+    """
+    if _WHOLE.fullmatch(text) is None:
+        return None
+    number = int(text)
+    return number if str(number) == text else None
