@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -18,6 +19,10 @@ from agents.contract.run_layout import RUNS, attempt_folder, is_stream
 from app.errors import UserError
 
 HOME_VARIABLE = "RACKLESS_HOME"
+RESERVE_BYTES = 512 << 20
+"""Room that the data of nodes leaves on a disk of this PC."""
+RESERVE_SHARE = 0.02
+"""The same as a share of the disk, for small ones; the smaller of both counts."""
 
 
 def default_home() -> Path:
@@ -147,6 +152,15 @@ def leads_through_link(path: Path, below: Path) -> bool:
     """Return whether `path`, or a folder between it and `below`, is a symbolic link."""
     steps = (path, *path.parents)
     return any(step.is_symlink() for step in steps[: steps.index(below)])
+
+
+def room_bytes(folder: Path) -> int:
+    """Return how much others' data may fill of the disk of `folder`; the rest is a reserve.
+
+    The database and all else that this PC has to write need room, too.
+    """
+    disk = shutil.disk_usage(folder)
+    return disk.free - min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -42,7 +42,16 @@ def is_safe_name(text: str) -> bool:
     """
     if SAFE_NAME.fullmatch(text) is None or text.endswith("."):
         return False
-    return text.partition(".")[0].lower() not in _RESERVED
+    return not is_reserved(text)
+
+
+def is_reserved(text: str) -> bool:
+    """Return whether Windows opens a device by this name, whatever follows its first dot.
+
+    >>> is_reserved("NUL.txt"), is_reserved("nullable")
+    (True, False)
+    """
+    return text.partition(".")[0].rstrip().lower() in _RESERVED
 
 
 def check_name(field: str, text: str) -> None:

@@ -28,6 +28,10 @@ class WireError(ValueError):
     """Raised when a value does not fit the dataclass that it should become."""
 
 
+class ForeignValueError(WireError):
+    """Raised for a value of the right type that nobody may send, such as a name with `..`."""
+
+
 def shorten(value: Any) -> str:
     """Return the beginning of a foreign value, for a message.
 
@@ -153,13 +157,16 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
             raise WireError(f"{where}.{field.name} is missing")
     try:
         made = cls(**known)
-        # What must hold for values of the other side only: names, bounds.
-        if check := getattr(made, "check_foreign", None):
-            check()
-        return made
     # A rule of a dataclass may compute with its values before it has rejected them.
     except (ValueError, ArithmeticError) as error:
         raise WireError(f"{where}: {error}") from error
+    # What must hold for values of the other side only: names, bounds.
+    if check := getattr(made, "check_foreign", None):
+        try:
+            check()
+        except ValueError as error:
+            raise ForeignValueError(f"{where}: {error}") from error
+    return made
 
 
 @functools.cache

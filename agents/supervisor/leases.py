@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.names import is_safe_name
 from agents.contract.run import MasterIdentity
 from agents.errors import ExpectedError, explain_os_error
-from agents.state import SAFE_NAME, Home, identify, identity_from, read_json, take_lock
+from agents.state import Home, identify, identity_from, read_json, take_lock
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
@@ -150,7 +151,7 @@ def _read_holder(home: Home, path: Path) -> Holder | None:
 
 
 def _read_master(home: Home, run_id: str, attempt: object) -> MasterIdentity | None:
-    if not isinstance(attempt, int) or not SAFE_NAME.match(run_id):
+    if not isinstance(attempt, int) or not is_safe_name(run_id):
         return None
     intent = AttemptFolder(home, run_id, attempt).read_intent()
     return intent.master if intent else None

@@ -147,7 +147,7 @@ async def _copy_to_folder(
     if source.kind == "folder":
         await copy_folder(Path(source.place), folder, artifact.files, progress)
     else:
-        await services.pool.fetch(source.place, source.path, folder)
+        await services.pool.fetch(source.place, source.path, folder, expected=artifact.files)
         arrived = await asyncio.to_thread(hash_folder, folder, artifact.files)
         if not _is_whole(artifact, arrived):
             await asyncio.to_thread(shutil.rmtree, folder)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +25,22 @@ from agents.contract.messages import (
     decode,
     encode,
 )
+from agents.contract.wire import shorten
 from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
 from app.nodes.bootstrap import StartedAgent
 
 EventCallback = Callable[[str, dict[str, Any]], None]
 """Callback with an event's kind and data, on the event loop; must not block."""
+
+MAX_BAD_LINES = 20
+"""Number of lines that are no messages after which the channel is dropped: a stray print is one."""
+MAX_MESSAGES_PER_S = 5000
+"""Messages per second, kept up for RATE_WINDOW_S, after which the channel is dropped. A log at full
+speed comes in 50, and a burst of replayed samples has 600."""
+RATE_WINDOW_S = 10.0
+WORK_TIMEOUT_S = 24 * 3600.0
+"""Maximum duration of a request without a limit of its own, such as an export, in seconds."""
+MAX_COMPLAINT_CHARACTERS = 300
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +55,11 @@ class MasterChannel:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._callbacks: dict[int, EventCallback] = {}
+        self.complaint = ""
+        """What is wrong with messages of the node; empty: nothing so far."""
         self._lost: NodeUnreachable | None = None
+        self._num_bad_lines = 0
+        self._rate = _Rate()
         self._ended = asyncio.Event()
         # A line is written in portions when the node is slow; two must not mix.
         self._writing = asyncio.Lock()
@@ -118,6 +134,11 @@ class MasterChannel:
         await self._process.close(grace_s)
         await asyncio.gather(self._reader, return_exceptions=True)
 
+    def complain(self, about: str) -> None:
+        """Remember what is wrong with a message of the node, to show it beside the node's name."""
+        _log.warning("%s: %s", self._where, about)
+        self.complaint = about[:MAX_COMPLAINT_CHARACTERS]
+
     def drop(self, reason: str) -> None:
         """Abandon the channel at once, without notifying the node."""
         self._lose(self._why(reason))
@@ -136,13 +157,17 @@ class MasterChannel:
         if self._lost is not None:
             # A new exception each time: a shared one would collect the tracebacks of all callers.
             raise NodeUnreachable(self._lost.message, self._lost.hint, where=self._where)
-        line = encode(Request(id=request_id, kind=kind, args=args or {}))
+        try:
+            line = encode(Request(id=request_id, kind=kind, args=args or {}))
+        except WireError as error:
+            raise UserError(f"{self._where} cannot be asked '{kind}': {error}") from error
+        limit_s = WORK_TIMEOUT_S if timeout_s is None else timeout_s
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answer
         if on_event is not None:
             self._callbacks[request_id] = on_event
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(limit_s):
                 await self._send(line)
                 return await answer
         except asyncio.CancelledError:
@@ -152,7 +177,7 @@ class MasterChannel:
             raise
         except TimeoutError as error:
             raise NodeUnreachable(
-                f"{self._where} did not answer '{kind}' within {timeout_s:.0f} s",
+                f"{self._where} did not answer '{kind}' within {limit_s:.0f} s",
                 "The PC may be overloaded; check its load and memory, then try again",
                 where=self._where,
             ) from error
@@ -193,6 +218,8 @@ class MasterChannel:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 self._take(line)
+            if self._rate.is_too_high(len(lines)):
+                raise self._why(f"it sends more than {MAX_MESSAGES_PER_S} messages a second")
             if len(rest) > MAX_LINE_BYTES:
                 raise self._why(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
             data = await self._process.read()
@@ -203,7 +230,10 @@ class MasterChannel:
         try:
             message = decode(line)
         except WireError as error:
-            _log.warning("%s sent a line that is not a message: %s", self._where, error)
+            self._num_bad_lines += 1
+            self.complain(f"it sent a line that is not a message: {error}")
+            if self._num_bad_lines > MAX_BAD_LINES:
+                raise self._why(self.complaint) from error
             return
         if isinstance(message, Event):
             self._deliver(message)
@@ -216,7 +246,7 @@ class MasterChannel:
         if callback is not None:
             callback(event.kind, event.data)
         elif event.kind == "bad_line":
-            _log.error("%s could not read a line of ours: %s", self._where, event.data)
+            _log.error("%s could not read a line of ours: %s", self._where, shorten(event.data))
 
     def _answer(self, response: Response) -> None:
         # The request may have timed out or been cancelled meanwhile.
@@ -250,3 +280,19 @@ class MasterChannel:
             "Check that the PC is on and reachable; runs on it keep training",
             where=self._where,
         )
+
+
+class _Rate:
+    """Count of the messages that arrived, over RATE_WINDOW_S each time."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._count = 0
+
+    def is_too_high(self, num_more: int) -> bool:
+        self._count += num_more
+        passed_s = time.monotonic() - self._began_s
+        is_over = self._count > MAX_MESSAGES_PER_S * RATE_WINDOW_S
+        if is_over or passed_s > RATE_WINDOW_S:
+            self._began_s, self._count = time.monotonic(), 0
+        return is_over and passed_s < RATE_WINDOW_S

@@ -25,6 +25,7 @@ from agents.contract.artifacts import (
 )
 from agents.contract.data import DataPreview, PreviewJob
 from agents.contract.messages import Progress, WireError, from_wire, to_wire
+from agents.contract.names import check_inside, check_time
 from agents.contract.node import (
     AllReduceProbe,
     Calibration,
@@ -46,7 +47,9 @@ from agents.contract.run import (
     FileEntry,
     StreamChunk,
 )
-from app.errors import AgentBug
+from agents.contract.run_layout import is_stream
+from agents.contract.wire import shorten
+from app.errors import AgentBug, RacklessError
 from app.nodes.link import Link
 from app.nodes.transport.process import Process
 
@@ -56,6 +59,9 @@ OnProgress = Callable[[Progress], None]
 """Called with each sentence and the phase of the work."""
 QUICK_TIMEOUT_S = 30.0
 """Maximum duration of a request that starts no work, in seconds."""
+HASH_TIMEOUT_S = 4 * 3600.0
+"""Maximum duration of hashing the files of a model or checkpoint, in seconds: a terabyte from a
+slow disk."""
 LAUNCH_TIMEOUT_S = 120.0
 """Maximum duration of starting an attempt, in seconds."""
 STOP_MARGIN_S = 60.0
@@ -74,6 +80,9 @@ T = TypeVar("T")
 class Clock:
     wall_s: float
     monotonic_s: float
+
+    def check_foreign(self) -> None:
+        check_time("wall_s", self.wall_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +112,9 @@ class ExportResult:
     """Folder on the node, relative to the agent's home."""
     files: tuple[FileEntry, ...] = ()
 
+    def check_foreign(self) -> None:
+        check_inside(self.path)
+
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
@@ -117,6 +129,11 @@ class _Checkpoints:
 @dataclass(frozen=True, slots=True)
 class _Streams:
     streams: dict[str, int]
+
+    def check_foreign(self) -> None:
+        for name in self.streams:
+            if not is_stream(name):
+                raise ValueError(f"{name[:80]!a} is no stream of a run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +213,16 @@ class NodeClient:
 
     async def launch(self, intent: AttemptIntent) -> AttemptStatus:
         args = to_wire(intent)
-        return await self._ask(AttemptStatus, "attempt.launch", args, LAUNCH_TIMEOUT_S)
+        status = await self._ask(AttemptStatus, "attempt.launch", args, LAUNCH_TIMEOUT_S)
+        place = {"run_id": intent.run_id, "attempt": intent.attempt}
+        await self._expect("attempt.launch", status, place)
+        return status
 
     async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
         args = {"run_id": run_id, "attempt": attempt}
-        return await self._ask(AttemptStatus, "attempt.status", args)
+        status = await self._ask(AttemptStatus, "attempt.status", args)
+        await self._expect("attempt.status", status, args)
+        return status
 
     async def attempt_list(self) -> tuple[AttemptStatus, ...]:
         return (await self._ask(_Attempts, "attempt.list")).attempts
@@ -208,7 +230,9 @@ class NodeClient:
     async def stop(self, run_id: str, attempt: int, grace_s: float) -> AttemptStatus:
         """Stop this node's part of an attempt; return once none of its processes is left."""
         args = {"run_id": run_id, "attempt": attempt, "grace_s": grace_s}
-        return await self._ask(AttemptStatus, "attempt.stop", args, grace_s + STOP_MARGIN_S)
+        status = await self._ask(AttemptStatus, "attempt.stop", args, grace_s + STOP_MARGIN_S)
+        await self._expect("attempt.stop", status, {"run_id": run_id, "attempt": attempt})
+        return status
 
     async def leave_wish(self, run_id: str, attempt: int, wish: ControlRequest) -> None:
         """Leave a control request for the trainer, which reports the outcome in its journal."""
@@ -226,7 +250,9 @@ class NodeClient:
     ) -> StreamChunk:
         place = {"run_id": run_id, "attempt": attempt, "stream": stream}
         args = {**place, "offset": offset, "max_bytes": max_bytes}
-        return await self._ask(StreamChunk, "stream.read", args)
+        chunk = await self._ask(StreamChunk, "stream.read", args)
+        await self._expect("stream.read", chunk, place)
+        return chunk
 
     async def follow_streams(
         self, run_id: str, attempt: int, offsets: Mapping[str, int]
@@ -252,7 +278,8 @@ class NodeClient:
     ) -> AsyncGenerator[StreamChunk]:
         channel = (await self._link()).channel
         backlog = _Backlog()
-        args = {"run_id": run_id, "attempt": attempt, "offsets": offsets}
+        place = {"run_id": run_id, "attempt": attempt}
+        args = {**place, "offsets": offsets}
         follow_id, result = await channel.follow(
             "stream.follow", args, backlog.take, timeout_s=QUICK_TIMEOUT_S
         )
@@ -262,7 +289,9 @@ class NodeClient:
         try:
             while True:
                 while backlog.chunks:
-                    yield self._read_as(StreamChunk, backlog.next(), "stream.data")
+                    chunk = await self._read_as(StreamChunk, backlog.next(), "stream.data")
+                    await self._expect("stream.data", chunk, place)
+                    yield chunk
                 # Checked after the chunks: what arrived before the loss is still delivered.
                 if lost.done():
                     raise lost.result()
@@ -282,11 +311,15 @@ class NodeClient:
 
     async def checkpoint_list(self, run_id: str | None = None) -> tuple[CheckpointInfo, ...]:
         answer = await self._ask(_Checkpoints, "checkpoint.list", {"run_id": run_id})
+        for info in answer.checkpoints if run_id is not None else ():
+            await self._expect("checkpoint.list", info, {"run_id": run_id})
         return answer.checkpoints
 
     async def checkpoint_verify(self, run_id: str, step: int) -> CheckpointInfo:
         args = {"run_id": run_id, "step": step}
-        return await self._ask(CheckpointInfo, "checkpoint.verify", args, None)
+        info = await self._ask(CheckpointInfo, "checkpoint.verify", args, HASH_TIMEOUT_S)
+        await self._expect("checkpoint.verify", info, args)
+        return info
 
     async def checkpoint_delete(self, run_id: str, step: int) -> None:
         await self._request("checkpoint.delete", {"run_id": run_id, "step": step}, QUICK_TIMEOUT_S)
@@ -305,11 +338,11 @@ class NodeClient:
     async def bundle_status(self, destination: str, files: Sequence[FileEntry]) -> BundleStatus:
         """Return which of `files` the node lacks; it hashes what it has, so this may take long."""
         args = {"destination": destination, "files": to_wire(list(files))}
-        return await self._ask(BundleStatus, "bundle.status", args, None)
+        return await self._ask(BundleStatus, "bundle.status", args, HASH_TIMEOUT_S)
 
     async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]:
         """Hash the files of an artifact on the node, which reads all of it; empty: it is gone."""
-        return (await self._ask(_Files, "artifact.hash", {"path": path}, None)).files
+        return (await self._ask(_Files, "artifact.hash", {"path": path}, HASH_TIMEOUT_S)).files
 
     async def delete_artifact(self, path: str) -> int:
         """Delete an artifact's copy or an export on the node; return the bytes freed."""
@@ -388,7 +421,8 @@ class NodeClient:
         timeout_s: float | None = QUICK_TIMEOUT_S,
         progress: OnProgress | None = None,
     ) -> T:
-        return self._read_as(answer, await self._request(kind, args, timeout_s, progress), kind)
+        result = await self._request(kind, args, timeout_s, progress)
+        return await self._read_as(answer, result, kind)
 
     async def _ask_number(
         self,
@@ -398,7 +432,7 @@ class NodeClient:
         timeout_s: float | None = QUICK_TIMEOUT_S,
     ) -> int:
         result = await self._request(kind, args, timeout_s)
-        return self._read_as(_Number, {"value": result.get(name)}, kind).value
+        return (await self._read_as(_Number, {"value": result.get(name)}, kind)).value
 
     async def _request(
         self,
@@ -415,11 +449,29 @@ class NodeClient:
         channel = (await self._link()).channel
         return await channel.request(kind, args, timeout_s=timeout_s, on_event=report)
 
-    def _read_as(self, answer: type[T], result: dict[str, Any], kind: str) -> T:
+    async def _read_as(self, answer: type[T], result: dict[str, Any], kind: str) -> T:
         try:
             return from_wire(answer, result)
         except WireError as error:
-            raise AgentBug(f"{self.name} answered {kind} in a wrong form: {error}") from error
+            raise await self._distrust(kind, str(error)) from error
+
+    async def _distrust(self, kind: str, reason: str) -> AgentBug:
+        """Return the error for an answer that nothing of ours gives, and show it at the node."""
+        with contextlib.suppress(RacklessError):
+            (await self._link()).channel.complain(f"it answered {kind} in a wrong form: {reason}")
+        return AgentBug(f"{self.name} answered {kind} in a wrong form: {reason}")
+
+    async def _expect(self, kind: str, said: Any, asked: dict[str, Any]) -> None:
+        """Check that an answer is about what was asked.
+
+        Raises:
+            AgentBug: it is about something else.
+        """
+        for name, value in asked.items():
+            found = getattr(said, name)
+            if found != value:
+                reason = f"{name} is {shorten(found)}, not {shorten(value)}"
+                raise await self._distrust(kind, reason)
 
 
 class _Backlog:

@@ -49,6 +49,11 @@ REFUSED_REST_S: Final = 15.0
 """The same for a refused login, which counts towards the limits of fail2ban."""
 REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)
 
+# A node cannot be told from one that lies, so it is shown and nothing else is done.
+_DISTRUST: Final = (
+    "Nothing of it was used. If you do not know why, check that PC or remove the node"
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -227,7 +232,7 @@ class NodeWatch:
         except NodeUnreachable:
             return  # the end of the link reports it
         except (RacklessError, WireError) as error:
-            _log.warning("the facts of %s cannot be read: %s", self.node.name, error)
+            link.channel.complain(f"its facts cannot be read: {error}")
 
     # ------------------------------------------------------------ ping
 
@@ -248,7 +253,11 @@ class NodeWatch:
                 answer.cancel()
             took_s = time.monotonic() - sent_s
             self._publish(
-                state="online", problem="", hint="", round_trip_s=took_s, last_seen_s=time.time()
+                state="online",
+                problem=link.channel.complaint,
+                hint=_DISTRUST if link.channel.complaint else "",
+                round_trip_s=took_s,
+                last_seen_s=time.time(),
             )
             await asyncio.sleep(max(0.0, PING_INTERVAL_S - took_s))
 
@@ -268,24 +277,24 @@ class NodeWatch:
         try:
             # The clock of the node, since samples carry it: older ones are replayed history.
             clock = await link.channel.request("ping", timeout_s=GIVE_UP_AFTER_S)
-            wall_s = float(clock.get("wall_s", 0.0))
+            wall_s = _wall_of(clock)
 
             def take(kind: str, data: dict[str, Any]) -> None:
                 if kind == "telemetry.sample":
-                    self._take_sample(data, replayed_before_s=wall_s)
+                    self._take_sample(link, data, replayed_before_s=wall_s)
 
             args = {"after_s": 0.0 if self._newest is None else self._newest.time_s}
             await link.channel.follow("telemetry.follow", args, take, timeout_s=GIVE_UP_AFTER_S)
         except NodeUnreachable:
             return  # the end of the link reports it
         except RacklessError as error:
-            _log.warning("%s sends no telemetry: %s", self.node.name, error)
+            link.channel.complain(f"it sends no telemetry: {error}")
 
-    def _take_sample(self, data: dict[str, Any], replayed_before_s: float) -> None:
+    def _take_sample(self, link: Link, data: dict[str, Any], replayed_before_s: float) -> None:
         try:
             sample = from_wire(Sample, data)
         except WireError as error:
-            _log.warning("%s sent a sample in a wrong form: %s", self.node.name, error)
+            link.channel.complain(f"it sent a sample in a wrong form: {error}")
             return
         newest = self._newest
         # A duplicate is newer neither by time nor by number. Both count, since a clock may step
@@ -299,6 +308,13 @@ class NodeWatch:
     def _publish(self, **changes: Any) -> None:
         self.snapshot = replace(self.snapshot, **changes)
         self._events.publish(NodeChanged(self.snapshot))
+
+
+def _wall_of(clock: dict[str, Any]) -> float:
+    """Return the wall clock in the answer to a ping; 0 if it is none."""
+    wall_s = clock.get("wall_s")
+    is_number = isinstance(wall_s, (int, float)) and not isinstance(wall_s, bool)
+    return float(wall_s or 0.0) if is_number else 0.0
 
 
 async def _is_done(task: asyncio.Future[Any], timeout_s: float) -> bool:

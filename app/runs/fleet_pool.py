@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from agents.contract.run import FileEntry
 from app.errors import UserError
 from app.library.bundles import Source
 from app.nodes.files import transfer
@@ -36,8 +38,10 @@ class FleetPool:
             client, source.destination, root, source.files, progress, replaced
         )
 
-    async def fetch(self, name: str, path: str, target: Path) -> None:
-        await transfer.fetch(self._fleet.client(name), path, target)
+    async def fetch(
+        self, name: str, path: str, target: Path, expected: Sequence[FileEntry] | None = None
+    ) -> None:
+        await transfer.fetch(self._fleet.client(name), path, target, expected=expected)
 
     async def copy(self, source: str, target: str, path: str) -> None:
         await transfer.copy(self._fleet.client(source), [self._fleet.client(target)], path)

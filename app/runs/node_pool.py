@@ -7,7 +7,7 @@ and NodeUnreachable when it cannot be reached.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,8 +117,17 @@ class NodePool(Protocol):
         """Send the files of a bundle that the node lacks; return the folder there."""
         ...
 
-    async def fetch(self, name: str, path: str, target: Path) -> None:
-        """Copy a folder below the agent's home to the new folder `target`, verified by hash."""
+    async def fetch(
+        self, name: str, path: str, target: Path, expected: Sequence[FileEntry] | None = None
+    ) -> None:
+        """Copy a folder below the agent's home to the new folder `target`, verified by hash.
+
+        Args:
+            name: of the node.
+            path: of the folder there.
+            target: of the folder here.
+            expected: files that are known to be in it; a node that offers others is refused.
+        """
         ...
 
     async def copy(self, source: str, target: str, path: str) -> None:

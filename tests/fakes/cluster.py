@@ -398,7 +398,9 @@ class FakeCluster:
         self.nodes[name].pushed.append(source.destination)
         return f"/agent/{source.destination}"
 
-    async def fetch(self, name: str, path: str, target: Path) -> None:
+    async def fetch(
+        self, name: str, path: str, target: Path, expected: Sequence[FileEntry] | None = None
+    ) -> None:
         self.nodes[name]._answer("fetch")
         await asyncio.to_thread(target.mkdir)
 

@@ -6,14 +6,18 @@ scripts may print before our first line; nothing that a node sends is trusted.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from agents.contract.json_text import parse_json
 from agents.contract.messages import WireError, from_wire, to_wire
+from agents.contract.names import MAX_PATH_CHARACTERS, is_reserved
 from agents.contract.run import FileEntry
+from agents.contract.wire import ForeignValueError
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
 from app.nodes.transport.process import Process
@@ -21,6 +25,20 @@ from app.nodes.transport.process import Process
 # Bounds of what a node may send before we give up, in bytes.
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_ANSWER_BYTES = 1 << 20
+_MAX_NOISE_BYTES = 256 << 10
+_MAX_SAID = 2000
+MAX_FILES = 20_000
+"""Number of files of one folder; the largest models have a few hundred."""
+MAX_NAME_BYTES = 255
+"""Length of a file name; file systems hold no longer ones."""
+HEADER_TIMEOUT_S = 4 * 3600.0
+"""Maximum duration of hashing the files on the node, in seconds: a terabyte from a slow disk."""
+STALL_S, STALL_BYTES = 120.0, 1 << 20
+"""A node that needs longer for so many bytes is given up: at that speed a model takes a month."""
+STORE_TIMEOUT_S = 1800.0
+"""Maximum duration of storing a block, or the last ones, on the node, in seconds."""
+# What Windows forbids in file names, the strictest of the systems that we support.
+_FORBIDDEN = frozenset('\\:<>"|?*')
 _CLOSE_GRACE_S = 5.0
 
 
@@ -63,7 +81,10 @@ class Receiver:
         """
         if not self._refused:
             try:
-                await self._process.write(block)
+                async with asyncio.timeout(STORE_TIMEOUT_S):
+                    await self._process.write(block)
+            except TimeoutError:
+                self._refused, self._lost = True, _too_slow(self._name, "take a block")
             except OSError:
                 # Its reason is on the command's stdout, which `finish` reads.
                 self._refused = True
@@ -81,23 +102,30 @@ class Receiver:
         if self._lost is not None:
             raise self._lost
         self._process.write_eof()
-        output = b""
-        while data := await self._process.read():
-            output = (output + data)[-_MAX_ANSWER_BYTES:]
-        code = await self._process.wait()
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                output = await self._read_answer()
+                code = await self._process.wait()
+        except TimeoutError as error:
+            raise _too_slow(self._name, "confirm that everything is stored") from error
         # From the end: login scripts may print before the answer.
         for line in reversed(output.splitlines()):
-            with contextlib.suppress(ValueError):
-                answer = json.loads(line)
-                if isinstance(answer, dict) and "ok" in answer:
-                    if answer["ok"]:
-                        return str(answer.get("path", ""))
-                    raise _refusal(self._name, answer)
+            answer = _read_object(line)
+            if answer.get("ok"):
+                return str(answer.get("path", ""))
+            if "ok" in answer:
+                raise _refusal(self._name, answer)
         raise UserError(
             f"{self._name} ended the transfer with exit code {code}: "
             f"{self._process.stderr_text()[-400:] or 'it gave no reason'}",
             "Start it again: what is complete is not sent twice",
         )
+
+    async def _read_answer(self) -> bytes:
+        output = b""
+        while data := await self._process.read():
+            output = (output + data)[-_MAX_ANSWER_BYTES:]
+        return output
 
 
 class Sender:
@@ -108,6 +136,9 @@ class Sender:
         self._path = path
         self._process: Process | None = None
         self._buffer = b""
+        # Time that the node took for the bytes since the last STALL_BYTES.
+        self._waited_s = 0.0
+        self._arrived_bytes = 0
 
     async def __aenter__(self) -> Sender:
         self._process = await self._client.open_command("send", self._path)
@@ -118,32 +149,48 @@ class Sender:
             await self._process.close()
 
     async def entries(self) -> tuple[FileEntry, ...]:
-        """Read the list of files; skip what a login script printed before it."""
-        while True:
-            line = await self._line()
-            with contextlib.suppress(ValueError):
-                header = json.loads(line)
-                if isinstance(header, dict) and "files" in header:
-                    return self._check(header["files"])
-                if isinstance(header, dict) and header.get("ok") is False:
-                    raise _refusal(self._client.name, header)
+        """Read the list of files; skip what a login script printed before it.
+
+        Raises:
+            UserError: it is no list that a node of ours sends, or does not come.
+        """
+        left_bytes = _MAX_NOISE_BYTES
+        try:
+            # The node hashes everything first.
+            async with asyncio.timeout(HEADER_TIMEOUT_S):
+                while left_bytes > 0:
+                    line = await self._line()
+                    header = _read_object(line)
+                    if "files" in header:
+                        return self._check(header["files"])
+                    if header.get("ok") is False:
+                        raise _refusal(self._client.name, header)
+                    left_bytes -= len(line) + 1
+        except TimeoutError as error:
+            raise _too_slow(self._client.name, "list the files") from error
+        raise self._broken("before the list of files")
 
     async def blocks(self, entry: FileEntry) -> AsyncIterator[bytes]:
         """Yield the bytes of the next file."""
         left = entry.size_bytes
         while left:
-            if not self._buffer and not await self._more():
+            if not self._buffer and not await self._more_in_time():
                 raise self._broken(f"in {entry.path}")
             block, self._buffer = self._buffer[:left], self._buffer[left:]
             left -= len(block)
             yield block
 
     async def finish(self) -> None:
-        """Check that the node has sent everything."""
+        """Check that the node has sent everything, and nothing else."""
         assert self._process is not None
-        while await self._more():
-            self._buffer = b""
-        if await self._process.wait() not in (0, None):
+        if self._buffer or await self._more_in_time():
+            raise self._broken("at its end, as it sent more than it had listed")
+        try:
+            async with asyncio.timeout(STALL_S):
+                code = await self._process.wait()
+        except TimeoutError as error:
+            raise _too_slow(self._client.name, "end the transfer") from error
+        if code not in (0, None):
             raise self._broken("at its end")
 
     async def _line(self) -> bytes:
@@ -159,18 +206,42 @@ class Sender:
         self._buffer = self._buffer + data if self._buffer else data
         return bool(data)
 
+    async def _more_in_time(self) -> bool:
+        """Wait for bytes; only the time that the node takes counts, not that of our disk."""
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(STALL_S - self._waited_s):
+                is_more = await self._more()
+        except TimeoutError as error:
+            raise _too_slow(self._client.name, f"send {STALL_BYTES >> 10} KiB") from error
+        self._waited_s += time.monotonic() - began_s
+        self._arrived_bytes += len(self._buffer)
+        if self._arrived_bytes >= STALL_BYTES:
+            self._waited_s, self._arrived_bytes = 0.0, 0
+        return is_more
+
     def _check(self, listed: Any) -> tuple[FileEntry, ...]:
+        if not isinstance(listed, list) or len(listed) > MAX_FILES:
+            raise self._broken(f"in the list of files: it is none of at most {MAX_FILES:,}")
         try:
             entries = tuple(from_wire(FileEntry, entry, "files") for entry in listed)
-        except (WireError, TypeError) as error:
+        except ForeignValueError as error:
+            raise self._refuse_names(str(error)) from error
+        except WireError as error:
             raise self._broken(f"in the list of files ({error})") from error
         for entry in entries:
-            if not is_safe_path(entry.path) or entry.size_bytes < 0:
-                raise UserError(
-                    f"{self._client.name} offers a file with the name {entry.path!r}",
-                    "Nothing was written. Check that PC: its agent does not send such names",
-                )
+            if not is_safe_path(entry.path):
+                raise self._refuse_names(f"{entry.path!a}")
+        clash = find_clash(entry.path for entry in entries)
+        if clash:
+            raise self._refuse_names(f"{clash!a}, which another one has too")
         return entries
+
+    def _refuse_names(self, name: str) -> UserError:
+        return UserError(
+            f"{self._client.name} offers a file with the name {name}",
+            "Nothing was written. Check that PC: its agent does not send such names",
+        )
 
     def _broken(self, where: str) -> UserError:
         said = self._process.stderr_text()[-400:] if self._process is not None else ""
@@ -186,11 +257,56 @@ def is_safe_path(path: str) -> bool:
 
     >>> [is_safe_path(p) for p in ("a/b.bin", "../a", "/a", "a//b", "c:x", "a\\\\b", "", "a/..")]
     [True, False, False, False, False, False, False, False]
+    >>> [is_safe_path(p) for p in ("nul.txt", "a/con", "a.", "a /b", "a\\x1b[2J", "\\u202ea")]
+    [False, False, False, False, False, False]
     """
+    if len(path) > MAX_PATH_CHARACTERS or not path.isprintable():
+        return False
     parts = path.split("/")
-    plain = all(part not in ("", ".", "..") for part in parts)
-    return plain and not set(path) & set('\\:\0<>"|?*') and str(PurePosixPath(path)) == path
+    plain = all(part not in ("", ".", "..") and _is_file_name(part) for part in parts)
+    return plain and not set(path) & _FORBIDDEN and str(PurePosixPath(path)) == path
+
+
+def _is_file_name(part: str) -> bool:
+    # Windows drops dots and spaces at the end, and opens devices.
+    is_plain = part == part.rstrip(". ") and not is_reserved(part)
+    return is_plain and len(part.encode("utf-8", "replace")) <= MAX_NAME_BYTES
+
+
+def find_clash(paths: Iterable[str]) -> str:
+    """Return a path that cannot exist beside another one of them; empty: all can.
+
+    >>> find_clash(["a", "b/c"]), find_clash(["a", "A"]), find_clash(["a/b", "a"])
+    ('', 'A', 'a')
+    """
+    files: set[str] = set()
+    folders: set[str] = set()
+    for path in paths:
+        # Windows and macOS take both for one name.
+        name = path.casefold()
+        above = [str(folder) for folder in PurePosixPath(name).parents][:-1]
+        if name in files or name in folders or files.intersection(above):
+            return path
+        files.add(name)
+        folders.update(above)
+    return ""
+
+
+def _read_object(line: bytes) -> dict[str, Any]:
+    try:
+        value = parse_json(line)
+    except WireError:
+        return {}  # a line of a login script
+    return value if isinstance(value, dict) else {}
 
 
 def _refusal(name: str, answer: dict[str, Any]) -> UserError:
-    return UserError(f"{name}: {answer.get('message', '')}", str(answer.get("hint", "")))
+    message, hint = str(answer.get("message", "")), str(answer.get("hint", ""))
+    return UserError(f"{name}: {message[:_MAX_SAID]}", hint[:_MAX_SAID])
+
+
+def _too_slow(name: str, what: str) -> NodeUnreachable:
+    return NodeUnreachable(
+        f"{name} takes too long to {what}",
+        "Check its load and its network, then start the transfer again",
+    )

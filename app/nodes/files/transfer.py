@@ -24,6 +24,8 @@ from app.nodes.files.local_files import (
     remove_folder,
 )
 from app.nodes.files.remote_files import Receiver, Sender
+from app.paths import room_bytes
+from app.text import show_bytes
 
 BytesProgress = Callable[[int, int], None]
 """Callback with the bytes done and the bytes in total."""
@@ -68,12 +70,24 @@ async def push(
 
 
 async def fetch(
-    client: NodeClient, path: str, target: Path, progress: BytesProgress | None = None
+    client: NodeClient,
+    path: str,
+    target: Path,
+    progress: BytesProgress | None = None,
+    expected: Sequence[FileEntry] | None = None,
 ) -> None:
     """Copy the folder `path` (below the agent's home) to the new folder `target`.
 
+    Args:
+        client: of the node.
+        path: of the folder there.
+        target: of the folder here.
+        progress: gets the bytes done and in total.
+        expected: files that are known to be in it; None: whatever the node lists.
+
     Raises:
-        UserError: it does not exist, `target` exists or cannot be written, or a file is damaged.
+        UserError: it does not exist, `target` exists or cannot be written, a file is damaged, it
+            has other files than expected, or more than this disk has room for.
         NodeUnreachable: the connection broke; nothing is left of `target`.
     """
     if await in_thread(target.exists):
@@ -84,6 +98,8 @@ async def fetch(
     try:
         async with Sender(client, path) as sender:
             entries = await sender.entries()
+            _require_expected(client.name, entries, expected)
+            await in_thread(_require_room, client.name, entries, target)
             done = _ByteCount(entries, progress)
             for entry in entries:
                 async with FileWriter(temporary, entry, client.name) as file:
@@ -99,6 +115,30 @@ async def fetch(
         ) from error
     finally:
         await in_thread(remove_folder, temporary)
+
+
+def _require_expected(
+    name: str, entries: Sequence[FileEntry], expected: Sequence[FileEntry] | None
+) -> None:
+    known = None if expected is None else frozenset(expected)
+    other = next((e for e in entries if known is not None and e not in known), None)
+    if other is not None:
+        raise UserError(
+            f"{name} offers {other.path!a} with {show_bytes(other.size_bytes)}, which is not the "
+            "file that is known",
+            "Nothing was written. The copy there has changed; take another one",
+        )
+
+
+def _require_room(name: str, entries: Sequence[FileEntry], target: Path) -> None:
+    above = next(folder for folder in target.parents if folder.is_dir())
+    coming, room = sum(entry.size_bytes for entry in entries), room_bytes(above)
+    if coming > room:
+        raise UserError(
+            f"{name} offers {show_bytes(coming)}, and the disk of {target} has room for "
+            f"{show_bytes(max(room, 0))}",
+            "Free some space on that disk, or choose a folder on another one",
+        )
 
 
 async def copy(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from agents.contract import logcap
 from agents.contract.run_layout import LOG_SUFFIX, is_stream
 from app.errors import UserError
 from app.filelock import locked
-from app.paths import leads_through_link, open_private, private_folder
+from app.paths import leads_through_link, open_private, private_folder, room_bytes
 from app.text import show_bytes
 
 MAX_LOG_BYTES = 256 << 30
@@ -30,10 +29,6 @@ MAX_JOURNAL_BYTES = 1 << 30
 """Size of a journal or trace, which is kept as a whole: two million steps of a rank."""
 MAX_STREAMS = 2048
 """Number of logs, journals and traces of one node's part."""
-RESERVE_BYTES = 512 << 20
-"""Room that mirrors leave on the disk of this PC, for everything else that it has to write."""
-RESERVE_SHARE = 0.02
-"""The same as a share of the disk, for small ones; the smaller of both counts."""
 # A file system without holes shows after so many bytes, and not after a terabyte.
 _HOLE_TRIAL_BYTES = 1 << 20
 
@@ -138,18 +133,11 @@ class Mirror:
     def _check_room(self, stream: str, size_bytes: int) -> None:
         if not (self.folder / stream).exists() and len(self.sizes()) >= MAX_STREAMS:
             raise StreamRefused(f"a node sent more than {MAX_STREAMS} streams of one run")
-        room_bytes = _room_bytes(self.folder)
-        if size_bytes > room_bytes:
+        if size_bytes > room_bytes(self.folder):
             raise UserError(
                 f"the disk of {self.folder} is almost full, so logs are not copied to this PC",
                 "Free disk space on this PC. The node keeps the log, which is fetched again.",
             )
-
-
-def _room_bytes(folder: Path) -> int:
-    """Return how much may still be written to the disk of `folder`."""
-    disk = shutil.disk_usage(folder)
-    return disk.free - min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
 
 
 def _append(path: Path, offset: int, data: bytes, dropped_bytes: int) -> int:
@@ -175,7 +163,7 @@ def _make_hole(file: int, path: Path, start: int, end: int) -> None:
     before = os.fstat(file)
     os.truncate(file, min(end, start + _HOLE_TRIAL_BYTES))
     filled = logcap.used_bytes(os.fstat(file)) > logcap.used_bytes(before) + logcap.BLOCK_BYTES
-    if filled and end - start > _room_bytes(path.parent):
+    if filled and end - start > room_bytes(path.parent):
         os.truncate(file, start)
         raise StreamRefused(
             f"{path.name} has a gap of {show_bytes(end - start)}, for which the disk of this PC "
