@@ -5,6 +5,7 @@ The master checks before it sends data, a node before it reads them; here, so th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _NOT_DATA = ("dataset_info", "manifest.json", "state.json")
 # Names of text files that describe the data and hold no rows.
 _NOTES = ("readme", "license")
 _START_BYTES = 4096
+_PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\s*PuTTY-User-Key-File-")
 MAX_LINE_CHARS = 1 << 24
 """Maximum length of a line, and of a row of a table, in characters. A model reads the first few
 thousand tokens of a row; a file that never ends its line would fill all memory."""
@@ -102,6 +104,8 @@ def find_kind(path: Path) -> str:
         start = file.read(_START_BYTES)
     suffix = path.suffix.lower()
     kind = KINDS.get(suffix)
+    if _PRIVATE_KEY.match(start):
+        raise Misfit(f"{path} is a private key, which is never sent", "Name a file with rows")
     if start.startswith(_UTF16_MARKS):
         raise Misfit(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
     packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from app.text import show_model, show_rate, show_share
 if TYPE_CHECKING:
     from agents.contract.spec import RunSpec
     from app.core.core import Core
+    from app.library.sent_files import SentFiles
     from app.planning.candidate import Candidate, GpuPlan, Plan
 
 MOST_SHOWN = 6
@@ -34,8 +36,10 @@ def add_parser(commands: Commands) -> None:
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
     spec = core.library.read_run_file(args.run_file)
     plan = await core.runs.plan(spec, args.cluster)
-    out.document(plan_document(plan))
+    sent = await core.library.list_sent(spec)
+    out.document({**plan_document(plan), "sent": plain(sent)})
     print_plan(plan, spec, out)
+    print_sent(sent, out)
     return 0 if plan.chosen is not None else 1
 
 
@@ -57,6 +61,13 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     others = plan.others if plan.chosen is not None else plan.others[1:]
     _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
     _print_list("Assumed", list(plan.assumptions), out)
+
+
+def print_sent(sent: Sequence[SentFiles], out: Output) -> None:
+    """Print which files of this PC the nodes would get."""
+    from app.library.sent_files import say_sent
+
+    _print_list("Sent from this PC to the nodes", [say_sent(one) for one in sent], out)
 
 
 def _print_gpus(candidate: Candidate, out: Output) -> None:

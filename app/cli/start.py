@@ -23,6 +23,10 @@ def add_parser(commands: Commands) -> None:
 
 async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
     spec = core.library.read_run_file(args.run_file)
+    from app.library.sent_files import say_sent
+
+    for sent in await core.library.list_sent(spec):
+        out.note(f"sent to the nodes: {say_sent(sent)}")
     if args.watch:
         return await _start_and_watch(core, spec, out)
     # The id is printed before any node is asked, so that an interrupted start can be found.

@@ -15,6 +15,7 @@ from app.runs.services import Services
 if TYPE_CHECKING:
     from app.core.api import OnMessage
     from app.library.recipes import Recipe
+    from app.library.sent_files import SentFiles
 
 
 class CoreLibrary:
@@ -77,6 +78,12 @@ class CoreLibrary:
 
         # On a thread: a folder may be on a slow or absent network drive.
         return await asyncio.to_thread(find)
+
+    async def list_sent(self, spec: RunSpec) -> tuple[SentFiles, ...]:
+        """Return which files of this PC a run copies to its nodes."""
+        from app.library.sent_files import list_sent
+
+        return await asyncio.to_thread(list_sent, spec)
 
     def recipes(self) -> tuple[Recipe, ...]:
         """Return the recipes: those that ship with Rackless, then the user's own."""

@@ -36,6 +36,7 @@ from agents.contract.spec import DataSpec
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.data_judge import RowJudge
+from app.library.private_places import HINT, explain_private
 from app.storage.hashes import HashStore
 from app.text import shorten
 
@@ -66,6 +67,8 @@ def is_hub_data(name: str) -> bool:
 
 def explain_missing_data(name: str) -> str:
     """Return why a name cannot be data, without opening it; empty: it can."""
+    if private := explain_private(name):
+        return f"This {private}."
     try:
         is_here = Path(name).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # too long, no such user, not valid in a path
@@ -91,6 +94,8 @@ def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = No
         UserError: there is no such file, its kind is not supported, it is broken, or it would be
             trained wrongly.
     """
+    if private := explain_private(name):
+        raise UserError(f"{shorten(name)} ({key}) {private}, so it is not sent", HINT)
     if explain_missing_data(name):
         raise _no_such_file(name, key)
     path = Path(name).expanduser().absolute()

@@ -18,6 +18,7 @@ from typing import Any
 from agents.contract.data_files import may_be_data
 from agents.contract.folder_files import is_own, open_regular
 from agents.contract.spec import RunSpec
+from app.library.private_places import explain_private
 
 SAMPLE_BYTES = 1 << 20
 """Maximum number of bytes that are read for a guess."""
@@ -125,7 +126,7 @@ def list_files(path: Path) -> list[Path] | None:
 
 def _guess_file(path: Path) -> DataGuess:
     read = _READERS.get(path.suffix.lower())
-    if read is None:
+    if read is None or explain_private(str(path)):
         return NOTHING
     size_bytes = path.stat().st_size
     with open_regular(path) as file:

@@ -13,6 +13,7 @@ from pathlib import Path
 from agents.contract.folder_files import ForeignFile, list_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
+from app.library.private_places import HINT, explain_private
 from app.storage.hashes import HashStore
 from app.text import shorten
 
@@ -41,8 +42,17 @@ def find_model(name: str, hashes: HashStore) -> Source:
             "Give the folder's path (relative to the run file), or a hub id such as org/name.",
         )
     if path.is_dir():
+        _refuse_private(name, path)
         return _bundle_of(path.absolute(), hashes)
     return Source(value=name)  # on the hub or on the nodes; each trainer reports if it is missing
+
+
+def _refuse_private(name: str, folder: Path) -> None:
+    """Refuse a folder of programs or of the system, unless weights show that it is a model."""
+    private = explain_private(name)
+    # Programs for models keep them in hidden folders; but not every config.json is a model's.
+    if private and weigh_weights(str(folder)) is None:
+        raise UserError(f"{shorten(name)} (model) {private}, so it is not sent", HINT)
 
 
 def explain_missing_model(name: str) -> str:
@@ -72,6 +82,7 @@ def find_tokenizer(name: str, hashes: HashStore) -> Source:
     path = Path(os.path.expanduser(name))
     if explain_missing_model(name) or not path.is_dir():
         return find_model(name, hashes)
+    _refuse_private(name, path)
     folder = path.absolute()
     files = _list_sent(folder, _SENT_SUFFIXES - {".safetensors"})
     return make_bundle("models", f"{folder.name}-tokenizer", folder, files, hashes)

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from agents.contract.folder_files import is_network_path
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec
 from app.errors import UsageError, UserError
@@ -193,6 +194,9 @@ def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
 
 def _found(name: str, folder: Path) -> str:
     """Return the absolute path if `name` exists beside the run file, else `name` unchanged."""
+    # Not even asked whether it exists: Windows would log in to that computer.
+    if os.name == "nt" and is_network_path(name):
+        return name
     path = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
     beside = path if path.is_absolute() else folder / path
     return os.path.normpath(beside) if os.path.exists(beside) else name

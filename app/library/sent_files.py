@@ -1,0 +1,70 @@
+"""List what a run copies from this PC to its nodes, so that a person can see it beforehand."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.contract.spec import RunSpec
+from app.library.data_size import list_files
+from app.text import count_of, show_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentFiles:
+    """A file or folder of this PC that the nodes of a run get."""
+
+    key: str
+    """Key of the run file that names it."""
+    path: str
+    """Where it is, with all links followed."""
+    num_files: int | None
+    """None: not counted, because the folder has too many entries."""
+    size_bytes: int | None
+
+
+def list_sent(spec: RunSpec) -> tuple[SentFiles, ...]:
+    """Return what a run sends; reads names and sizes only.
+
+    What is not on this PC is missing here: nodes have it, or download it themselves.
+    """
+    names = {"data.train": spec.data.train, "data.eval": spec.data.eval, "model": spec.model}
+    found = (_describe(key, name) for key, name in names.items() if name)
+    return tuple(one for one in found if one is not None)
+
+
+def say_sent(sent: SentFiles) -> str:
+    """Return one line on what is sent.
+
+    >>> say_sent(SentFiles(key="model", path="/models/a", num_files=3, size_bytes=2_000))
+    'model: /models/a, 3 files, 2.0 KiB'
+    """
+    parts = [sent.path]
+    if sent.num_files is not None and Path(sent.path).suffix == "":
+        parts.append(count_of(sent.num_files, "file"))
+    if sent.size_bytes is not None:
+        parts.append(show_bytes(sent.size_bytes))
+    return f"{sent.key}: {', '.join(parts)}"
+
+
+def _describe(key: str, name: str) -> SentFiles | None:
+    try:
+        path = Path(os.path.expanduser(name)).absolute()
+        if not path.exists():
+            return None
+        real = path.resolve()
+        files = _list_top(real) if key == "model" and real.is_dir() else list_files(real)
+        sizes = None if files is None else [one.stat().st_size for one in files]
+    except (OSError, ValueError, RuntimeError):
+        return None  # the start says what is wrong with it
+    return SentFiles(
+        key=key,
+        path=str(real),
+        num_files=None if sizes is None else len(sizes),
+        size_bytes=None if sizes is None else sum(sizes),
+    )
+
+
+def _list_top(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
