@@ -35,6 +35,11 @@ REASONS = (
         "takes the other ranks; closed by a filter when all are there",
     ),
     (
+        r"-m app (demo|gui)\b",
+        "window",
+        "a second start brings it forward; a file that its user alone may open",
+    ),
+    (
         r"\bserve\b",
         "agent, while a check measures a link",
         "takes one caller, who has to know the greeting",

@@ -221,3 +221,29 @@ def test_a_whole_demo_listens_on_loopback_alone(
     assert [door for door in watch.doors if not door.owner] == []
     assert {door.address for door in watch.doors} == {"127.0.0.1"}
     assert {door.owner.split()[0] for door in watch.doors} >= {"SSH", "store", "rank"}
+
+
+def test_the_window_listens_on_a_file_of_its_user_alone(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, home = cluster.master, tmp_path / "home"
+    environ = {"RACKLESS_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    environ["QT_QPA_PLATFORM"] = "offscreen"
+    with Watch("PC", cluster.command(here)) as watch:
+        window = cluster.start(
+            here,
+            *(sys.executable, "-P", "-m", "app", "gui"),
+            env={**os.environ, **environ},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_for(lambda: watch.doors, "the window's socket", 60)
+            wait_for((home / "window.sock").exists, "its name", 10)
+            mode = (home / "window.sock").stat().st_mode
+        finally:
+            window.kill()
+            window.wait()
+    with capsys.disabled():
+        print(f"\n{table(watch.doors)}")
+    assert mode & 0o077 == 0
+    assert {(door.protocol, door.owner) for door in watch.doors} == {("u_str", "window")}
