@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from agents.contract.bounded_work import bound_operators
 from agents.errors import ExpectedError
 
 _HINT = (
@@ -298,12 +299,18 @@ def _patch_numpy(module: Any) -> None:
     module.load = load_arrays
 
 
+def _patch_jinja(module: Any) -> None:
+    """Bound what templates compute in one step."""
+    bound_operators(module.SandboxedEnvironment)
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "transformers.dynamic_module_utils": _patch_dynamic_modules,
     "transformers.integrations.hub_kernels": _patch_hub_kernels,
     "kernels": _patch_kernels,
     "kernels.utils": _patch_kernels,
     "torch.serialization": _patch_torch_load,
+    "jinja2.sandbox": _patch_jinja,
     "numpy.lib._npyio_impl": _patch_numpy,
 }
 """Module -> function that changes it."""

@@ -19,6 +19,7 @@ from agents.quantizers.inference.models import LIKELIEST, load_model, name_trans
 from agents.quantizers.merge import copy_values, has_adapter
 from agents.trainer.checkpoint.folder import read_checkpoint
 from agents.trainer.data.hub import find_model
+from agents.trainer.data.templates import render_question
 from agents.trainer.data.tokenizer import load_tokenizer
 
 CONTEXT_TOKENS = 8192
@@ -160,18 +161,9 @@ class _ModelSpeaker:
         return clock.report(text, len(new), self.runtime, cut=not whole, stopped=stopped)
 
     def _encode(self, turn: ChatTurn) -> Any:
-        import jinja2
-
         said = [{"role": one.role, "content": one.content} for one in turn.messages]
-        try:
-            return self._tokenizer.apply_chat_template(
-                said, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )["input_ids"]
-        except jinja2.TemplateError as error:
-            raise ExpectedError(
-                f"The model's chat template refuses this conversation: {error}.",
-                "Leave the system prompt out",
-            ) from error
+        text = render_question(self._tokenizer, said)
+        return self._tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
 
 
 def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
@@ -220,14 +212,20 @@ def _load(job: ChatJob, folder: Path, device: str) -> Any:
 
 class _LlamaCppSpeaker:
     def __init__(self, file: Path, device: str) -> None:
+        from agents.quantizers.inference.gguf_template import GgufTemplate
         from agents.quantizers.inference.llama_cpp import name_runtime, open_server
 
         started = time.perf_counter()
-        self._server = open_server(file, CONTEXT_TOKENS, on_gpu=device != "cpu")
+        self._template = GgufTemplate(file)
+        self._server = open_server(
+            file, CONTEXT_TOKENS, on_gpu=device != "cpu", template=self._template
+        )
         self.load_s = time.perf_counter() - started
         self.runtime = name_runtime()
 
     def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
+        said = [{"role": one.role, "content": one.content} for one in turn.messages]
+        self._template.refuse_endless(said)
         clock, pieces, ends, problems = _Clock(), list[str](), list[str](), list[Any]()
 
         def hear(told: Any) -> bool:
@@ -248,7 +246,7 @@ class _LlamaCppSpeaker:
             return wish.stopped.is_set()
 
         asked = {
-            "messages": [{"role": one.role, "content": one.content} for one in turn.messages],
+            "messages": said,
             "max_tokens": turn.max_tokens,
             "temperature": turn.temperature,
             "top_p": turn.top_p,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from agents.children import Children
+from agents.contract.bounded_work import KILLED, KILLED_MESSAGE
 from agents.errors import ExpectedError
 
 LOOK_S = 0.5
@@ -86,7 +87,9 @@ class Chat:
         why = "the model's program has ended"
         try:
             code, lines = children.run(argv, environ=environ, on_line=hear, stdin=self._input)
-            if code and not self.ended:
+            if code == -KILLED:
+                why = KILLED_MESSAGE
+            elif code and not self.ended:
                 why = f"the model's program failed: {lines[-1][:400] if lines else code}"
         except ExpectedError as error:
             why = error.message

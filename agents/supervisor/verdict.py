@@ -11,6 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from agents.contract.bounded_work import KILLED_MESSAGE
 from agents.contract.run import AttemptIntent, AttemptState
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import Stall
@@ -40,6 +41,7 @@ SIGNAL_CAUSES = {
     signal.SIGSEGV: "a crash inside a library or a driver",
     signal.SIGBUS: "a crash, most often /dev/shm or the disk is full",
     signal.SIGABRT: "aborted by a library",
+    signal.SIGVTALRM: KILLED_MESSAGE,
 }
 
 

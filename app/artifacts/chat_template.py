@@ -3,21 +3,37 @@
 It is possible where every turn is the same text before and after what was said. That is found out
 by rendering conversations with marks in them, and held against further conversations; a template
 that does more (tools, dates, a system prompt inside the first turn) is not guessed at.
+
+A template is a program of whoever made the model, so it is rendered in a process of its own, within
+bounds of time and memory: `python -m app.artifacts.chat_template` reads one from stdin.
 https://docs.ollama.com/modelfile#template
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from agents.contract.bounded_work import (
+    LimitReached,
+    bound_operators,
+    limited_memory,
+    within_limits,
+)
+from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
 
 Turn = tuple[str, str]
 """(role, what was said)."""
 Render = Callable[[Sequence[Turn]], str]
 _MARKS = ("@@S@@", "@@U@@", "@@A@@", "@@V@@")
-# What a template may raise beside those of Jinja.
-_ERRORS = (TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+TIMEOUT_S = 20.0
+"""Time for a template, in seconds; the process's own bounds are tighter."""
+_MODULE = "app.artifacts.chat_template"
 _TRIALS: tuple[tuple[Turn, ...], ...] = (
     (("user", "Who?"),),
     (("system", "Be kind.\nAnd short."), ("user", "Who are you?")),
@@ -62,7 +78,56 @@ class PlainTemplate:
 
 
 def express(template: str, bos_token: str, eos_token: str) -> PlainTemplate:
-    """Return a template as plain turns.
+    """Return a template as plain turns. Starts a process, which takes a moment.
+
+    Raises:
+        ValueError: it cannot be said so, or does not end; the sentence says why.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _MODULE],
+            input=json.dumps([template, bos_token, eos_token]).encode("ascii"),
+            capture_output=True,
+            env=python_environ(os.environ, *same_source()),
+            cwd=SAFE_FOLDER,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        found = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise ValueError("it does not end, so it was stopped") from error
+    if "problem" in found:
+        raise ValueError(str(found["problem"]))
+    pairs = {name: _pair(found[name]) for name in ("system", "user", "assistant")}
+    return PlainTemplate(
+        system=pairs["system"],
+        user=pairs["user"] or ("", ""),
+        assistant=pairs["assistant"] or ("", ""),
+        generation=str(found["generation"]),
+    )
+
+
+def _pair(texts: Sequence[str] | None) -> tuple[str, str] | None:
+    return None if texts is None else (str(texts[0]), str(texts[1]))
+
+
+def main() -> int:
+    """Express the template on stdin, and print the turns or the problem."""
+    template, bos_token, eos_token = json.load(sys.stdin)
+    try:
+        with limited_memory():
+            found = within_limits(lambda: _express(template, bos_token, eos_token))
+            answer = json.dumps(asdict(found))
+    except LimitReached as error:
+        answer = json.dumps({"problem": f"it needs more than {error}"})
+    except ValueError as error:
+        answer = json.dumps({"problem": str(error)[:500]})
+    print(answer)
+    return 0
+
+
+def _express(template: str, bos_token: str, eos_token: str) -> PlainTemplate:
+    """Return a template as plain turns, rendered in this process.
 
     Raises:
         ValueError: it cannot be said so; the sentence says why.
@@ -135,7 +200,9 @@ def _split(text: str, marks: Sequence[str]) -> list[str]:
 def _make_render(template: str, bos_token: str, eos_token: str) -> Render:
     """Return what renders as Transformers does, less the first token, which llama.cpp adds."""
     from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+
+    bound_operators(SandboxedEnvironment)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
@@ -149,8 +216,14 @@ def _make_render(template: str, bos_token: str, eos_token: str) -> Render:
         try:
             made = environment.from_string(template)
             text = made.render(messages=messages, add_generation_prompt=True, **values)
-        except (TemplateError, *_ERRORS) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # a stranger's program may raise anything
             raise ValueError(f"it cannot be rendered: {error}") from error
         return text.removeprefix(bos_token)
 
     return render
+
+
+if __name__ == "__main__":
+    sys.exit(main())

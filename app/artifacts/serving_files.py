@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,10 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     names = sorted(path.name for path in folder.glob("*.gguf"))
     files = [(kind, name) for kind in artifact.types for name in names if f"-{kind}." in name]
     templates, problems = {}, {}
+    say = functools.cache(_say_template)  # files of one model have one template
     for kind, name in files:
         try:
-            templates[kind] = _say_template(folder / name)
+            templates[kind] = say(*_read_template(folder / name))
         except (OSError, ValueError) as error:
             problems[kind] = str(error)
     return ServedFolder(
@@ -64,11 +66,11 @@ def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     )
 
 
-def _say_template(path: Path) -> str:
-    """Return the lines of a Modelfile that give a GGUF file its own template.
+def _read_template(path: Path) -> tuple[str, str, str]:
+    """Return a GGUF file's chat template with its first and last token.
 
     Raises:
-        ValueError: it has none, or it cannot be said there.
+        ValueError: it has none.
     """
     about = read_metadata(path)
     template = about.get("tokenizer.chat_template")
@@ -76,7 +78,16 @@ def _say_template(path: Path) -> str:
         raise ValueError("the file has none")
     tokens = about.get("tokenizer.ggml.tokens", [])
     marks = [about.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")]
-    found = express(template, _token(tokens, marks[0]), _token(tokens, marks[1]))
+    return template, _token(tokens, marks[0]), _token(tokens, marks[1])
+
+
+def _say_template(template: str, bos_token: str, eos_token: str) -> str:
+    """Return the lines of a Modelfile that give a GGUF file its own template.
+
+    Raises:
+        ValueError: it cannot be said there.
+    """
+    found = express(template, bos_token, eos_token)
     stop = f"PARAMETER stop {json.dumps(found.stop)}\n" if found.stop else ""
     return f'TEMPLATE """{found.to_go()}"""\n{stop}'
 

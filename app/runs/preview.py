@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from agents.contract.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
 from agents.contract.data import DataPreview, PreviewJob
 from agents.contract.json_text import read_said
 from agents.contract.messages import from_wire, to_wire
@@ -146,6 +147,8 @@ async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPrevi
             return from_wire(DataPreview, json.loads(found))
         errors = (folder / "stderr").read_text("utf-8", "replace").strip()
     failed = next((one for one in reversed(lines) if one.get("kind") == "failed"), None)
+    if failed is None and code == -KILLED:
+        raise UserError(f"the preview was stopped: {KILLED_MESSAGE}", KILLED_HINT)
     if failed is None:
         last = errors.rpartition("\n")[2][:400] or "no message"
         raise RacklessError(f"the data preview exited with code {code}: {last}")

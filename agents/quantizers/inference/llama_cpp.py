@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from agents.errors import ExpectedError
+from agents.quantizers.inference.gguf_template import GgufTemplate
 
 NUM_WORDS = 1000
 _SPARE_TOKENS = 64
@@ -35,7 +36,12 @@ _ALWAYS = 1e6
 
 
 def open_server(
-    path: Path, context_tokens: int, *, on_gpu: bool = False, num_threads: int | None = None
+    path: Path,
+    context_tokens: int,
+    *,
+    on_gpu: bool = False,
+    num_threads: int | None = None,
+    template: GgufTemplate | None = None,
 ) -> Any:
     """Load a GGUF file; its layers go to the GPU where xllamacpp was built for one.
 
@@ -44,11 +50,15 @@ def open_server(
         context_tokens: longest text.
         on_gpu: whether the layers go there.
         num_threads: that compute; None: one for each core.
+        template: of the file, if it was tried before.
 
     Raises:
-        ExpectedError: llama.cpp cannot load it.
+        ExpectedError: llama.cpp cannot load it, or its chat template does not end.
     """
     import xllamacpp
+
+    if template is None:
+        GgufTemplate(path)
 
     params = xllamacpp.CommonParams()
     params.model.path = str(path)

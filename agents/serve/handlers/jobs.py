@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agents.contract.artifacts import MakeJob, MergeJob
+from agents.contract.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
 from agents.contract.data import PreviewJob
 from agents.contract.json_text import read_said
 from agents.contract.node import CalibrationJob
@@ -191,6 +192,8 @@ def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
     >>> explain_end("Making awq", -9, [])["message"]
     'Making awq was killed from outside, most likely because the PC ran out of memory.'
     """
+    if code == -KILLED:
+        return {"message": f"{what} failed: {KILLED_MESSAGE}.", "hint": KILLED_HINT}
     if code == -signal.SIGKILL:
         return {
             "message": f"{what} was killed from outside, most likely because the PC ran out of "

@@ -15,15 +15,26 @@ its end token, which tells where a document ends.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2.exceptions import TemplateError
 
+from agents.contract.bounded_work import (
+    HARD_S,
+    KILLED_HINT,
+    SOFT_S,
+    LimitReached,
+    limited_memory,
+    within_limits,
+)
+from agents.errors import ExpectedError
+from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.tally import Skipped
@@ -48,12 +59,15 @@ def choose_plain_template(tokenizer: Any, rules: int) -> str:
     return PLAIN_TEMPLATE if begins else PLAIN_TEMPLATE.removeprefix(_BEGIN)
 
 
-_TEMPLATE_ERRORS = (TemplateError, TypeError, ArithmeticError, LookupError, AttributeError)
 # Rows and characters tokenized per call. The tokenizer takes about 80 bytes per character.
 _ROWS_AT_ONCE = 512
 _CHARS_AT_ONCE = 1 << 21
 # A longer text is tokenized in pieces of this size, of which only the beginning is kept.
 _PIECE_CHARS = 1 << 20
+# Computing time that rendering may take: for all rows tokenized at once, and for each turn of them.
+# Real templates take a hundredth of it.
+_LEAST_RENDER_S = 10.0
+_RENDER_S = 0.2
 _OTHER_ANSWER = "another-answer-in-its-place"
 # For templates that write today's date: the same day on every node and after every resume. It is
 # the day that Llama 3's templates write by default.
@@ -144,7 +158,7 @@ def _tokenize(
 ) -> Iterator[Tokenized | Skipped]:
     if ends is None:
         rows = [_without_extra(row) for row in rows]
-    drawn = [_render_row(tokenizer, row, by_hand=ends is None) for row in rows]
+    drawn = _render_rows(tokenizer, rows, by_hand=ends is None)
     rendered = [text for one in drawn if not isinstance(one, Skipped) for text in one.texts]
     encoded = _encode(tokenizer, rendered, max_tokens)
     for row, one in zip(rows, drawn, strict=True):
@@ -259,6 +273,36 @@ def mark_targets(
         is_target |= (place_T2[:, 0] < span.stop) & (place_T2[:, 1] > span.start)
     is_target[:1] = False  # nothing precedes the first token that could predict it
     return is_target
+
+
+def _render_rows(
+    tokenizer: Any, rows: Sequence[ConversationRow], *, by_hand: bool
+) -> list[_Rendered | Skipped]:
+    """Return the texts of rows.
+
+    Raises:
+        ExpectedError: The chat template does not end, or fills the memory.
+    """
+    drawn: list[_Rendered | Skipped] = []
+    number, allowed_s, started_s = 0, _LEAST_RENDER_S, time.thread_time()
+    try:
+        with limited_memory():
+            for row in rows:
+                number = row.number
+                more_s = _RENDER_S * (len(row.turns) + len(row.rejected))
+                draw = partial(_render_row, tokenizer, row, by_hand=by_hand)
+                drawn.append(within_limits(draw, SOFT_S + more_s, HARD_S + more_s))
+                allowed_s += _RENDER_S + more_s
+                if time.thread_time() - started_s > allowed_s:
+                    raise LimitReached(f"{allowed_s:.0f} s of computing for {len(drawn)} rows")
+    except (LimitReached, MemoryError) as error:
+        reason = str(error) or "the memory that it may use"
+        raise ExpectedError(
+            f"The chat template of this model needs more than {reason}, at row {number:,} of the "
+            "data.",
+            KILLED_HINT,
+        ) from None
+    return drawn
 
 
 def _render_row(tokenizer: Any, row: ConversationRow, *, by_hand: bool) -> _Rendered | Skipped:
@@ -399,13 +443,6 @@ def _render(
     template = tokenizer.get_chat_template()
     if "strftime_now" in template:
         template = _STOPPED_CLOCK + template
-    try:
-        text: str = tokenizer.apply_chat_template(
-            messages,
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
-    except _TEMPLATE_ERRORS as error:
-        raise ValueError(f"the chat template of this model refuses it: {error}") from error
-    return text
+    return templates.render(
+        tokenizer, messages, template, add_generation_prompt=add_generation_prompt
+    )
