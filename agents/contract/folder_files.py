@@ -59,6 +59,7 @@ def require_own(path: Path, root: Path) -> None:
             f"leads out of {root}, to {target}",
             "Replace the link by a copy of what it should hold, or remove it",
         )
+    path.lstat()  # what is missing is no foreign file
     if not target.exists():
         raise ForeignFile(path, f"is a link to {target}, which does not exist", "Remove the link")
     if not target.is_dir():

@@ -57,7 +57,7 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
         ValueError: it is no JSON object.
     """
     try:
-        config = json.loads(data)
+        config = json.loads(data.decode("utf-8"))  # as Transformers reads it; json guesses more
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON: {str(error)[:120]}") from error
     if not isinstance(config, dict):

@@ -326,6 +326,16 @@ class Calibration:
                 raise ValueError(f"{name} is {getattr(self, name)}, which no GPU reaches")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRefusal:
+    """Reason why a run is not started on a model."""
+
+    message: str
+    """What is wrong and where, without a capital and a full stop."""
+    hint: str = ""
+    """What to do, without a full stop."""
+
+
 NodeTokenPlace = Literal["none", "same", "other"]
 """Whether a node has a hub token: none, the one asked about, or another one."""
 

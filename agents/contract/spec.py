@@ -8,8 +8,11 @@ its value and the limit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from agents.contract.parallel import ParallelMode
 
@@ -25,21 +28,83 @@ MAX_SEED = 2**63 - 1
 """Maximum seed, which every random number generator of the trainer accepts."""
 MAX_COUNT = 10**15
 """Maximum of every other count. Far beyond any use, so that no arithmetic of a plan overflows."""
+MOST: dict[str, float] = {
+    "adapter.rank": 32_768,
+    "adapter.alpha": 1_000_000,
+    "dpo_beta": 1_000,
+    "sequence_tokens": 10_000_000,
+    "batch_sequences": 1_000_000,
+    "epochs": 1_000_000,
+    "learning_rate": 1,
+    "weight_decay": 10,
+    "memory_gib": MAX_COUNT,
+}
+"""Largest value of a number by its key; beyond it no run can learn anything."""
+MAX_PATTERN = 400
+"""Maximum length of a regular expression in `targets`, in characters."""
+MAX_REPEATS = 4
+"""Maximum number of repeats in it: each one multiplies the time by the length of a name."""
+# A group that repeats can take exponential time: a stranger's run file could stop the window.
+_REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
+_REPEAT = re.compile(r"(?<!\\)[*+{]")
 
 
 def _at_least(name: str, value: float, limit: float) -> None:
     if value < limit:
-        raise ValueError(f"{name} is {value}; it must be at least {limit}")
+        raise ValueError(f"{name} is {_shown(value)}; it must be at least {limit}")
 
 
-def _at_most(name: str, value: float, limit: int) -> None:
+def _at_most(name: str, value: float, limit: float, reason: str = "") -> None:
     if value > limit:
-        raise ValueError(f"{name} is {value}; it must be at most {limit}")
+        raise ValueError(f"{name} is {_shown(value)}; it must be at most {limit:,}{reason}")
 
 
-def _is_count(name: str, value: int, minimum: int) -> None:
+def _shown(value: float) -> str:
+    # The text of a longer number would fill the screen, and Python refuses one of 5,000 digits.
+    is_long = isinstance(value, int) and value.bit_length() > 200
+    return "a number of more than 60 digits" if is_long else str(value)
+
+
+def _is_count(name: str, value: int, minimum: int, section: str = "") -> None:
     _at_least(name, value, minimum)
-    _at_most(name, value, MAX_COUNT)
+    _at_most(name, value, MOST.get(section + name, MAX_COUNT))
+
+
+def _are_finite(spec: Any) -> None:
+    """Refuse infinity and not-a-number, which no comparison with a limit catches."""
+    for one in fields(spec):
+        value = getattr(spec, one.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError(f"{one.name} is {number}; it must be a finite number")
+
+
+def _are_distinct(name: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen or not value.strip():
+            what = f"{value!r} twice" if value.strip() else "an empty name"
+            raise ValueError(f"{name} has {what}; each must be named once")
+        seen.add(value)
+
+
+def refuse_pattern(pattern: str) -> str:
+    """Return why a regular expression is not used, after its key; empty: it is used.
+
+    >>> refuse_pattern(".*(q|v)_proj"), refuse_pattern("(a+)+$")
+    ('', "is the pattern '(a+)+$'; it must not repeat a group, which can take for ever")
+    """
+    if len(pattern) > MAX_PATTERN:
+        return f"is a pattern of {len(pattern):,} characters; at most {MAX_PATTERN} are allowed"
+    if len(_REPEAT.findall(pattern)) > MAX_REPEATS:
+        return f"is the pattern {pattern!r}; it may repeat at most {MAX_REPEATS} times (* + {{}})"
+    if _REPEATED_GROUP.search(pattern):
+        return f"is the pattern {pattern!r}; it must not repeat a group, which can take for ever"
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"is the pattern {pattern!r}, which is not a regular expression: {error}"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,9 +149,11 @@ class AdapterSpec:
     arXiv:2402.09353)."""
 
     def __post_init__(self) -> None:
-        _is_count("rank", self.rank, 1)
+        _are_finite(self)
+        _is_count("rank", self.rank, 1, "adapter.")
         if self.alpha <= 0:
             raise ValueError(f"alpha is {self.alpha}; it must be above 0")
+        _at_most("alpha", self.alpha, MOST["adapter.alpha"])
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
         if not self.targets:
@@ -98,6 +165,10 @@ class AdapterSpec:
         is_word = isinstance(self.targets, str) and self.targets != "all-linear"
         if is_word and not PATTERN_SIGNS.intersection(self.targets):
             object.__setattr__(self, "targets", (self.targets,))
+        if isinstance(self.targets, tuple):
+            _are_distinct("targets", self.targets)
+        elif refusal := refuse_pattern(self.targets):
+            raise ValueError(f"targets {refusal}")
         for name in ("rslora", "dora"):
             if self.kind == "full" and getattr(self, name):
                 raise ValueError(f"{name} is true; it must be false with kind full")
@@ -115,6 +186,7 @@ class CheckpointSpec:
     """Number of nodes that keep each checkpoint."""
 
     def __post_init__(self) -> None:
+        _are_finite(self)
         if self.every_minutes is not None and self.every_minutes <= 0:
             raise ValueError(f"every_minutes is {self.every_minutes}; it must be above 0")
         if self.every_steps is not None:
@@ -179,10 +251,12 @@ class RunSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
+        _are_finite(self)
         if not self.model:
             raise ValueError("model is empty; it must be a hub id or a folder")
         if self.dpo_beta <= 0:
             raise ValueError(f"dpo_beta is {self.dpo_beta}; it must be above 0")
+        _at_most("dpo_beta", self.dpo_beta, MOST["dpo_beta"])
         if self.packing and self.objective == "dpo":
             raise ValueError("packing is true; it must be false with objective dpo")
         pairs, wanted = ("auto", "preference"), self.data.format
@@ -203,26 +277,31 @@ class RunSpec:
         if self.memory_gib is not None and self.memory_gib <= 0:
             raise ValueError(f"memory_gib is {self.memory_gib}; it must be above 0")
         if self.memory_gib is not None:
-            _at_most("memory_gib", self.memory_gib, MAX_COUNT)
+            _at_most("memory_gib", self.memory_gib, MOST["memory_gib"])
         if self.evaluate_every_steps is not None:
             _is_count("evaluate_every_steps", self.evaluate_every_steps, 1)
         _is_count("sequence_tokens", self.sequence_tokens, 8)
         _is_count("batch_sequences", self.batch_sequences, 1)
         if self.epochs <= 0:
             raise ValueError(f"epochs is {self.epochs}; it must be above 0")
-        _at_most("epochs", self.epochs, MAX_COUNT)
+        _at_most("epochs", self.epochs, MOST["epochs"])
         if self.max_steps is not None:
             _is_count("max_steps", self.max_steps, 1)
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        reason = ": a step moves every weight by about as much, and weights are about 0.02"
+        _at_most("learning_rate", self.learning_rate, MOST["learning_rate"], reason)
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share is {self.warmup_share}; it must be from 0 to below 1")
         _at_least("weight_decay", self.weight_decay, 0)
+        _at_most("weight_decay", self.weight_decay, MOST["weight_decay"])
         if self.max_gradient_norm <= 0:
             raise ValueError(f"max_gradient_norm is {self.max_gradient_norm}; it must be above 0")
         _at_least("seed", self.seed, 0)
         _at_most("seed", self.seed, MAX_SEED)
         if not self.nodes:
             raise ValueError("nodes is empty; it must be all, or name at least one node")
+        if self.nodes != "all":
+            _are_distinct("nodes", self.nodes)
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
             raise ValueError(f"shares is {self.shares}; every share must be above 0")

@@ -145,7 +145,7 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
     attempt, device = context.attempt, context.device
     spec = attempt.intent.spec
     transformers_logging.disable_progress_bar()
-    folder = find_model(attempt.intent.model_path)
+    folder = find_model(attempt.intent.model_path, spec)
     with ThreadPoolExecutor(max_workers=1) as pool:
         # One rank of a node hashes the model for all of them, while it loads.
         model_hash: Future[str] | None = None

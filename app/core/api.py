@@ -95,7 +95,12 @@ class RunsApi(Protocol):
     """Actions of `core.runs`."""
 
     async def plan(
-        self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True
+        self,
+        spec: RunSpec,
+        cluster: Path | None = None,
+        *,
+        ask_remote: bool = True,
+        check_data: bool = True,
     ) -> Plan: ...
     async def start(
         self,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 from agents.contract.data import DataPreview
 from agents.contract.spec import RunSpec
-from app.errors import located
+from app.errors import UserError, describe_error, located
 from app.runs.services import Services
+from app.text import capitalize
 
 if TYPE_CHECKING:
     from app.core.api import OnMessage
@@ -66,13 +67,11 @@ class CoreLibrary:
 
     async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
         """Return why `model`, `train` or `eval` cannot be used, for each that cannot."""
-        from app.library.data import explain_missing_data
-        from app.library.models import explain_missing_model
 
         def find() -> dict[str, str]:
-            checks = {"model": explain_missing_model}
             problems = {
-                key: checks.get(key, explain_missing_data)(name) for key, name in names.items()
+                key: self._explain_model(name) if key == "model" else _explain_data(name, key)
+                for key, name in names.items()
             }
             return {key: problem for key, problem in problems.items() if problem}
 
@@ -84,6 +83,20 @@ class CoreLibrary:
         from app.library.sent_files import list_sent
 
         return await asyncio.to_thread(list_sent, spec)
+
+    def _explain_model(self, name: str) -> str:
+        from app.library.model_check import find_folder, require_usable
+        from app.library.models import explain_missing_model
+
+        if missing := explain_missing_model(name):
+            return missing
+        folder = find_folder(name)
+        try:
+            if folder is not None:
+                require_usable("", self._services.models.inspect(folder, whole=False))
+        except UserError as error:
+            return _as_sentences(error)
+        return ""
 
     def recipes(self) -> tuple[Recipe, ...]:
         """Return the recipes: those that ship with Rackless, then the user's own."""
@@ -147,3 +160,19 @@ class CoreLibrary:
         from app.runfile.run_file import write_run_file
 
         write_run_file(spec, path)
+
+
+def _explain_data(name: str, key: str) -> str:
+    from app.library.data import explain_missing_data, require_data
+
+    if missing := explain_missing_data(name):
+        return missing
+    try:
+        require_data(name, f"data.{key}")
+    except UserError as error:
+        return _as_sentences(error)
+    return ""
+
+
+def _as_sentences(error: UserError) -> str:
+    return capitalize(describe_error(error).replace("  ", " "))

@@ -61,7 +61,12 @@ class CoreRuns:
         self._samples: dict[str, Sample] = {}
 
     async def plan(
-        self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True
+        self,
+        spec: RunSpec,
+        cluster: Path | None = None,
+        *,
+        ask_remote: bool = True,
+        check_data: bool = True,
     ) -> Plan:
         """Plan a run: its parallelism, memory per GPU and speed. Starts nothing.
 
@@ -70,15 +75,18 @@ class CoreRuns:
             cluster: file that describes PCs, such as ones not bought yet; None: the nodes.
             ask_remote: ask nodes for facts, and nodes and the hub for the model's config, where
                 they are not known here; False: answer at once, from what is known.
+            check_data: refuse data that is missing or unusable; False: somebody still chooses it.
 
         Raises:
-            UserError: the model's sizes are not known, there are no nodes, or the file is not
-                valid.
+            UserError: the model cannot be trained or its sizes are not known, the data cannot be
+                used, there are no nodes, or the file is not valid.
         """
         # Imported on use, here and below: commands that do not need it start sooner.
         from app.forecasts.planner import describe_nodes
 
         planner = self._find_planner()
+        if check_data:
+            await asyncio.to_thread(_require_data, spec)
         if cluster is not None:
             from app.library.cluster_file import read_cluster_file
 
@@ -324,3 +332,11 @@ class CoreRuns:
         from app.forecasts.learning import learn_from_run
 
         learn_from_run(self._services, run)
+
+
+def _require_data(spec: RunSpec) -> None:
+    from app.library.data import require_data
+
+    for name, key in ((spec.data.train, "data.train"), (spec.data.eval, "data.eval")):
+        if name is not None:
+            require_data(name, key, spec.data)

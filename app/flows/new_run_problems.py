@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from agents.contract.parallel import refuse_parallel
-from agents.contract.spec import MAX_COUNT, MAX_SEED
+from agents.contract.spec import MAX_COUNT, MAX_SEED, MOST, refuse_pattern
 from app.flows.field import YES
 from app.flows.new_run_answers import (
     RunAnswers,
@@ -21,6 +21,7 @@ from app.flows.new_run_answers import (
     repeat,
     to_spec,
 )
+from app.text import capitalize
 
 ADAPTER_KEYS = frozenset({"rank", "alpha", "dropout", "targets", "rslora", "dora"})
 Problem = tuple[str, str]
@@ -76,6 +77,9 @@ def _pattern(text: str) -> Iterator[Problem]:
     except (re.error, OverflowError, RecursionError) as error:
         said = f"'{repeat(text)}' is not a regular expression: {error}"
         yield "targets", f"{said}. You can also enter names separated by commas."
+        return
+    if refusal := refuse_pattern(text):
+        yield "targets", f"{capitalize(refusal.removeprefix('is '))}."
 
 
 def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
@@ -99,17 +103,17 @@ def _numbers(answers: RunAnswers) -> Iterator[Problem]:
         partial(_number, answers, read_whole, most=MAX_COUNT),
         partial(_number, answers, read_decimal),
     )
-    yield from ask_whole("rank", low=1)
-    yield from ask_decimal("alpha", above=0)
+    yield from ask_whole("rank", low=1, most=MOST["adapter.rank"])
+    yield from ask_decimal("alpha", above=0, most=MOST["adapter.alpha"])
     yield from ask_decimal("dropout", low=0, below=1)
-    yield from ask_decimal("dpo_beta", above=0)
-    yield from ask_whole("sequence_tokens", low=8)
-    yield from ask_whole("batch_sequences", low=1)
-    yield from ask_decimal("epochs", above=0, most=MAX_COUNT)
+    yield from ask_decimal("dpo_beta", above=0, most=MOST["dpo_beta"])
+    yield from ask_whole("sequence_tokens", low=8, most=MOST["sequence_tokens"])
+    yield from ask_whole("batch_sequences", low=1, most=MOST["batch_sequences"])
+    yield from ask_decimal("epochs", above=0, most=MOST["epochs"])
     yield from ask_whole("max_steps", low=1, optional=True)
-    yield from ask_decimal("learning_rate", above=0)
+    yield from ask_decimal("learning_rate", above=0, most=MOST["learning_rate"])
     yield from ask_decimal("warmup_share", low=0, below=1)
-    yield from ask_decimal("weight_decay", low=0)
+    yield from ask_decimal("weight_decay", low=0, most=MOST["weight_decay"])
     yield from ask_decimal("max_gradient_norm", above=0)
     yield from ask_whole("seed", low=0, most=MAX_SEED)
     yield from ask_whole("evaluate_every_steps", low=1, optional=True)
@@ -129,7 +133,7 @@ def _number(
     low: int | None = None,
     above: int | None = None,
     below: int | None = None,
-    most: int | None = None,
+    most: float | None = None,
     optional: bool = False,
 ) -> Iterator[Problem]:
     text: str = getattr(answers, key).strip()

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.contract.model_fit import check_targets
+from agents.contract.model_folder import ModelFolder, find_config_problems
 from agents.contract.node import NodeFacts, Sample
 from agents.contract.parallel import refuse_parallel
 from agents.contract.run import RankPlacement
@@ -23,6 +25,7 @@ from app.forecasts.learning import load_corrections
 from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_key import make_data_key
 from app.library.data_size import cut_and_pack, guess_data
+from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
@@ -81,9 +84,13 @@ class Planner:
         ask_remote: bool = True,
     ) -> tuple[PlanRequest, tuple[str, ...]]:
         """Return the plan request, and the assumptions made for it."""
-        shape, shape_note = await self._find_shape(spec.model, online, ask_remote)
+        folder = await asyncio.to_thread(self._inspect, spec)
+        shape, shape_note = await self._find_shape(spec, online, ask_remote)
         data, data_note = await asyncio.to_thread(find_data_size, self._services.planning, spec)
-        notes = [note for note in (shape_note, data_note) if note]
+        weights_note = ""
+        if folder is not None and not folder.tensors:
+            weights_note = f"{spec.model} holds no weights: a start needs them"
+        notes = [note for note in (shape_note, weights_note, data_note) if note]
         if silent:
             verb = "does" if len(silent) == 1 else "do"
             notes.append(
@@ -125,9 +132,24 @@ class Planner:
             advice=tuple(one.text for one in plan.advice if is_free and "nodes" in one.change),
         )
 
+    def _inspect(self, spec: RunSpec) -> ModelFolder | None:
+        """Return what the model's folder holds; None: it is not on this PC.
+
+        Raises:
+            UserError: no run can train it, or not this one.
+        """
+        folder = find_folder(spec.model)
+        if folder is None:
+            return None
+        # A plan needs the config alone, and must not wait for a large tokenizer.
+        found = self._services.models.inspect(folder, parts="present", whole=False)
+        require_usable(spec.model, found, spec)
+        return found
+
     async def _find_shape(
-        self, model: str, online: Sequence[str], ask_remote: bool
+        self, spec: RunSpec, online: Sequence[str], ask_remote: bool
     ) -> tuple[ModelShape, str]:
+        model = spec.model
         found = await asyncio.to_thread(self._services.configs.find_here, model)
         if found is None and model in self._shapes:
             found = self._shapes[model][0]  # a node's, or the hub's
@@ -140,11 +162,16 @@ class Planner:
             found = await self._ask_remote(model, online)
         known = self._shapes.get(model)
         if known is None or known[0].config != found.config:
+            told = ModelFolder(
+                config=found.config, findings=tuple(find_config_problems(found.config))
+            )
+            require_usable(model, told, spec)
             shape = read_shape(found.config)
             if len(self._shapes) >= MAX_SHAPES:
                 self._shapes.clear()
             self._shapes[model] = known = (found, shape)
         shape = known[1]
+        _require_targets(spec, shape)
         if not shape.is_exact:
             return shape, f"{shape.family} is an unknown family; planned like Llama"
         return shape, f"sizes of {model}: {found.source}" if found.source else ""
@@ -164,6 +191,21 @@ class Planner:
                 "Give the path of a folder with config.json, or a hub id such as org/name.",
             )
         return await asyncio.to_thread(self._services.configs.fetch, model)
+
+
+def _require_targets(spec: RunSpec, shape: ModelShape) -> None:
+    """Check that the adapter's targets are layers of a model whose weights are not here.
+
+    Raises:
+        UserError: one of them is not.
+    """
+    targets = spec.adapter.targets
+    # Experts are no linear layers here, but have their names.
+    is_known = shape.is_exact and not shape.num_experts
+    if spec.adapter.kind == "full" or targets == "all-linear" or not is_known:
+        return
+    for misfit in check_targets(targets, ["lm_head", *shape.name_linear()]):
+        raise UserError(f"{misfit.key} {misfit.text}", f"{misfit.hint}.")
 
 
 def _find_candidate(plan: Plan, ranks: Sequence[RankPlacement]) -> Candidate | None:

@@ -40,6 +40,8 @@ from app.library.private_places import HINT, explain_private
 from app.storage.hashes import HashStore
 from app.text import shorten
 
+QUICK_BYTES = 1 << 20
+"""Most bytes of data that are read in full where an answer must come at once."""
 MOST_BROKEN = 10
 MOST_BROKEN_SHARE = 0.05
 """Data with more broken rows than both bounds is refused, as in `agents.trainer.data.tally`."""
@@ -78,6 +80,26 @@ def explain_missing_data(name: str) -> str:
     return "There is no such file or folder on this PC."
 
 
+def require_data(name: str, key: str, data: DataSpec | None = None) -> None:
+    """Refuse data that no run can read, in milliseconds: large files are not read to their end.
+
+    Raises:
+        UserError: there is no such file, its kind is not supported, it is empty or broken, or it
+            would be trained wrongly.
+    """
+    files = _list_files(name, key)
+    try:
+        sizes = {path: path.stat().st_size for path in files}
+    except OSError as error:
+        text = f"{error.filename} ({key}) cannot be read: {error.strerror}"
+        raise UserError(text, "Check the path and its permissions.") from error
+    if files and sum(sizes.values()) <= QUICK_BYTES:
+        check_form(*files, data=data, name=Path(name))
+        return
+    # Of several files an empty one is no problem, as long as another one has rows.
+    check_kinds(*(path for path in files if sizes[path]))
+
+
 def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = None) -> Source:
     """Validate a data file or folder and return its bundle.
 
@@ -94,18 +116,31 @@ def find_data(name: str, key: str, hashes: HashStore, data: DataSpec | None = No
         UserError: there is no such file, its kind is not supported, it is broken, or it would be
             trained wrongly.
     """
+    files = _list_files(name, key)
+    if not files:
+        return Source(value=name)  # on the hub
+    path = Path(name).expanduser().absolute()
+    check_form(*files, data=data, name=path)
+    if path.is_dir():
+        return make_bundle("data", path.name, path, files, hashes)
+    file = _follow(path)
+    return make_bundle("data", path.stem, file.parent, [file], hashes, member=file.name)
+
+
+def _list_files(name: str, key: str) -> tuple[Path, ...]:
+    """Return the files of data on this PC; none: it is a data set of the hub.
+
+    Raises:
+        UserError: it is neither, or it is private.
+    """
     if private := explain_private(name):
         raise UserError(f"{shorten(name)} ({key}) {private}, so it is not sent", HINT)
     if explain_missing_data(name):
         raise _no_such_file(name, key)
     path = Path(name).expanduser().absolute()
     if path.is_dir():
-        return _find_folder(path, hashes, data)
-    if not path.exists() and is_hub_data(name):
-        return Source(value=name)
-    check_form(path, data=data)
-    file = _follow(path)
-    return make_bundle("data", path.stem, file.parent, [file], hashes, member=file.name)
+        return _list_folder(path)
+    return () if not path.exists() and is_hub_data(name) else (path,)
 
 
 def _follow(path: Path) -> Path:
@@ -131,7 +166,7 @@ def _no_such_file(name: str, key: str) -> UserError:
     )
 
 
-def _find_folder(folder: Path, hashes: HashStore, data: DataSpec | None) -> Source:
+def _list_folder(folder: Path) -> tuple[Path, ...]:
     try:
         found = look_through(folder)
     except ForeignFile as error:
@@ -148,8 +183,32 @@ def _find_folder(folder: Path, hashes: HashStore, data: DataSpec | None) -> Sour
         raise UserError(
             f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
         )
-    check_form(*found.data, data=data, name=folder)
-    return make_bundle("data", folder.name, folder, found.data, hashes)
+    return found.data
+
+
+def check_kinds(*paths: Path) -> None:
+    """Refuse files that are no data, by their names and first bytes.
+
+    Raises:
+        UserError: naming the file and the reason.
+    """
+    for path in paths:
+        with _explained(path):
+            if find_kind(path) == "parquet":
+                _check_parquet(path)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise what reading a file raises in words for a person."""
+    try:
+        yield
+    except Misfit as misfit:
+        raise UserError(str(misfit), f"{misfit.hint}.") from misfit
+    except ForeignFile as error:
+        raise refused(error) from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}", "Check the path.") from error
 
 
 def check_form(*paths: Path, data: DataSpec | None = None, name: Path | None = None) -> None:
@@ -167,21 +226,13 @@ def check_form(*paths: Path, data: DataSpec | None = None, name: Path | None = N
     count = _RowCount(judge)
     for path in paths:
         judge.begin(path)
-        try:
+        with _explained(path):
             kind = find_kind(path)
             if kind == "parquet":
                 _check_parquet(path)
                 count.num_whole += 1
             else:
                 _count_rows(path, kind, count)
-        except Misfit as misfit:
-            raise UserError(str(misfit), f"{misfit.hint}.") from misfit
-        except ForeignFile as error:
-            raise refused(error) from error
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be read: {error.strerror}", "Check the path."
-            ) from error
     count.judge()
     if data is not None:
         judge.refuse(str(name or paths[0]))

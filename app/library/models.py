@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.folder_files import ForeignFile, list_own
+from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
+from app.library.model_check import ModelInspector, require_usable
 from app.library.private_places import HINT, explain_private
 from app.storage.hashes import HashStore
 from app.text import shorten
@@ -21,14 +24,24 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _NO_FOLDER = "There is no such folder on this PC, and no model of the hub is called so."
 _A_FILE = "This is a file: name the folder with config.json and the weights."
 _SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
-_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
-def find_model(name: str, hashes: HashStore) -> Source:
+def find_model(
+    name: str,
+    hashes: HashStore,
+    inspector: ModelInspector | None = None,
+    spec: RunSpec | None = None,
+) -> Source:
     """Return the source of the model. May read a large model once to hash it.
 
+    Args:
+        name: as the run file gives it.
+        hashes: known hashes of files.
+        inspector: known inspections of folders; None: inspect anew.
+        spec: run that trains the model; None: any run.
+
     Raises:
-        UserError: there is no such folder, or it has no model that can be sent.
+        UserError: there is no such folder, or it has no model that can be trained.
     """
     path = Path(os.path.expanduser(name))  # unlike Path.expanduser it raises for no user name
     missing = explain_missing_model(name)
@@ -42,8 +55,9 @@ def find_model(name: str, hashes: HashStore) -> Source:
             "Give the folder's path (relative to the run file), or a hub id such as org/name.",
         )
     if path.is_dir():
-        _refuse_private(name, path)
-        return _bundle_of(path.absolute(), hashes)
+        folder = path.absolute()
+        files = require_whole(name, inspector or ModelInspector(), spec)
+        return make_bundle("models", folder.name, folder, files, hashes)
     return Source(value=name)  # on the hub or on the nodes; each trainer reports if it is missing
 
 
@@ -73,11 +87,11 @@ def explain_missing_model(name: str) -> str:
     return _NO_FOLDER
 
 
-def find_tokenizer(name: str, hashes: HashStore) -> Source:
+def find_tokenizer(name: str, hashes: HashStore, inspector: ModelInspector | None = None) -> Source:
     """Return the source of the model's tokenizer: like `find_model`, without the weights.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: there is no such folder, or it has no tokenizer that can be used.
     """
     path = Path(os.path.expanduser(name))
     if explain_missing_model(name) or not path.is_dir():
@@ -85,6 +99,10 @@ def find_tokenizer(name: str, hashes: HashStore) -> Source:
     _refuse_private(name, path)
     folder = path.absolute()
     files = _list_sent(folder, _SENT_SUFFIXES - {".safetensors"})
+    found = (inspector or ModelInspector()).inspect(folder, parts="tokenizer")
+    # Data can be previewed with a model that this run cannot train.
+    broken = [one for one in found.findings if one.kind in ("tokenizer", "config", "adapter")]
+    require_usable(name, replace(found, findings=tuple(broken)))
     return make_bundle("models", f"{folder.name}-tokenizer", folder, files, hashes)
 
 
@@ -112,18 +130,14 @@ def weigh_weights(name: str) -> int | None:
     return sum(sizes) if sizes else None
 
 
-def _bundle_of(folder: Path, hashes: HashStore) -> Source:
+def require_whole(name: str, inspector: ModelInspector, spec: RunSpec | None = None) -> list[Path]:
+    """Return the files of a model's folder that are sent, once nothing is wrong with it.
+
+    Raises:
+        UserError: it cannot be trained, or a file is no file of the folder.
+    """
+    folder = Path(os.path.expanduser(name)).absolute()
+    _refuse_private(name, folder)
     files = _list_sent(folder, _SENT_SUFFIXES)
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"{folder} is no model folder: it has no config.json",
-            "Name the folder that save_pretrained or a download from the hub made.",
-        )
-    if not any(path.suffix == ".safetensors" for path in files):
-        pickles = any(path.suffix in _PICKLE_SUFFIXES for path in folder.iterdir())
-        raise UserError(
-            f"{folder} has no weights in safetensors format"
-            + (", only pickled ones, which can run code and are never sent" if pickles else ""),
-            "Save it again with model.save_pretrained(folder, safe_serialization=True).",
-        )
-    return make_bundle("models", folder.name, folder, files, hashes)
+    require_usable(name, inspector.inspect(folder), spec)
+    return files

@@ -33,6 +33,7 @@ from agents.contract.node import (
     EnvironmentBuild,
     EnvironmentQuery,
     EnvironmentReport,
+    ModelRefusal,
     NodeFacts,
     NodeLogs,
     NodeTokenPlace,
@@ -48,6 +49,7 @@ from agents.contract.run import (
     StreamChunk,
 )
 from agents.contract.run_layout import is_stream
+from agents.contract.spec import RunSpec
 from agents.contract.wire import shorten
 from app.errors import AgentBug, RacklessError
 from app.nodes.link import Link
@@ -151,6 +153,11 @@ class _Number:
 @dataclass(frozen=True, slots=True)
 class _Config:
     config: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Refusals:
+    refusals: tuple[ModelRefusal, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,6 +408,11 @@ class NodeClient:
         """Return the config.json of a model on the node; None: it is not there."""
         answer = await self._ask(_Config, "model.config", {"model": model})
         return answer.config
+
+    async def inspect_model(self, model: str, spec: RunSpec) -> tuple[ModelRefusal, ...]:
+        """Return why the node's copy of a model cannot be trained; empty: it can, or is absent."""
+        args = {"model": model, "spec": to_wire(spec)}
+        return (await self._ask(_Refusals, "model.inspect", args)).refusals
 
     async def hub_token(self, wish: TokenWish) -> NodeTokenPlace:
         """Find, store or delete the hub's token on the node; return the state afterwards."""

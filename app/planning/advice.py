@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agents.contract.spec import RunSpec
+from agents.contract.spec import MOST, RunSpec
 from app.planning.build_context import open_case
 from app.planning.candidate import Advice, Candidate, PlanRequest
 from app.planning.memory.forecast import GIB
@@ -180,8 +180,10 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
     if together is None or not together.fits or case.spec.shares is not None:
         return
     speeds, rows = [gpu.tokens_per_s for gpu in together.gpus], case.spec.batch_sequences
+    limit = int(MOST["batch_sequences"])
     lost = {
-        more: _lost(more, speeds) for more in range(rows, min(2 * rows, rows + _MAX_EXTRA_ROWS) + 1)
+        more: _lost(more, speeds)
+        for more in range(rows, min(2 * rows, rows + _MAX_EXTRA_ROWS, limit) + 1)
     }
     # Rounded, so that a slightly better but much larger batch does not win.
     best = min(lost, key=lambda more: (round(lost[more], 2), more))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.contract.model_sizes import find_odd_sizes, text_of
 from app.errors import UserError
 
 _GEMMA_3 = {
@@ -46,6 +47,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "phi3": {},
 }  # fmt: skip
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
+_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
 
@@ -172,6 +174,14 @@ class ModelShape:
         """Values that are quantized to 4 or 8 bits: the matrices of linear layers."""
         return sum(count * one.num_weights for layer, count in self.kinds for one in layer.linears)
 
+    def name_linear(self) -> list[str]:
+        """Return the full names of the linear layers, such as `model.layers.0.mlp.up_proj`."""
+        return [
+            f"model.layers.{number}.{'self_attn' if one.name in _ATTENTION else 'mlp'}.{one.name}"
+            for number, layer in enumerate(self.layers)
+            for one in layer.linears
+        ]
+
     def count_adapter(
         self, rank: int, targets: str | tuple[str, ...], *, dora: bool = False
     ) -> int:
@@ -220,9 +230,12 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     Raises:
         UserError: it does not describe a causal language model of decoder layers.
     """
-    # Multimodal models keep the config of their language model in a mapping of its own.
-    inner = config.get("text_config")
-    text = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+    for odd in find_odd_sizes(config):
+        raise UserError(
+            f"The model's config.json cannot be used: {odd}.",
+            "Name a folder or a hub id of a causal language model",
+        )
+    text = text_of(config)
     family = str(text.get("model_type", ""))
     family = "gemma3_text" if family == "gemma3" else family
     known = {**_DEFAULTS.get(family, {}), **{k: v for k, v in text.items() if v is not None}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import types
 import typing
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ class Problem:
 
 def find_problems(data: Any, lines: dict[KeyPath, int]) -> list[Problem]:
     """Return all problems of `data`; `lines` maps each key to its line."""
-    problems = _unknown_keys(data, RunSpec, (), lines) + _not_finite(data, (), lines)
+    problems = _unknown_keys(data, RunSpec, (), lines)
     meant = {problem.meant for problem in problems}
     return problems + _invalid_values(data, lines, meant)
 
@@ -91,17 +90,6 @@ def _key_elsewhere(key: str) -> KeyPath:
 
 
 # ---------------------------------------------------------------- values
-
-
-def _not_finite(data: Any, path: KeyPath, lines: dict[KeyPath, int]) -> list[Problem]:
-    """Refuse `.nan` and `.inf`, which no limit catches."""
-    if isinstance(data, dict):
-        return [p for k, v in data.items() for p in _not_finite(v, (*path, str(k)), lines)]
-    if isinstance(data, list):
-        return [p for i, v in enumerate(data) for p in _not_finite(v, (*path, i), lines)]
-    if isinstance(data, float) and not math.isfinite(data):
-        return [Problem(lines.get(path), f"{dotted(path)} is {data}; it must be a finite number")]
-    return []
 
 
 def _invalid_values(data: Any, lines: dict[KeyPath, int], meant: set[KeyPath]) -> list[Problem]:

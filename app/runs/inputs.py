@@ -14,7 +14,8 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.data import find_data
-from app.library.models import find_model
+from app.library.model_check import find_folder, refuse, require_usable
+from app.library.models import find_model, require_whole
 from app.presentation.result_text import say_bytes
 from app.runs.node_pool import OnMessage
 from app.runs.services import Services
@@ -35,19 +36,56 @@ class Inputs:
 
 
 def find_inputs(services: Services, spec: RunSpec) -> Inputs:
-    """Find model and data on this PC. Reads and hashes files: not for the event loop.
+    """Find and check model and data on this PC. Hashes files: not for the event loop.
 
     Raises:
         UserError: one of them is missing or broken, or the data would be trained wrongly.
     """
     evaluation = spec.data.eval
+    # The model first: its check takes milliseconds, reading the data may take minutes.
+    require_model(services, spec)
     return Inputs(
         train=find_data(spec.data.train, "data.train", services.hashes, spec.data),
         eval=(
             find_data(evaluation, "data.eval", services.hashes, spec.data) if evaluation else None
         ),
-        model=find_model(spec.model, services.hashes),
+        model=find_model(spec.model, services.hashes, services.models, spec),
     )
+
+
+def require_model(services: Services, spec: RunSpec) -> None:
+    """Refuse a model of which something is wrong, as far as this PC knows it.
+
+    Raises:
+        UserError: its folder cannot be trained, or the config of its hub id says so.
+    """
+    # Imported on use: commands that do not need it start sooner.
+    from agents.contract.model_folder import ModelFolder, find_config_problems
+
+    if find_folder(spec.model) is not None:
+        require_whole(spec.model, services.models, spec)
+        return
+    found = services.configs.find_here(spec.model)
+    if found is not None:  # else the nodes have it, or fetch it
+        problems = tuple(find_config_problems(found.config))
+        require_usable(spec.model, ModelFolder(config=found.config, findings=problems), spec)
+
+
+async def require_models_there(
+    services: Services, spec: RunSpec, inputs: Inputs, nodes: Sequence[str]
+) -> None:
+    """Check a model that is not sent where it lies: on each node.
+
+    Raises:
+        UserError: a node holds one that cannot be trained; the message names both.
+    """
+    if inputs.model.destination is not None:
+        return
+    answers = await asyncio.gather(
+        *(services.pool.agent(node).inspect_model(inputs.model.value, spec) for node in nodes)
+    )
+    for node, refusals in zip(nodes, answers, strict=True):
+        refuse(refusals, node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from agents.contract.artifacts import (
 )
 from agents.contract.data import DataPreview, PreviewJob
 from agents.contract.messages import Progress
-from agents.contract.node import Calibration, CalibrationJob, NodeFacts
+from agents.contract.node import Calibration, CalibrationJob, ModelRefusal, NodeFacts
 from agents.contract.run import (
     AttemptIntent,
     AttemptStatus,
@@ -32,6 +32,7 @@ from agents.contract.run import (
     FileEntry,
     StreamChunk,
 )
+from agents.contract.spec import RunSpec
 from app.library.bundles import Source
 
 OnMessage = Callable[[str], None]
@@ -96,6 +97,7 @@ class NodeAgent(Protocol):
         self, job: CalibrationJob, progress: OnMessage | None = None
     ) -> Calibration: ...
     async def model_config(self, model: str) -> dict[str, Any] | None: ...
+    async def inspect_model(self, model: str, spec: RunSpec) -> tuple[ModelRefusal, ...]: ...
 
 
 class NodePool(Protocol):

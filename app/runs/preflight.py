@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from agents.contract.node import NodeFacts
 from agents.contract.parallel import refuse_parallel
@@ -42,21 +43,30 @@ def choose_nodes(spec: RunSpec, known: Sequence[str]) -> tuple[str, ...]:
     """Return the nodes that a spec requests, in its order.
 
     Raises:
+        UserError: there are no nodes, or a name is unknown.
+    """
+    return choose_named(spec.nodes, known)
+
+
+def choose_named(names: Literal["all"] | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes of these names.
+
+    Raises:
         UserError: there are no nodes, or a name is unknown or listed twice.
     """
     if not known:
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
-    if spec.nodes == "all":
+    if names == "all":
         return tuple(known)
-    unknown = [name for name in spec.nodes if name not in known]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(
             f"there is no node {show_list(unknown)}; the nodes are {show_list(list(known))}",
             "Correct nodes in the run file, or add the node: rackless nodes add",
         )
-    if len(set(spec.nodes)) < len(spec.nodes):
+    if len(set(names)) < len(names):
         raise UserError("nodes lists a node twice", "List each node once.")
-    return tuple(spec.nodes)
+    return tuple(names)
 
 
 def require_supported(spec: RunSpec) -> None:

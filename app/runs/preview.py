@@ -68,7 +68,7 @@ async def preview_data(
     name = spec.data.train if part == "train" else spec.data.eval or ""
     held_out_from = None if part == "train" else spec.data.train
     data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
-    model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes)
+    model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes, services.models)
     if node is None and model.root is not None and _can_run_here():
         job = PreviewJob(
             python=sys.executable,

@@ -18,6 +18,7 @@ from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.filelock import try_locked
 from app.library.configs import ConfigLibrary
+from app.library.model_check import ModelInspector
 from app.paths import Paths, UnsafeName, private_folder
 from app.runs.node_pool import NodePool
 from app.runs.run_repository import RunRepository
@@ -88,6 +89,7 @@ class Services:
     artifacts: ArtifactStore
     prompts: PromptStore
     hooks: RunHooks = field(default_factory=RunHooks)
+    models: ModelInspector = field(default_factory=ModelInspector)
 
     @property
     def identity(self) -> MasterIdentity:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.run import RankPlacement
-from agents.contract.spec import MAX_COUNT, RunSpec
+from agents.contract.spec import MAX_COUNT, MOST, RunSpec, refuse_pattern
 from app.events import RunEvent, RunState
 from app.storage.database import Database
 
@@ -235,21 +235,33 @@ def _spec_of(plain: dict[str, Any]) -> RunSpec:
     try:
         return from_wire(RunSpec, plain)
     except WireError:
-        # Two rules are newer than released versions: the upper limit of numbers, and no fp64 with
-        # QLoRA. Refusing the row would hide the run from every list.
+        # Some rules are newer than released versions: upper limits of numbers, no fp64 with QLoRA,
+        # patterns that end, distinct nodes. Refusing the row would hide the run from every list.
         nearest = cast(dict[str, Any], _limit(plain))
-        kind = (nearest.get("adapter") or {}).get("kind")
-        if kind == "qlora" and nearest.get("precision") == "fp64":
+        adapter = nearest.get("adapter") or {}
+        if adapter.get("kind") == "qlora" and nearest.get("precision") == "fp64":
             nearest["precision"] = "fp32"
+        targets = adapter.get("targets")
+        if isinstance(targets, str) and refuse_pattern(targets):
+            adapter["targets"] = "all-linear"
+        for section, key in ((nearest, "nodes"), (adapter, "targets")):
+            if isinstance(section.get(key), list):
+                section[key] = list(dict.fromkeys(section[key]))
         return from_wire(RunSpec, nearest)
 
 
-def _limit(value: Any) -> Any:
+def _limit(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        # A seed stays as it is: with another one, it would be another run.
-        return {name: one if name == "seed" else _limit(one) for name, one in value.items()}
+        # A seed stays as it is: with another one, it would be another run. What is no number takes
+        # its default.
+        limited = {
+            name: _limit(one, f"{key}.{name}" if key else name)
+            for name, one in value.items()
+            if name != "seed" and one == one
+        }
+        return {**limited, "seed": value["seed"]} if "seed" in value else limited
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return min(value, MAX_COUNT) if is_number else value
+    return min(value, MOST.get(key, MAX_COUNT)) if is_number else value
 
 
 def _placements_of(plain: list[Any]) -> tuple[RankPlacement, ...]:

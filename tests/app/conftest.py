@@ -14,6 +14,7 @@ from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.models import write_model
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +41,7 @@ def services(tmp_path: Path, cluster: FakeCluster) -> Services:
 @pytest.fixture
 def spec(tmp_path: Path) -> RunSpec:
     """A run whose model and data lie on this PC."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"weights")
+    model = write_model(tmp_path / "model")
     (model / "pytorch_model.bin").write_bytes(b"pickle")
     data = tmp_path / "chats.jsonl"
     data.write_text(json.dumps({"text": "hello"}) + "\n")

@@ -29,7 +29,13 @@ from agents.contract.data import (
     ShownPart,
     ShownRow,
 )
-from agents.contract.node import Calibration, CalibrationJob, EnvironmentReport, NodeFacts
+from agents.contract.node import (
+    Calibration,
+    CalibrationJob,
+    EnvironmentReport,
+    ModelRefusal,
+    NodeFacts,
+)
 from agents.contract.run import (
     AttemptIntent,
     AttemptState,
@@ -40,6 +46,7 @@ from agents.contract.run import (
     RankStatus,
     StreamChunk,
 )
+from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.events import EventHub
 from app.forecasts.learning import learn_from_run
@@ -139,6 +146,8 @@ class FakeNode:
     previews: list[PreviewJob] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
+    refusals: dict[str, tuple[ModelRefusal, ...]] = field(default_factory=dict)
+    """Why a model on this node cannot be trained, by its path or id."""
     artifacts: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     """By their folder."""
     calls: list[str] = field(default_factory=list)
@@ -279,6 +288,10 @@ class FakeNode:
     async def model_config(self, model: str) -> dict[str, Any] | None:
         self._answer("model_config")
         return self.configs.get(model)
+
+    async def inspect_model(self, model: str, spec: RunSpec) -> tuple[ModelRefusal, ...]:
+        self._answer("inspect_model")
+        return self.refusals.get(model, ())
 
     async def checkpoint_list(self, run_id: str | None = None) -> tuple[CheckpointInfo, ...]:
         self._answer("checkpoint_list")

@@ -465,7 +465,12 @@ class FakeRuns:
         return self._core.comparison_map.get(run_id)
 
     async def plan(
-        self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True
+        self,
+        spec: RunSpec,
+        cluster: Path | None = None,
+        *,
+        ask_remote: bool = True,
+        check_data: bool = True,
     ) -> Plan:
         self._core.calls.append(("runs.plan", spec, ask_remote))
         if self._core.plan_gate is not None:

@@ -30,6 +30,7 @@ from app.library.models import find_model
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.hub import TOKEN, open_hub
+from tests.fakes.models import write_model
 
 Attack = Callable[..., None]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -286,11 +287,13 @@ def test_links_inside_a_folder_and_into_the_cache_of_the_hub_are_followed(
         snapshot = repository / "snapshots" / "1234"
         snapshot.mkdir(parents=True)
         (repository / "blobs").mkdir()
-        for name, text in (("config.json", CONFIG), ("model.safetensors", "weights")):
-            (repository / "blobs" / f"hash-{name}").write_text(text)
+        names = ["config.json", "model.safetensors", "tokenizer.json"]
+        write_model(repository / "blobs")
+        for name in names:
+            (repository / "blobs" / name).rename(repository / "blobs" / f"hash-{name}")
             (snapshot / name).symlink_to(f"../../blobs/hash-{name}")
         sent = find_model(str(snapshot), services.hashes)
-        assert [file.path for file in sent.files] == ["config.json", "model.safetensors"]
+        assert [file.path for file in sent.files] == names
     (data / "c.jsonl").symlink_to(cache / "models--org--tiny" / "blobs" / "hash-config.json")
     found = find_data(str(data), "data.train", services.hashes)
     assert len(found.files) == 3

@@ -47,6 +47,7 @@ ROUTES = {
     "gpu.calibrate": "jobs.calibrate",
     "logs.tail": "logs.read_tails",
     "model.config": "node.read_model_config",
+    "model.inspect": "node.inspect_model",
     "hub.token": "node.update_token",
 }
 """Request kind -> `module.function` in this package."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from agents.contract.hub import find_snapshot
 from agents.contract.model_config import find_config
-from agents.contract.node import GpuUse, NodeFacts, TokenWish
-from agents.contract.wire import from_wire
+from agents.contract.model_fit import find_refusals
+from agents.contract.model_folder import ModelFolder
+from agents.contract.model_folder import inspect_model as inspect_folder
+from agents.contract.node import GpuUse, ModelRefusal, NodeFacts, TokenWish
+from agents.contract.spec import RunSpec
+from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node import hub_token
 from agents.node.environment import read_adopted
@@ -20,6 +26,13 @@ from agents.supervisor.leases import find_holder
 @dataclass(frozen=True)
 class ModelArgs:
     model: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InspectArgs:
+    model: str
+    """Folder on this node, or hub id."""
+    spec: RunSpec
 
 
 def read_facts(call: Call) -> NodeFacts:
@@ -60,3 +73,27 @@ def read_model_config(call: Call) -> dict[str, Any]:
         raise ExpectedError(
             f"The model {model} cannot be used: {error}.", "Fetch it again"
         ) from error
+
+
+def inspect_model(call: Call) -> dict[str, Any]:
+    """Return why this node's copy of a model cannot be trained by a run; nothing if it has none."""
+    args = from_wire(InspectArgs, call.args, "args")
+    found = _look_at(args.model)
+    refusals: tuple[ModelRefusal, ...] = ()
+    if found is not None:
+        refusals = find_refusals(args.model, found, args.spec)
+    return {"refusals": to_wire(refusals)}
+
+
+def _look_at(model: str) -> ModelFolder | None:
+    folder = Path(os.path.expanduser(model))
+    if folder.is_dir():
+        return inspect_folder(folder)
+    if folder.is_absolute() or model.count("/") > 1 or ".." in model:
+        return None
+    fetched = find_snapshot(model, os.environ)
+    # What is missing there is fetched by the run: only what is there already can be wrong.
+    if fetched is None or not fetched.is_dir():
+        return None
+    found = inspect_folder(fetched, parts="config")
+    return found if found.config else None

@@ -8,11 +8,16 @@ https://huggingface.co/docs/dataset-viewer/parquet
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agents.contract.data_files import KINDS
+from agents.contract.model_fit import find_refusals
+from agents.contract.model_folder import ModelFolder, inspect_model
+from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
 from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
@@ -28,18 +33,42 @@ Download = Callable[..., str]
 """Has the signature of `huggingface_hub.snapshot_download`."""
 
 
-def find_model(path: str) -> Path:
-    """Return the model's folder, downloaded from the hub if `path` is a hub id.
+def find_model(path: str, spec: RunSpec | None = None) -> Path:
+    """Return the model's folder, downloaded from the hub if `path` is a hub id, and checked.
+
+    Args:
+        path: Folder, or hub id.
+        spec: Run that trains the model; None: any other use.
 
     Raises:
-        ExpectedError: The path is neither a folder nor a model on the hub.
+        ExpectedError: The path is neither a folder nor a model on the hub, or not one that can be
+            loaded.
     """
-    return _find_folder(path, [*_TOKENIZER_FILES, "*.safetensors"])
+    folder = _find_folder(path, [*_TOKENIZER_FILES, "*.safetensors"])
+    refuse_unusable(path, inspect_model(folder), spec)
+    return folder
+
+
+def refuse_unusable(name: str, model: ModelFolder, spec: RunSpec | None = None) -> None:
+    """Refuse a model whose files are damaged or not those of a causal language model.
+
+    Raises:
+        ExpectedError: The message names the file and what is wrong with it.
+    """
+    for refusal in find_refusals(name, model, spec):
+        # Else it begins with a key of the run file, which has no capital.
+        message = re.sub("^the model", "The model", refusal.message)
+        raise ExpectedError(f"{message}.", refusal.hint)
 
 
 def find_tokenizer(path: str) -> Path:
     """Return a folder with the model's tokenizer; like `find_model`, without the weights."""
-    return _find_folder(path, _TOKENIZER_FILES)
+    folder = _find_folder(path, _TOKENIZER_FILES)
+    found = inspect_model(folder, parts="tokenizer")
+    # Its data can be shown even if no run can train it.
+    broken = tuple(one for one in found.findings if one.kind == "tokenizer")
+    refuse_unusable(path, replace(found, findings=broken))
+    return folder
 
 
 def _find_folder(path: str, patterns: list[str]) -> Path:

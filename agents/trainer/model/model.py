@@ -100,7 +100,9 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     if device.type == "cuda" or spec.adapter.kind == "qlora":
         settings["device_map"] = {"": device}
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(path, **settings)
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            path, output_loading_info=True, **settings
+        )
     except (torch.OutOfMemoryError, ExpectedError):
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
@@ -108,11 +110,23 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
             f"The model in {path} cannot be loaded: {_first_line(error)}.",
             "The folder needs config.json and model.safetensors of a causal language model",
         ) from error
+    _refuse_missing(loaded, path)
     model.eval()  # see the module's docstring
     model.requires_grad_(False)
     _keep_layout(model)
     _refuse_long_sequences(model, spec.sequence_tokens, path)
     return model
+
+
+def _refuse_missing(loaded: Mapping[str, Any], path: Path) -> None:
+    """Check that every weight was in the files: Transformers fills in random numbers."""
+    missing = sorted(str(name) for name in loaded.get("missing_keys") or ())
+    if missing:
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise ExpectedError(
+            f"The model in {path} is not whole: {missing[0]}{more} not in its files.",
+            "Download the folder again, or save model and config together",
+        )
 
 
 def _refuse_long_sequences(model: nn.Module, sequence_tokens: int, path: Path) -> None:
@@ -285,7 +299,7 @@ def _add_adapter(
     targets = spec.adapter.targets
     if targets != "all-linear":
         for target in (targets,) if isinstance(targets, str) else targets:
-            meant = _find_meant(target, modules, is_pattern=isinstance(targets, str), hint=hint)
+            meant = _find_meant(target, modules, is_pattern=isinstance(targets, str))
             if not meant & layers:
                 raise ExpectedError(
                     f"adapter.targets: this model has no linear layer {target!r}.", hint
@@ -307,18 +321,11 @@ def _add_adapter(
     return peft_model
 
 
-def _find_meant(
-    target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool, hint: str
-) -> set[str]:
+def _find_meant(target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool) -> set[str]:
     """Return the modules that a regular expression or a name's ending selects in PEFT."""
     if not is_pattern:
         return {name for name in modules if f".{name}".endswith(f".{target}")}
-    try:
-        return {name for name in modules if re.fullmatch(target, name)}
-    except re.error as error:
-        raise ExpectedError(
-            f"adapter.targets: {target!r} is not a valid pattern: {error}.", hint
-        ) from error
+    return {name for name in modules if re.fullmatch(target, name)}
 
 
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:

@@ -58,7 +58,10 @@ class LivePlan(QObject):
             return
         self._asked = spec, ask_remote
         self._bridge.run(
-            lambda core, report: core.runs.plan(spec, ask_remote=ask_remote), self._take, self._fail
+            # The form itself marks data that is missing, and may still lack any.
+            lambda core, report: core.runs.plan(spec, ask_remote=ask_remote, check_data=False),
+            self._take,
+            self._fail,
         )
 
     def _take(self, plan: Plan) -> None:

@@ -22,7 +22,13 @@ from app.errors import NodeUnreachable, RacklessError, UserError
 from app.nodes.credential import make_credential
 from app.runfile.advice import advise
 from app.runs.attempt_status import stop_parts
-from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
+from app.runs.inputs import (
+    Inputs,
+    NodeInputs,
+    find_inputs,
+    require_models_there,
+    send_inputs,
+)
 from app.runs.node_pool import OnMessage
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
 from app.runs.preflight import (
@@ -69,6 +75,7 @@ async def start_run(
     inputs = await asyncio.to_thread(find_inputs, services, spec)
     report(f"checking {show_list(nodes)}")
     plan = await plan_launch(services, spec, nodes)
+    await require_models_there(services, spec, inputs, plan.nodes)
     plan = await add_forecast(services, spec, plan)
     run_id = make_run_id()
     with services.launching(run_id):

@@ -21,7 +21,7 @@ from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.resume_verification import choose_starts, read_replay, require_replayable
 from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
 from app.runs.node_pool import OnMessage
-from app.runs.preflight import add_forecast, choose_nodes, plan_launch
+from app.runs.preflight import add_forecast, choose_named, plan_launch
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
@@ -119,7 +119,7 @@ def _choose_nodes(
     services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
 ) -> tuple[str, ...]:
     if wanted is not None:
-        return choose_nodes(replace(run.spec, nodes=wanted), services.pool.names())
+        return choose_named(wanted, services.pool.names())
     nodes = tuple(node for node in run.nodes if node in answering)
     if not nodes:
         raise UserError(

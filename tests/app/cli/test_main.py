@@ -192,7 +192,7 @@ def test_plan_reads_the_run_file_before_it_asks_for_nodes(
     path.write_text("model: org/m\ndata: {trian: x}\n")
     assert run(["plan", str(path)]) == 2
     assert "did you mean data.train?" in capsys.readouterr().err
-    path.write_text("model: org/m\ndata: {train: x}\n")
+    path.write_text("model: org/m\ndata: {train: org/x}\n")
     assert run(["plan", str(path)]) == 1
     assert "there are no nodes yet" in capsys.readouterr().err
 

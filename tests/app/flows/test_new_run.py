@@ -69,7 +69,7 @@ def test_good_answers_make_the_spec_of_a_run_file_with_the_defaults():
         ("seed", str(2**63), "maximum is 9,223,372,036,854,775,807"),
         ("seed", "-" + "9" * 400, "-9999999999999999999... is too small"),
         ("rank", "-" + "9" * 400, "too small"),
-        ("batch_sequences", "9" * 400, "maximum is 1,000,000,000,000,000"),
+        ("batch_sequences", "9" * 400, "maximum is 1,000,000."),
         ("batch_sequences", "9" * 5000, "'99999999999999999999...' is not a whole number"),
         ("batch_sequences", "1,5", "'1,5' is not a whole number"),
         ("max_steps", "0,5", "'0,5' is not a whole number"),

@@ -22,6 +22,7 @@ from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_facts, make_preview
+from tests.fakes.models import write_model
 
 CARD = "NVIDIA GeForce RTX 3090"
 CONFIG = {
@@ -73,7 +74,7 @@ async def run_to_its_end(services: Services, cluster: FakeCluster, spec: RunSpec
 def test_the_end_of_a_run_teaches_the_next_plan(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
-    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    write_model(Path(spec.model), **CONFIG)
     assert load_corrections(services.planning).outcomes == ()
     run_id = asyncio.run(run_to_its_end(services, cluster, spec))
     found = compare_run(services, services.runs.get(run_id))
@@ -93,6 +94,7 @@ def test_the_end_of_a_run_teaches_the_next_plan(
 def test_a_model_without_a_shape_teaches_nothing_and_hurts_nobody(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
+    Path(spec.model, "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
     run_id = asyncio.run(run_to_its_end(services, cluster, spec))
     assert services.runs.get(run_id).state == "done"
     assert load_corrections(services.planning).outcomes == ()

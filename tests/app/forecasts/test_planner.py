@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from app.runs.services import Services
 from app.storage.planning import CountedData, LinkRecord
 from tests.app.forecasts.test_learning import CONFIG
 from tests.fakes.cluster import FakeCluster, make_facts
+from tests.fakes.models import write_model
 
 GIB = 2**30
 LLAMA = RunSpec(
@@ -96,7 +96,7 @@ def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> 
 
 
 def test_counted_data_replaces_the_guess(services: Services, spec: RunSpec) -> None:
-    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    write_model(Path(spec.model), **CONFIG)
     question, notes = asyncio.run(Planner(services).build_request(spec, home(services)))
     assert question.data.num_rows == 1
     assert notes == ("tokens of chats.jsonl estimated from its rows, at 4 characters each",)
@@ -139,7 +139,7 @@ def test_what_was_measured_of_nodes_is_used(services: Services) -> None:
 def test_a_launch_keeps_the_forecast_of_its_own_ranks(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
-    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    write_model(Path(spec.model), **CONFIG)
     for name in ("alpha", "beta"):
         facts = gpu_facts()
         gpu = replace(facts.gpus[0], uuid=f"GPU-{name}")
@@ -168,7 +168,7 @@ def test_a_model_of_unknown_shape_is_launched_without_a_forecast(
 def test_a_start_on_more_nodes_than_help_says_so(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
-    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    write_model(Path(spec.model), **CONFIG)
     for name in cluster.nodes:
         facts = gpu_facts()
         gpu = replace(facts.gpus[0], uuid=f"GPU-{name}")
@@ -190,13 +190,13 @@ def test_a_start_on_more_nodes_than_help_says_so(
 def test_a_start_is_planned_once_and_before_it_is_recorded(
     services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
-    states: list[str] = []
+    write_model(Path(spec.model), **CONFIG)
+    recorded: list[int] = []
 
     def count(question: PlanRequest) -> Plan:
-        states.extend(run.state for run in services.runs.store.all())
+        recorded.append(len(services.runs.store.all()))
         return make_plan(question)
 
     monkeypatch.setattr("app.forecasts.planner.make_plan", count)
     asyncio.run(start_run(services, replace(spec, nodes="all", parallel="auto")))
-    assert states == ["created"]
+    assert recorded == [0]

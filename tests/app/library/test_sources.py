@@ -16,6 +16,7 @@ from app.library.data import check_form, explain_missing_data, find_data
 from app.library.models import explain_missing_model, find_model
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
+from tests.fakes.models import write_model
 
 
 @pytest.fixture
@@ -34,9 +35,8 @@ def test_model_folder_is_sent_without_pickles_and_hidden_files(
     tmp_path: Path, hashes: HashStore
 ) -> None:
     names = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
-    folder = make_model(
-        tmp_path / "my model", *names, "pytorch_model.bin", ".cache.json", "code.py", "x.gguf"
-    )
+    others = ("chat_template.jinja", "pytorch_model.bin", ".cache.json", "code.py", "x.gguf")
+    folder = write_model(make_model(tmp_path / "my model", *others))
     (folder / "original").mkdir()
     source = find_model(str(folder), hashes)
     assert [entry.path for entry in source.files] == sorted(names)
@@ -46,12 +46,13 @@ def test_model_folder_is_sent_without_pickles_and_hidden_files(
 
 
 def test_bundle_is_named_by_its_content(tmp_path: Path, hashes: HashStore) -> None:
-    first = make_model(tmp_path / "m", "config.json", "model.safetensors")
+    first = write_model(tmp_path / "m")
+    config = (first / "config.json").read_bytes()
     before = find_model(str(first), hashes).destination
-    (first / "config.json").write_text("changed, and longer")
+    (first / "config.json").write_bytes(config + b" ")
     changed = find_model(str(first), hashes).destination
     assert before != changed
-    (first / "config.json").write_bytes(b"config.json")
+    (first / "config.json").write_bytes(config)
     os.utime(first / "config.json", ns=(1, 1))
     assert find_model(str(first), hashes).destination == before
 
@@ -93,8 +94,11 @@ def test_name_that_is_no_model(hashes: HashStore, name: str, monkeypatch: pytest
 def test_folder_that_is_no_model(
     tmp_path: Path, hashes: HashStore, names: tuple[str, ...], message: str
 ) -> None:
+    folder = make_model(tmp_path / "m", *names)
+    if "config.json" in names:
+        (folder / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=message):
-        find_model(str(make_model(tmp_path / "m", *names)), hashes)
+        find_model(str(folder), hashes)
 
 
 def test_model_that_is_a_file(tmp_path: Path, hashes: HashStore) -> None:

@@ -47,7 +47,7 @@ def test_a_pattern_means_whole_names(tiny_model):
         ExpectedError, match="also matches 'the model', which is not a linear layer"
     ):
         train_adapter(tiny_model, targets=".*")
-    with pytest.raises(ExpectedError, match=r"'q_proj\(' is not a valid pattern: missing \)"):
+    with pytest.raises(ValueError, match=r"'q_proj\(', which is not a regular expression: missing"):
         train_adapter(tiny_model, targets="q_proj(")
 
 

@@ -1,0 +1,88 @@
+"""Check the numbers of a model's config.json before anything computes with them.
+
+A config comes from strangers: a billion layers would fill all memory of a plan, a text instead of a
+number would look like a fault of ours. Only what the config says is checked; what it leaves out has
+the default of its family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_Limits = tuple[int, int]
+_LAYERS: _Limits = (1, 10_000)
+_WIDTH: _Limits = (1, 1 << 20)
+_INNER: _Limits = (1, 1 << 24)
+_HEADS: _Limits = (1, 1 << 16)
+_EXPERTS: _Limits = (0, 1 << 16)
+_TOKENS: _Limits = (1, 1 << 31)
+LIMITS: dict[str, _Limits] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), _WIDTH),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner"), _INNER),
+    "shared_expert_intermediate_size": (0, _INNER[1]),
+    "vocab_size": (1, 1 << 27),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), _HEADS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _EXPERTS),
+    **dict.fromkeys(("num_experts_per_tok", "decoder_sparse_step"), _EXPERTS),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), _TOKENS),
+    "sliding_window": (0, _TOKENS[1]),
+}
+"""Smallest and largest value of each size, far beyond every model that exists."""
+# Numbers of which infinity or not-a-number would reach the weights.
+_FINITE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta",
+           "initializer_range", "attention_dropout", "hidden_act_alpha")  # fmt: skip
+_LISTS = ("mlp_only_layers", "layer_types", "architectures")
+_MAPPINGS = ("text_config", "quantization_config", "rope_scaling", "rope_parameters")
+
+
+def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the language model; multimodal ones keep it in a mapping of its own."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+
+
+def find_odd_sizes(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence, without a full stop, on each value that no model can have."""
+    for name in _MAPPINGS:
+        if not isinstance(config.get(name), Mapping | None):
+            yield f"{name} is {show(config[name])}; it must be an object"
+    text = text_of(config)
+    for name, limits in LIMITS.items():
+        yield from _check_size(name, text.get(name), limits)
+    for name in _FINITE:
+        value = text.get(name)
+        if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+            yield f"{name} is {value}; it must be a finite number"
+    for name in _LISTS:
+        if not isinstance(text.get(name), list | None):
+            yield f"{name} is {show(text[name])}; it must be a list"
+    if not isinstance(text.get("model_type", ""), str):
+        yield f"model_type is {show(text['model_type'])}; it must be a name"
+
+
+def _check_size(name: str, value: Any, limits: _Limits) -> Iterator[str]:
+    # Some families have a list, with a size for each layer.
+    for one in value if isinstance(value, list) and value else [value]:
+        if one is None:  # the family's default
+            continue
+        if type(one) is not int:
+            yield f"{name} is {show(one)}; it must be a whole number"
+            return
+        if not limits[0] <= one <= limits[1]:
+            yield f"{name} is {show(one)}; it must be from {limits[0]:,} to {limits[1]:,}"
+            return
+
+
+def show(value: Any) -> str:
+    """Return a value of a config in at most 40 printable characters.
+
+    >>> show("x" * 50), show(10**12), show(None)
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", '1000000000000', 'None')
+    """
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a number of more than 60 digits"
+    text = ascii(value[:200] if isinstance(value, str | list) else value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
