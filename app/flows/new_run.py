@@ -35,6 +35,10 @@ from app.text import count_of, show_list
 _ANSWER_OF = {"adapter.kind": "adapter"}
 
 
+LOOKING_FOR_NODES = "Looking for your nodes\u2026"
+"""Words while the nodes are not known yet, which does not mean that there are none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     severity: Literal["error", "warning"]
@@ -65,6 +69,8 @@ def review(
     answers: RunAnswers,
     nodes: tuple[NodeSnapshot, ...],
     missing: Mapping[str, str] = MappingProxyType({}),
+    *,
+    are_known: bool = True,
 ) -> RunReview:
     """Check every answer and describe the run it would start.
 
@@ -73,13 +79,14 @@ def review(
         nodes: nodes of the cluster.
         missing: field key -> reason why its path cannot be used, as last checked. Only a warning:
             the file may appear before the start, which checks again.
+        are_known: whether `nodes` were read already; no node may just be one not read yet.
     """
     findings: dict[str, Finding] = {}
     for key, problem in find_problems(answers):
         # Here and below the first finding of a field stays: errors come first, so that no
         # warning hides one.
         findings.setdefault(key, Finding(severity="error", text=problem))
-    node_problem = _check_nodes(answers, nodes)
+    node_problem = _check_nodes(answers, nodes) if are_known else _WAITING
     if node_problem is not None:
         findings.setdefault("nodes", node_problem)
     devices = find_devices(answers, nodes)
@@ -119,10 +126,14 @@ def preview_spec(answers: RunAnswers) -> RunSpec | None:
     return None if find_problems(chosen) else to_spec(chosen)
 
 
-def plan_spec(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpec | None, str]:
+def plan_spec(
+    answers: RunAnswers, nodes: tuple[NodeSnapshot, ...], *, are_known: bool = True
+) -> tuple[RunSpec | None, str]:
     """Return a spec that suffices for a plan; None and the reason while something is missing."""
     if not answers.model.strip():
         return None, "Choose a model to see its plan."
+    if not are_known:
+        return None, LOOKING_FOR_NODES
     if not nodes:
         return None, "Add a node to see the plan."
     named = _named(answers)
@@ -194,9 +205,15 @@ def describe_devices(nodes: tuple[NodeSnapshot, ...]) -> str:
 # ---------------------------------------------------------------- what is wrong
 
 
+_WAITING = Finding(severity="error", text=LOOKING_FOR_NODES)
+
+
 def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Finding | None:
     if not nodes:
         return Finding(severity="error", text="No nodes yet. Add this PC or another one.")
+    connecting = [node.name for node in chosen_nodes(answers, nodes) if node.state == "connecting"]
+    if connecting:
+        return Finding(severity="error", text=f"Connecting to {show_list(connecting)}\u2026")
     if answers.nodes == ALL_NODES:
         if not usable_nodes(nodes):
             return Finding(severity="error", text="No node is online.")

@@ -490,6 +490,14 @@ class FakeRuns:
                 path.write_bytes(data)
                 found = attempt or self._core.run_map[run_id].attempt
                 files.append(LogFile(rank=number, node="alpha", attempt=found, path=path))
+        # An attempt that is listed here has its own logs; all others share those above.
+        for (owner, of_attempt, number, node), data in self._core.old_logs_map.items():
+            if owner == run_id and attempt == of_attempt:
+                files = [file for file in files if file.node == node]
+                path = self._core.log_folder / f"{run_id}-{of_attempt}-{number}.log"
+                path.write_bytes(data)
+                if rank in (None, number):
+                    files.append(LogFile(rank=number, node=node, attempt=of_attempt, path=path))
         return tuple(files)
 
     async def start(
@@ -786,6 +794,8 @@ class FakeCore:
     link_list: list[LinkSnapshot] = field(default_factory=list)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
     logs_map: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    old_logs_map: dict[tuple[str, int, int, str], bytes] = field(default_factory=dict)
+    """Logs of earlier attempts: run id, attempt, rank and node -> text."""
     """(run_id, rank) -> the log."""
     log_folder: Path | None = None
     events: EventHub = field(default_factory=EventHub)

@@ -22,7 +22,7 @@ from app.gui.artifacts.artifact_actions import ArtifactActions
 from app.gui.artifacts.artifact_details import ArtifactDetails
 from app.gui.artifacts.serving_pane import ServingPane
 from app.gui.kit.banner import Banner
-from app.gui.kit.empty import EmptyState
+from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, IconButton, escape_mnemonic, make_label, set_page_margins
 from app.gui.runs.run_actions import RunActions, can_export
@@ -64,6 +64,8 @@ class ArtifactsPage(QWidget):
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty())
         self._stack.addWidget(self._make_split())
+        self._stack.addWidget(Waiting("Looking for your artifacts\u2026"))
+        self._is_known = False
         column = QVBoxLayout(self)
         set_page_margins(column, self)
         column.addLayout(self._make_head())
@@ -181,12 +183,13 @@ class ArtifactsPage(QWidget):
     # ------------------------------------------------------------ events
 
     def _show(self, artifacts: tuple[ArtifactSnapshot, ...]) -> None:
+        self._is_known = True
         self.model.reset(artifacts)
         self._choose()
 
     def _choose(self) -> None:
         rows = self.model.rows()
-        self._stack.setCurrentIndex(1 if rows else 0)
+        self._stack.setCurrentIndex(1 if rows else 0 if self._is_known else 2)
         # The details below are never empty while there are artifacts.
         if self.table.selected() is None and rows:
             self.table.selectRow(0)

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 
 from app.events import NodeSnapshot
 from app.flows.field import NO, YES, Field
-from app.flows.new_run import Finding
+from app.flows.new_run import LOOKING_FOR_NODES, Finding
 from app.flows.new_run_answers import ALL_NODES, split_names
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_style_property
@@ -33,15 +33,19 @@ class AnswerField(QWidget):
 
     edited = Signal()
 
-    def __init__(self, theme: Theme, field: Field, nodes: Sequence[NodeSnapshot]) -> None:
+    def __init__(self, theme: Theme, field: Field, nodes: Sequence[NodeSnapshot] = ()) -> None:
         super().__init__()
         self.field = field
         self.was_touched = False
         self._theme = theme
         self._boxes: dict[str, QCheckBox] = {}
-        self._known = {node.name for node in nodes}
-        self._online = {node.name for node in nodes if node.state == "online"}
-        self.input = self._make_input(nodes)
+        self._known: set[str] = set()
+        # Online, or not asked yet: the others cannot take part.
+        self._usable: set[str] = set()
+        self._rows: dict[str, QWidget] = {}
+        # What the form was last filled with; ticks follow it until the user changes one.
+        self._wanted = ALL_NODES
+        self.input = self._make_input()
         self.input.setAccessibleName(field.label)
         self.input.setAccessibleDescription(field.help)
         self._finding = make_label(role="problem", wraps=True)
@@ -59,6 +63,8 @@ class AnswerField(QWidget):
         column.addWidget(self._finding)
         column.addWidget(explanation)
         column.addStretch(1)
+        if field.kind == "nodes":
+            self.show_nodes(nodes, are_known=bool(nodes))
 
     def answer(self) -> str:
         if self.field.kind == "nodes":
@@ -83,14 +89,42 @@ class AnswerField(QWidget):
         elif isinstance(self.input, QLineEdit):
             self.input.setText(text)
 
+    def show_nodes(self, nodes: Sequence[NodeSnapshot], *, are_known: bool) -> None:
+        """Offer these nodes; ticks that the user has set stay, others follow the nodes' states."""
+        self._known = {node.name for node in nodes}
+        self._usable = {node.name for node in nodes if node.state in ("online", "connecting")}
+        chosen = split_names(self._wanted) if self._wanted != ALL_NODES else ()
+        for name in [name for name in self._rows if name not in (*self._known, *chosen)]:
+            self._boxes.pop(name)
+            row = self._rows.pop(name)
+            row.hide()
+            row.deleteLater()
+        for node in nodes:
+            words = node.name if node.state == "online" else f"{node.name} ({node.state})"
+            self._offer(node.name, words, describe_hardware(node))
+        self._no_nodes.setText("No nodes yet." if are_known else LOOKING_FOR_NODES)
+        self._no_nodes.setVisible(not nodes)
+        if not self.was_touched:
+            self._set_nodes(self._wanted)
+
+    def _offer(self, name: str, words: str, hardware: str) -> None:
+        box = self._boxes.get(name) or self._add_box(name, words, hardware)
+        box.setText(words)
+        box.setToolTip(words)
+        box.setAccessibleDescription(hardware)
+
     def _set_nodes(self, text: str) -> None:
+        self._wanted = text
         names = split_names(text)
         for name in names if text != ALL_NODES else ():
             if name not in self._boxes:  # from another PC: shown, to be unticked
                 self._add_box(name, f"{name} (not among your nodes)")
         for name, box in self._boxes.items():
-            # An offline node cannot take part, so `all` ticks those that are online.
-            box.setChecked(name in self._online if text == ALL_NODES else name in names)
+            # Not a touch: it is the form that fills them in.
+            box.blockSignals(True)
+            # An offline node cannot take part, so `all` ticks the others.
+            box.setChecked(name in self._usable if text == ALL_NODES else name in names)
+            box.blockSignals(False)
 
     def show_finding(self, finding: Finding | None) -> None:
         """Show an error or advice below the input; None to clear it."""
@@ -114,7 +148,7 @@ class AnswerField(QWidget):
             row.addWidget(Button(self._theme, "Choose\u2026", self._choose, icon="folder"))
         return row
 
-    def _make_input(self, nodes: Sequence[NodeSnapshot]) -> QWidget:
+    def _make_input(self) -> QWidget:
         if self.field.kind == "choice":
             combo = ChoiceBox()
             for value, words in self.field.choices:
@@ -122,7 +156,7 @@ class AnswerField(QWidget):
             combo.currentIndexChanged.connect(lambda index: self._touch())
             return combo
         if self.field.kind == "nodes":
-            return self._make_node_boxes(nodes)
+            return self._make_node_boxes()
         if self.field.kind == "tick":
             check = QCheckBox(self.field.label)
             check.setObjectName("tick")
@@ -134,17 +168,13 @@ class AnswerField(QWidget):
         line.textEdited.connect(lambda text: self._touch())
         return line
 
-    def _make_node_boxes(self, nodes: Sequence[NodeSnapshot]) -> QWidget:
+    def _make_node_boxes(self) -> QWidget:
         box = QWidget()
         self._node_column = QVBoxLayout(box)
         self._node_column.setContentsMargins(0, 0, 0, 0)
         self._node_column.setSpacing(2)
-        for node in nodes:
-            state = "" if node.state == "online" else f" ({node.state})"
-            check = self._add_box(node.name, f"{node.name}{state}", describe_hardware(node))
-            check.setChecked(node.state == "online")
-        if not nodes:
-            self._node_column.addWidget(make_label("No nodes yet.", "muted"))
+        self._no_nodes = make_label("", "muted")
+        self._node_column.addWidget(self._no_nodes)
         return box
 
     def _add_box(self, name: str, words: str, hardware: str = "") -> QCheckBox:
@@ -153,12 +183,14 @@ class AnswerField(QWidget):
         check.setToolTip(words)
         check.setMinimumWidth(1)  # so that a long name does not widen the form
         check.toggled.connect(lambda checked: self._touch())
-        row = QHBoxLayout()
+        line = QWidget()
+        row = QHBoxLayout(line)
+        row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
         row.addWidget(check)
         row.addWidget(ElidedLabel(hardware, "muted"), 1)
-        self._node_column.addLayout(row)
-        self._boxes[name] = check
+        self._node_column.addWidget(line)
+        self._boxes[name], self._rows[name] = check, line
         return check
 
     def _touch(self) -> None:

@@ -1,10 +1,14 @@
-"""A message above a page: the event, its place, the next step, and a button that takes it."""
+"""A message above a page: the event, its place, the next step, and a button that takes it.
+
+A message about a state goes with that state: who shows one also says how long it holds, by
+`Banner.lasts_while`. What happened once, such as a saved file, stays until it is dismissed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, SignalInstance
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
 
 from app.errors import RacklessError, UserError
@@ -34,6 +38,8 @@ class Banner(QFrame):
         self._hint = make_selectable(make_label(wraps=True))
         self._action = Button(theme, "", self._act, role="")
         self._acted: Callable[[], object] | None = None
+        self._is_so: Callable[[], bool] | None = None
+        self._follows = False
         words = QVBoxLayout()
         words.setSpacing(2)
         words.addWidget(self._message)
@@ -63,6 +69,7 @@ class Banner(QFrame):
         action: tuple[str, Callable[[], object]] | None = None,
     ) -> None:
         """Replace the message; `action` is the label of a button and its handler."""
+        self._is_so = None
         self._tone = tone
         self._message.setText(message)
         self._hint.setText(hint)
@@ -76,6 +83,24 @@ class Banner(QFrame):
         self.setAccessibleName(f"{tone}: {message} {hint}".strip())
         self._paint_glyph()
         self.show()
+
+    def lasts_while(self, is_so: Callable[[], bool], *changes: SignalInstance) -> None:
+        """Hide the present message as soon as `is_so` returns False.
+
+        Args:
+            is_so: whether the state that the message is about still holds.
+            changes: signals after which it is asked again; the same ones for every message.
+        """
+        self._is_so = is_so
+        if not self._follows:
+            self._follows = True
+            for signal in changes:
+                signal.connect(self._recheck)
+
+    def _recheck(self, changed: object = None) -> None:
+        if self._is_so is not None and not self._is_so():
+            self._is_so = None
+            self.hide()
 
     def show_notice(self, notice: tuple[Tone, str, str] | None) -> None:
         """Show (tone, message, hint); None: there is nothing to say any more."""

@@ -13,6 +13,17 @@ from app.gui.kit.theme import Theme
 WIDTH_PX = 460
 
 
+class Waiting(QWidget):
+    """Placeholder until the first answer: nothing known yet does not mean that there is nothing."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        column = QVBoxLayout(self)
+        column.addStretch(2)
+        column.addWidget(make_label(text, "muted"), 0, Qt.AlignmentFlag.AlignHCenter)
+        column.addStretch(3)
+
+
 class EmptyState(QWidget):
     """Icon, title, explanation and buttons, centred in the space available."""
 

@@ -6,7 +6,7 @@ has pressed Start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from app.gui.new_run.live_plan import LivePlan
 from app.gui.new_run.outlook import Outlook
 from app.gui.new_run.run_file_dialog import RUN_FILES, RunFileDialog
 from app.gui.new_run.run_form import RunForm
+from app.gui.session.banner_task import show_error_while
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.session.path_checker import PathChecker
@@ -69,6 +70,39 @@ def confirm_delete_recipe(parent: QWidget, theme: Theme) -> bool:
         "Delete permanently",
         is_dangerous=True,
     )
+
+
+def make_file_buttons(
+    theme: Theme, choose: Callable[[], None], show: Callable[[], None]
+) -> tuple[Button, Button]:
+    """Return the buttons that read the answers from a run file and show them as one."""
+    opened = Button(
+        theme,
+        "Open run file\u2026",
+        choose,
+        icon="folder",
+        tip="Fill in the form from a YAML file",
+    )
+    shown = Button(
+        theme,
+        "Show as run file\u2026",
+        show,
+        icon="save",
+        tip="See these settings as a file: copy it, save it, or keep it as a recipe",
+    )
+    return opened, shown
+
+
+def make_foot(left: Sequence[QWidget], right: Sequence[QWidget]) -> QHBoxLayout:
+    """Return a row with buttons at either end."""
+    row = QHBoxLayout()
+    row.setSpacing(8)
+    for button in left:
+        row.addWidget(button)
+    row.addStretch(1)
+    for button in right:
+        row.addWidget(button)
+    return row
 
 
 class NewRunDialog(QDialog):
@@ -107,13 +141,21 @@ class NewRunDialog(QDialog):
         foot.setContentsMargins(24, 12, 24, 20)
         foot.setSpacing(12)
         foot.addWidget(self.banner)
-        foot.addLayout(self._make_foot())
+        theme = context.theme
+        self.start_over = Button(theme, "Start over", self._start_over, tip="Discard this draft")
+        self.start_over.hide()
+        cancel = Button(theme, "Cancel", self.reject, tip="Your answers are kept as a draft")
+        files = make_file_buttons(theme, self._choose_file, self._show_file)
+        foot.addLayout(make_foot((*files, self.start_over), (cancel, self.start)))
+        self.start.setDefault(True)
         column.addLayout(foot)
         self._fill(RunAnswers(name=self._free_name("run-1")))
         self._untouched = self.answers()
         # Answers filled in from a run or a file; closing with just these saves no draft.
         self._given: RunAnswers | None = None
+        self.form.edited.connect(self._forget_message)
         self.form.edited.connect(self._review)
+        self.form.nodes_offered.connect(self._take_nodes)
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
         self.outlook.plan.advised.connect(self._take_advice)
@@ -123,39 +165,6 @@ class NewRunDialog(QDialog):
             self.banner.show_error,
         )
         self.form.begin()
-
-    # ------------------------------------------------------------ layout
-
-    def _make_foot(self) -> QHBoxLayout:
-        theme = self._context.theme
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(
-            Button(
-                theme,
-                "Open run file\u2026",
-                self._choose_file,
-                icon="folder",
-                tip="Fill in the form from a YAML file",
-            )
-        )
-        row.addWidget(
-            Button(
-                theme,
-                "Show as run file\u2026",
-                self._show_file,
-                icon="save",
-                tip="See these settings as a file: copy it, save it, or keep it as a recipe",
-            )
-        )
-        self.start_over = Button(theme, "Start over", self._start_over, tip="Discard this draft")
-        self.start_over.hide()
-        row.addWidget(self.start_over)
-        row.addStretch(1)
-        row.addWidget(Button(theme, "Cancel", self.reject, tip="Your answers are kept as a draft"))
-        row.addWidget(self.start)
-        self.start.setDefault(True)
-        return row
 
     # ------------------------------------------------------------ answers
 
@@ -242,15 +251,29 @@ class NewRunDialog(QDialog):
         # Paths are checked off the Qt thread: a network drive may hang for seconds.
         self._paths.follow(name_paths(answers))
         # The answer of the check emits `checked`, which reviews again.
-        result = review(answers, nodes, self._paths.missing)
+        are_known = self._context.cluster.is_open
+        result = review(answers, nodes, self._paths.missing, are_known=are_known)
         self.form.show_review(result, shows_all=self._shows_all)
         if self._complains:
             self._show_num_errors(self.form.count_errors(result))
         self.outlook.show_rows(result.summary)
         self.outlook.look.setEnabled(preview_spec(answers) is not None)
         # Plans need less than a start: the model and the size of the batch are enough.
-        self._plan.follow(*plan_spec(answers, nodes))
+        self._plan.follow(*plan_spec(answers, nodes, are_known=are_known))
         return result
+
+    def _forget_message(self) -> None:
+        """Hide what the banner says of the answers before this edit."""
+        if self._op is None and not self._complains:
+            self.banner.hide()
+
+    def _take_nodes(self) -> None:
+        if not self.form.fields["nodes"].was_touched:
+            # Ticks that follow the nodes' states are no edit that a draft should keep.
+            nodes = self.answers().nodes
+            self._untouched = replace(self._untouched, nodes=nodes)
+            self._given = self._given and replace(self._given, nodes=nodes)
+        self._review()
 
     def preview_data(self) -> None:
         """Open the data preview of the current answers."""
@@ -307,6 +330,7 @@ class NewRunDialog(QDialog):
     def _break_off(self) -> None:
         if self._op is not None:
             self._op.cancel()
+            self._op = None
         # A cancelled operation calls nothing back, so the form is made ready here.
         self.start.setEnabled(True)
         self.banner.show_message(
@@ -321,8 +345,9 @@ class NewRunDialog(QDialog):
         self.accept()
 
     def _failed(self, error: RacklessError) -> None:
+        self._op = None
         self.start.setEnabled(True)
-        self.banner.show_error(error)
+        show_error_while(self._context, self.banner, error)
 
     def _choose_file(self) -> None:
         chosen, _ = QFileDialog.getOpenFileName(self, "Run file", filter=RUN_FILES)

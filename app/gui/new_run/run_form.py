@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
 
+from app.events import NodeState
 from app.flows.new_run import RunReview
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import RunAnswers
@@ -22,11 +23,18 @@ class RunForm(QScrollArea):
 
     edited = Signal()
     """An answer was changed."""
+    nodes_offered = Signal()
+    """The nodes that are offered have changed."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
-        nodes = context.cluster.node_list()
-        self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
+        self._cluster = cluster = context.cluster
+        # State of each node as last offered: they report several times a minute.
+        self._states: list[tuple[str, NodeState]] | None = None
+        self.fields = {field.key: AnswerField(context.theme, field) for field in FIELDS}
+        self._offer_nodes()
+        for signal in (cluster.is_open_changed, cluster.node_changed, cluster.node_removed):
+            signal.connect(self._offer_nodes)
         self.start_from = StartFrom(context.theme)
         self._main = make_sections(MAIN, self.fields)
         self._advanced = make_sections(ADVANCED, self.fields)
@@ -45,6 +53,16 @@ class RunForm(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         for field in self.fields.values():
             field.edited.connect(self.edited)
+
+    def _offer_nodes(self, name: str = "") -> None:
+        """Offer the nodes that are known by now; more may be found while the form is open."""
+        nodes = self._cluster.node_list()
+        states = [(node.name, node.state) for node in nodes]
+        if name and states == self._states:
+            return
+        self._states = states
+        self.fields["nodes"].show_nodes(nodes, are_known=self._cluster.is_open)
+        self.nodes_offered.emit()
 
     def answers(self) -> RunAnswers:
         """Return the current answers."""

@@ -31,6 +31,7 @@ class LinksPane(QWidget):
         super().__init__()
         self._context = context
         self._links: tuple[LinkSnapshot, ...] = ()
+        self._are_known = False
         # None, unlike (), equals no list of names, so the first `_show` makes a table.
         self._names: tuple[str, ...] | None = None
         self.table: TableView[LinkRow] | None = None
@@ -60,12 +61,13 @@ class LinksPane(QWidget):
         self._context.bridge.run(lambda core, report: load_links(core), self._take)
 
     def _take(self, links: tuple[LinkSnapshot, ...]) -> None:
-        self._links = links
+        self._links, self._are_known = links, True
         self._show()
 
     def _show(self) -> None:
         names = tuple(node.name for node in self._context.cluster.node_list())
-        self.summary.setText(summarise(names, self._links, self._context.cluster.now_s()))
+        words = summarise(names, self._links, self._context.cluster.now_s())
+        self.summary.setText(words if self._are_known else "Looking for measured links\u2026")
         # A link needs two ends.
         self.measure.setEnabled(len(names) > 1)
         # Columns are nodes, so the table is rebuilt only when their names change.

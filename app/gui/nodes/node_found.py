@@ -71,7 +71,7 @@ class NodeFound(QWidget):
         self.changed.emit()
 
     def _setup(self) -> None:
-        build_environment_in_banner(self._context.bridge, self.banner, self._name, self._show_ready)
+        build_environment_in_banner(self._context, self.banner, self._name, self._show_ready)
         self.changed.emit()
 
     def _show_ready(self, report: EnvironmentReport) -> None:

@@ -18,16 +18,22 @@ from agents.contract.node import Calibration, EnvironmentReport
 from app.core.api import CoreApi
 from app.errors import RacklessError
 from app.events import NodeSnapshot
+from app.flows.new_run import LOOKING_FOR_NODES
 from app.gui.kit.actions import Actions
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
-from app.gui.kit.empty import EmptyState
+from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, make_label, set_page_margins
 from app.gui.nodes.links_pane import LinksPane
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
-from app.gui.session.banner_task import build_environment_in_banner, run_in_banner
+from app.gui.session.banner_task import (
+    build_environment_in_banner,
+    last_with_node,
+    run_in_banner,
+    show_error_while,
+)
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import node_columns
 from app.gui.tables.rows_model import RowsModel
@@ -64,6 +70,7 @@ class NodesPage(QWidget):
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
+        self._stack.addWidget(Waiting(LOOKING_FOR_NODES))
         self._buttons = self._make_buttons()
         self._asked_measured: set[str] = set()
         column = QVBoxLayout(self)
@@ -74,6 +81,7 @@ class NodesPage(QWidget):
         cluster = context.cluster
         cluster.node_changed.connect(self._show)
         cluster.node_removed.connect(self._remove_row)
+        cluster.is_open_changed.connect(self._choose)
         self.table.chosen.connect(self._choose)
         self._choose()
 
@@ -111,6 +119,7 @@ class NodesPage(QWidget):
             title="Checking the nodes",
             hint="Versions, clocks, every connection, and a small all-reduce.",
             cancelled="The results of the previous check still show.",
+            failed=self.show_error,
         )
 
     # ------------------------------------------------------------ layout
@@ -181,7 +190,8 @@ class NodesPage(QWidget):
         self._choose()
 
     def _choose(self) -> None:
-        self._stack.setCurrentIndex(1 if self._context.cluster.nodes else 0)
+        cluster = self._context.cluster
+        self._stack.setCurrentIndex(1 if cluster.nodes else 0 if cluster.is_open else 2)
         # The tabs below are never empty while there are nodes.
         if self.table.selected() is None and self.model.rows():
             self.table.selectRow(0)
@@ -200,7 +210,7 @@ class NodesPage(QWidget):
         if node is None:
             return
         build_environment_in_banner(
-            self._context.bridge,
+            self._context,
             self.banner,
             node.name,
             lambda report: self._show_setup(node.name, report),
@@ -209,6 +219,7 @@ class NodesPage(QWidget):
     def _show_setup(self, name: str, report: EnvironmentReport) -> None:
         text = f"{name} is ready to train"
         self.banner.show_message("good", text, f"Python {report.python_version}, {report.python}")
+        last_with_node(self._context, self.banner, name)
 
     def _measure(self) -> None:
         node = self.table.selected()
@@ -222,6 +233,7 @@ class NodesPage(QWidget):
             title=f"Measuring {node.name}",
             hint="About 20 seconds for each GPU.",
             cancelled="Plans keep using the previous measurements.",
+            failed=partial(show_error_while, self._context, self.banner),
         )
 
     def _show_measured(self, name: str, found: tuple[Calibration, ...]) -> None:
@@ -248,7 +260,8 @@ class NodesPage(QWidget):
         ):
             return
         self._context.bridge.run(
-            lambda core, report: core.nodes.remove(node.name), failure=self.banner.show_error
+            lambda core, report: core.nodes.remove(node.name),
+            failure=partial(show_error_while, self._context, self.banner),
         )
 
     def _show_results(self, rows: tuple[Any, ...]) -> None:
@@ -258,4 +271,4 @@ class NodesPage(QWidget):
         self.links.reload()
 
     def show_error(self, error: RacklessError) -> None:
-        self.banner.show_error(error)
+        show_error_while(self._context, self.banner, error)

@@ -8,7 +8,7 @@ from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import make_label, make_separator
 from app.gui.session.context import Context
 from app.telemetry.state import is_silent
-from app.text import count_of, show_bytes_of, show_rate, show_share, show_watts
+from app.text import DASH, count_of, show_bytes_of, show_rate, show_share, show_watts
 
 
 class TotalsBar(QFrame):
@@ -42,6 +42,7 @@ class TotalsBar(QFrame):
         cluster.structure_changed.connect(self.refresh)
         cluster.node_changed.connect(self.refresh)
         cluster.run_changed.connect(self.refresh)
+        cluster.is_open_changed.connect(self.refresh)
         self.refresh()
 
     def refresh(self, changed: object = None) -> None:
@@ -52,13 +53,15 @@ class TotalsBar(QFrame):
         totals = cluster.telemetry.totals(
             frozenset(name for name in online if not is_silent(cluster.nodes[name], now_s))
         )
-        self._show("nodes", f"{len(online)} of {len(cluster.nodes)}")
+        # Before the core is open no nodes are known yet, which does not mean that there are none.
+        known = f"{len(online)} of {len(cluster.nodes)}" if cluster.is_open else DASH
+        self._show("nodes", known)
         parts = []
         if totals.num_gpus:
             parts.append(count_of(totals.num_gpus, "GPU"))
         if totals.num_cpus:
             parts.append(count_of(totals.num_cpus, "CPU"))
-        self._show("devices", " \u00b7 ".join(parts) or "none")
+        self._show("devices", " \u00b7 ".join(parts) or ("none" if cluster.is_open else DASH))
         self._show("memory", show_bytes_of(totals.memory_used_bytes, totals.memory_total_bytes))
         if totals.memory_used_bytes is not None and totals.memory_total_bytes:
             share = show_share(totals.memory_used_bytes / totals.memory_total_bytes)

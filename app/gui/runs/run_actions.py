@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
@@ -13,7 +15,7 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import copy_to_clipboard
 from app.gui.runs.resume_dialog import ResumeDialog
-from app.gui.session.banner_task import run_in_banner
+from app.gui.session.banner_task import last_with_run, run_in_banner, show_run_error
 from app.gui.session.context import Context
 from app.presentation.result_text import describe_saved, describe_trace
 from app.text import show_share
@@ -52,11 +54,14 @@ class RunActions:
         self._banner.show_message("busy", title, "After the current step; training continues.")
         self._context.bridge.run(
             lambda core, report: core.runs.save(run.run_id),
-            success=lambda saved: self._banner.show_message(
-                "good", run.name, describe_saved(saved)
-            ),
-            failure=self._banner.show_error,
+            success=lambda saved: self._show_result(run, run.name, describe_saved(saved)),
+            failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )
+
+    def _show_result(self, run: RunSnapshot, title: str, text: str) -> None:
+        """Show a result until the run is resumed or deleted."""
+        self._banner.show_message("good", title, text)
+        last_with_run(self._context, self._banner, run.run_id, with_state=False)
 
     def trace(self, run: RunSnapshot) -> None:
         run_in_banner(
@@ -67,6 +72,7 @@ class RunActions:
             title=f"Profiling {run.name}",
             hint=f"Recording the next {TRACED_STEPS} steps on every rank.",
             cancelled="The ranks may still write traces, but they are not collected.",
+            failed=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 
     def _show_trace(self, run: RunSnapshot, made: TraceResult) -> None:
@@ -91,10 +97,10 @@ class RunActions:
         self._banner.show_message("busy", f"Stopping {run.name}", "Waiting for its checkpoint.")
         self._context.bridge.run(
             lambda core, report: core.runs.stop(run.run_id),
-            success=lambda result: self._banner.show_message(
-                "good", f"Stopped {run.name}", "None of its processes is left on any node."
+            success=lambda result: self._show_result(
+                run, f"Stopped {run.name}", "None of its processes is left on any node."
             ),
-            failure=self._banner.show_error,
+            failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 
     def resume(self, run: RunSnapshot) -> None:
@@ -112,6 +118,7 @@ class RunActions:
             title=f"Resuming {run.name}",
             hint=f"On {', '.join(nodes)}.",
             cancelled="Its checkpoints are unchanged. Anything already launched is stopped.",
+            failed=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 
     def delete(self, run: RunSnapshot) -> None:
@@ -130,7 +137,8 @@ class RunActions:
         ):
             return
         self._context.bridge.run(
-            lambda core, report: core.runs.delete(run.run_id), failure=self._banner.show_error
+            lambda core, report: core.runs.delete(run.run_id),
+            failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 
     def chat(self, run: RunSnapshot, step: int | None = None) -> None:

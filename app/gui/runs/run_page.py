@@ -277,7 +277,7 @@ class RunPage(QWidget):
             self.ranks.reset(shown.ranks)
 
     def _look_over(self) -> None:
-        run = self._context.cluster.runs.get(self.run_id)
+        run = self._context.cluster.current_run(self.run_id)
         if run is None:
             return
         # A node falls silent without an event.

@@ -9,7 +9,7 @@ from app.events import RunSnapshot
 from app.flows.compare import MOST_RUNS
 from app.gui.kit.actions import Actions
 from app.gui.kit.banner import Banner
-from app.gui.kit.empty import EmptyState
+from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, make_label, set_page_margins
 from app.gui.runs.run_actions import RunActions, can_delete, can_resume, can_stop
@@ -54,6 +54,7 @@ class RunsPage(QWidget):
             )
         )
         self._stack.addWidget(self.table)
+        self._stack.addWidget(Waiting("Looking for your runs\u2026"))
         column = QVBoxLayout(self)
         set_page_margins(column, self)
         head = FlowLayout(lead=make_label("Runs", "title"))
@@ -66,6 +67,7 @@ class RunsPage(QWidget):
         column.addWidget(self._stack, 1)
         context.cluster.run_changed.connect(self._show)
         context.cluster.run_deleted.connect(self._remove_row)
+        context.cluster.is_open_changed.connect(self._choose)
         self.table.chosen.connect(self._choose)
         self.table.opened.connect(self._open)
         self._choose()
@@ -123,7 +125,8 @@ class RunsPage(QWidget):
         self._choose()
 
     def _choose(self) -> None:
-        self._stack.setCurrentIndex(1 if self.model.rows() else 0)
+        is_known = self._context.cluster.is_open
+        self._stack.setCurrentIndex(1 if self.model.rows() else 0 if is_known else 2)
         run = self.table.selected()
         for name, is_possible in (
             ("open", run is not None),

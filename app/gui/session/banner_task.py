@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from agents.contract.node import EnvironmentReport
+from app.errors import RacklessError, UserError
 from app.gui.kit.banner import Banner
 from app.gui.session.bridge import Bridge, Work
+from app.gui.session.context import Context
 from app.text import capitalize
 
 T = TypeVar("T")
+
+
+def last_while(context: Context, banner: Banner, is_so: Callable[[], bool]) -> None:
+    """Hide the banner's present message once `is_so` returns False after a change of any kind."""
+    cluster = context.cluster
+    banner.lasts_while(
+        is_so,
+        *(cluster.run_changed, cluster.run_deleted, cluster.node_changed, cluster.node_removed),
+        cluster.devices_changed,
+    )
+
+
+def last_with_run(
+    context: Context, banner: Banner, run_id: str, *, with_state: bool = True
+) -> None:
+    """Hide the banner's message once the run is resumed, deleted, or changes its state.
+
+    Args:
+        context: of the window.
+        banner: shows the message.
+        run_id: run that the message is about.
+        with_state: False for a result that holds whatever becomes of this attempt.
+    """
+
+    def key() -> object:
+        run = context.cluster.runs.get(run_id)
+        return None if run is None else (run.attempt, run.state if with_state else "")
+
+    shown = key()
+    last_while(context, banner, lambda: shown is not None and key() == shown)
+
+
+def last_with_node(context: Context, banner: Banner, name: str) -> None:
+    """Hide the banner's message once the node changes its state, or is removed."""
+
+    def key() -> object:
+        node = context.cluster.nodes.get(name)
+        return None if node is None else node.state
+
+    shown = key()
+    last_while(context, banner, lambda: key() == shown)
 
 
 def run_in_banner(
@@ -22,6 +66,7 @@ def run_in_banner(
     title: str,
     hint: str,
     cancelled: str,
+    failed: Callable[[RacklessError], None] | None = None,
 ) -> None:
     """Run `work(core, report)` and show its reports, or its error, in the banner.
 
@@ -33,6 +78,7 @@ def run_in_banner(
         title: name of the work, in the progressive form.
         hint: shown until the first report.
         cancelled: state that a cancelled run leaves behind, shown after Cancel.
+        failed: shows an error in the banner; None: it stays there until it is dismissed.
     """
 
     def show(line: object) -> None:
@@ -44,19 +90,34 @@ def run_in_banner(
 
     # The closures find `op` when they run: no button can be pressed before it is assigned.
     show(hint)
-    op = bridge.run(work, success, banner.show_error, show)
+    op = bridge.run(work, success, failed or banner.show_error, show)
+
+
+def show_error_while(context: Context, banner: Banner, error: RacklessError) -> None:
+    """Show an error; one about a node until that node changes its state."""
+    banner.show_error(error)
+    where = error.where if isinstance(error, UserError) else ""
+    if where in context.cluster.nodes:
+        last_with_node(context, banner, where)
+
+
+def show_run_error(context: Context, banner: Banner, run_id: str, error: RacklessError) -> None:
+    """Show the error of an action on a run until the run changes its state."""
+    banner.show_error(error)
+    last_with_run(context, banner, run_id)
 
 
 def build_environment_in_banner(
-    bridge: Bridge, banner: Banner, name: str, success: Callable[[EnvironmentReport], None]
+    context: Context, banner: Banner, name: str, success: Callable[[EnvironmentReport], None]
 ) -> None:
     """Build the training environment on node `name`, with progress in the banner."""
     run_in_banner(
-        bridge,
+        context.bridge,
         banner,
         lambda core, report: core.nodes.setup(name, progress=report),
         success,
         title=f"Setting up {name}",
         hint="This takes a few minutes the first time.",
         cancelled=f"{name} is unchanged. Packages already downloaded stay there for next time.",
+        failed=partial(show_error_while, context, banner),
     )

@@ -26,6 +26,7 @@ from app.gui.artifacts.artifacts_page import ArtifactsPage
 from app.gui.nodes.nodes_page import NodesPage
 from app.gui.overview.overview_page import OverviewPage
 from app.gui.runs.runs_page import RunsPage
+from app.gui.session.banner_task import show_error_while
 from app.gui.session.context import Context
 from app.gui.shell.dialogs import Dialogs
 from app.gui.shell.menus import fill_menus, make_actions
@@ -219,7 +220,7 @@ class MainWindow(Shell):
 
     def show_error(self, error: RacklessError) -> None:
         """Show an error above the page."""
-        self.banner.show_error(error)
+        show_error_while(self._context, self.banner, error)
 
     def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
         self._context.bridge.run(lambda core, report: core.nodes.connect())

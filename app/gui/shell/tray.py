@@ -13,6 +13,7 @@ from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app.gui.kit.primitives import escape_mnemonic
+from app.gui.session.banner_task import last_while, last_with_run
 from app.gui.session.context import Context
 from app.gui.shell.shell import Shell
 from app.gui.shell.tray_icon import draw_tray_icon, picture_key
@@ -127,10 +128,25 @@ class Tray(QObject):
         if self._window.isActiveWindow() or not self._window.close_policy.has_tray():
             banner = self._window.banner
             banner.show_message(notice.tone, notice.title, notice.text, ("Open", self._opens))
+            self._last_with(notice)
             QApplication.alert(self._window)
             return
         sign = _SIGNS.get(notice.tone, QSystemTrayIcon.MessageIcon.Information)
         self.icon.showMessage(notice.title, notice.text, sign, SHOWN_MS)
+
+    def _last_with(self, notice: Notice) -> None:
+        """Hide the banner of a notice once its state is over."""
+        context, banner, cluster = self._context, self._window.banner, self._cluster
+        if notice.run_id:
+            last_with_run(context, banner, notice.run_id)
+            return
+
+        def is_so() -> bool:
+            devices = cluster.telemetry.of_node(notice.node)
+            alerts = [alert for d in devices for alert in (*d.alerts, *d.node_alerts)]
+            return any(alert.kind == notice.kind for alert in alerts)
+
+        last_while(context, banner, is_so)
 
     def _notify_hidden(self, said: tuple[str, str] | None) -> None:
         if said is not None:
