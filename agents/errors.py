@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 
 from agents.contract.folder_files import ForeignFile
+from agents.contract.secrets import hide_secrets
 
 
 class ExpectedError(Exception):
     """A failure outside our control. `message` says what and where, `hint` what to do next."""
 
     def __init__(self, message: str, hint: str = "") -> None:
+        # Errors are sent, logged and kept in journals, and quote what libraries wrote.
+        message, hint = hide_secrets(message), hide_secrets(hint)
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -21,6 +21,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import ClassVar
 
+from agents.contract.secrets import hide_secrets
+
 
 class RacklessError(Exception):
     """Root of every error that Rackless raises on purpose."""
@@ -36,6 +38,8 @@ class UserError(RacklessError):
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "", *, where: str = "") -> None:
+        # Errors are shown, logged and stored, and quote what libraries and users wrote.
+        message, hint = hide_secrets(message), hide_secrets(hint)
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -144,5 +148,5 @@ class AgentBug(RacklessError):
     code = "agent-fault"
 
     def __init__(self, message: str, traceback: str = "") -> None:
-        super().__init__(message)
-        self.traceback = traceback
+        super().__init__(hide_secrets(message))
+        self.traceback = hide_secrets(traceback)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from agents.contract.messages import (
     decode,
     encode,
 )
+from agents.contract.secrets import format_trace, hide_secrets
 from agents.contract.wire import WireError, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import remove_half_made, remove_job_folders
@@ -144,8 +145,8 @@ class Server:
                     self._children.pop(request.id, None)
             for action in call.afterwards:
                 action()
-        except Exception:  # noqa: BLE001 - the edge: a thread of the message loop
-            traceback.print_exc()
+        except Exception as error:  # noqa: BLE001 - the edge: a thread of the message loop
+            sys.stderr.write(format_trace(error))
         finally:
             self._workers.pop(request.id, None)
 
@@ -173,8 +174,8 @@ class Server:
 
 def describe_bug(kind: str, bug: BaseException) -> RemoteError:
     """Return the answer to a request whose handler has a bug."""
-    text = "".join(traceback.format_exception(type(bug), bug, bug.__traceback__))
-    message = f"{kind}: {type(bug).__name__}: {bug}"
+    text = format_trace(bug)
+    message = hide_secrets(f"{kind}: {type(bug).__name__}: {bug}")
     return RemoteError(kind="bug", message=message[:4000], traceback=text[-16000:])
 
 

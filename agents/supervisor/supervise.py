@@ -15,8 +15,8 @@ import os
 import resource
 import select
 import signal
+import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from agents.contract.run_layout import (
     SUPERVISOR_JOURNAL,
     SUPERVISOR_LOG,
 )
+from agents.contract.secrets import format_trace, hide_secrets
 from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
@@ -117,7 +118,7 @@ class Supervisor:
         except ExpectedError as error:
             verdict = AttemptOutcome(state="failed", message=error.message, hint=error.hint)
         except Exception as bug:  # noqa: BLE001 - the edge: ranks must not be left alone
-            traceback.print_exc()
+            sys.stderr.write(format_trace(bug))
             verdict = self._describe_bug(bug)
         verdict = self._end_rest(verdict)
         with contextlib.suppress(OSError):
@@ -129,7 +130,7 @@ class Supervisor:
         return AttemptOutcome(
             state="failed",
             message=f"A fault in the supervisor on node {self._intent.node}: "
-            f"{type(bug).__name__}: {bug}.",
+            + hide_secrets(f"{type(bug).__name__}: {bug}."),
             hint=f"Please report it with the file {self._attempt.file(SUPERVISOR_LOG)}",
         )
 

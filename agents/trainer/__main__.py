@@ -13,12 +13,12 @@ import os
 import platform
 import sys
 import time
-import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agents import foreign_code
 from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
+from agents.contract.secrets import format_trace, hide_secrets
 from agents.errors import ExpectedError
 from agents.program import imports_that_stay
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
@@ -73,14 +73,14 @@ def _run(
         run_rank(attempt, journal, heartbeat, control)
         _log("finished normally")
     except ExpectedError as error:
-        traceback.print_exc()
+        sys.stderr.write(format_trace(error))
         journal.write("failed", message=error.message, hint=error.hint)
         return EXIT_USER_ERROR
     except Exception as error:  # noqa: BLE001 - the last edge: log and journal get it
-        traceback.print_exc()
+        sys.stderr.write(format_trace(error))
         journal.write(
             "failed",
-            message=f"The trainer failed with {type(error).__name__}: {error}",
+            message=hide_secrets(f"The trainer failed with {type(error).__name__}: {error}"),
             hint="This is a bug: please report it with the log of this rank",
         )
         return EXIT_FAULT

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from agents.contract.secrets import hide_secrets
 from app.errors import Interrupted, RacklessError, UserError
 
 FAULT = RacklessError.code
@@ -64,7 +65,7 @@ def describe(error: BaseException, command: str, report: str = "") -> Failure:
 def trace_of(error: BaseException) -> str:
     """Return the traceback; that of the node, where the error happened there."""
     there = getattr(error, "traceback", "")
-    return str(there or "".join(traceback.format_exception(error))).rstrip()
+    return hide_secrets(str(there or "".join(traceback.format_exception(error))).rstrip())
 
 
 def print_json(failure: Failure, stream: TextIO | None = None) -> None:
@@ -161,6 +162,7 @@ def _write(folder: Path, text: str) -> Path:
 
 def _say(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stderr
+    text = hide_secrets(text)
     # A file name or a message may hold what the terminal's encoding has no sign for.
     encoding = stream.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)

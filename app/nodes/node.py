@@ -114,6 +114,12 @@ def parse_ssh_address(text: str, key: Path | None = None) -> SshAddress:
     user, at, place = text.strip().rpartition("@")
     if not at or not user:
         raise UsageError(f"{text!r} does not say which user logs in", _FORM)
+    if ":" in user:  # not quoted: what follows may be a password
+        name = user.partition(":")[0]
+        raise UsageError(
+            f"the address of {name} at {place} has more than a user name before the @",
+            "Nodes let in a key, never a password: write USER@HOST[:PORT], and --key FILE.",
+        )
     if not _USER.fullmatch(user):
         raise UsageError(f"{user!r} in {text!r} is not a user name", _FORM)
     host, port = _split_port(place, text)

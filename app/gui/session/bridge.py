@@ -16,7 +16,6 @@ import itertools
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 import shiboken6
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
+from agents.contract.secrets import format_trace
 from app.core.api import CoreApi, OpenCore
 from app.errors import RacklessError, UserError
 from app.events import Event, SampleArrived
@@ -294,4 +294,4 @@ def _owners(call: Callable[[Any], None] | None) -> Iterator[object]:
 
 
 def _describe(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
+    return format_trace(error)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-import traceback
 from types import TracebackType
 
 import PySide6
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
+from agents.contract.secrets import format_trace, hide_secrets
 from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
 from app.gui.kit.theme import Theme
 
 
 def make_report(details: str) -> str:
-    """Return versions and the traceback, with nothing about the person."""
+    """Return versions and the traceback, without tokens, passwords and keys."""
     return (
         f"Rackless crash report\nPython {platform.python_version()}, PySide6 "
-        f"{PySide6.__version__}, {platform.platform()}\n\n{details.strip()}\n"
+        f"{PySide6.__version__}, {platform.platform()}\n\n{hide_secrets(details.strip())}\n"
     )
 
 
@@ -80,9 +80,12 @@ class CrashHook(QObject):
     def _caught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        sys.__excepthook__(kind, error, trace)  # the terminal gets it in any case
+        details = format_trace(error.with_traceback(trace))
+        # The terminal gets it in any case; a program without a window may have none.
+        if sys.stderr is not None:
+            sys.stderr.write(details)
         if not issubclass(kind, KeyboardInterrupt):
-            self.crashed.emit("".join(traceback.format_exception(kind, error, trace)))
+            self.crashed.emit(details)
 
     def show_crash(self, details: str) -> None:
         """Show a report, unless one is open: errors often come in series."""
