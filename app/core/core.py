@@ -32,7 +32,6 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, address_from_json
 from app.paths import Paths, private_folder
-from app.private_home import make_private
 from app.runs.fleet_pool import FleetPool
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.run_repository import RunRepository
@@ -103,6 +102,8 @@ async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
 
 def _open_home(paths: Paths) -> tuple[str, Database]:
     """Return what to tell the user of the home, and its database."""
+    from app.private_home import make_private
+
     try:
         notice = make_private(paths)
     except OSError as error:

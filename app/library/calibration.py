@@ -12,7 +12,6 @@ from pathlib import Path
 from agents.contract.folder_files import open_regular
 from app.errors import UserError
 from app.library.bundles import Source
-from app.library.data import find_data
 from app.storage.hashes import HashStore
 
 MIN_WORDS = 64
@@ -29,6 +28,8 @@ def find_calibration(path: Path, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such file, it is not data, or it has too few words.
     """
+    from app.library.data import find_data  # reads rows, which only an export needs
+
     place = Path(os.path.expanduser(path)).absolute()
     found = find_data(str(place), "--calibration", hashes)
     _count_words(place)

@@ -13,7 +13,6 @@ from agents.contract.messages import from_wire
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
-from app.library.data import find_data
 from app.library.model_check import find_folder, refuse, require_usable
 from app.library.models import find_model, require_whole
 from app.presentation.result_text import say_bytes
@@ -41,6 +40,8 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
     Raises:
         UserError: one of them is missing or broken, or the data would be trained wrongly.
     """
+    from app.library.data import find_data  # reads rows, which lists of runs do not need
+
     evaluation = spec.data.eval
     # The model first: its check takes milliseconds, reading the data may take minutes.
     require_model(services, spec)

@@ -62,6 +62,7 @@ from app.events import (
 )
 from app.hub.node_tokens import NodeToken
 from app.library.recipes import Recipe, list_recipes
+from app.library.sent_files import SentFiles
 from app.nodes.node import SshAddress
 from app.planning.candidate import Plan
 from app.planning.forecast_accuracy import ForecastComparison
@@ -719,6 +720,9 @@ class FakeLibrary:
         self._core.calls.append(("library.read_run_file", path))
         self._core.maybe_fail()
         return replace(SPEC, name=path.stem, seed=7)
+
+    async def list_sent(self, spec: RunSpec) -> tuple[SentFiles, ...]:
+        return ()
 
     def write_run_file(self, spec: RunSpec, path: Path) -> None:
         self._core.calls.append(("library.write_run_file", spec, path))
