@@ -42,6 +42,8 @@ def check_calibration(path: Path, hashes: HashStore) -> int:
     Raises:
         UserError: there is no such file, it is not data, or it has too few words.
     """
+    from app.library.data import find_data  # reads rows, which only an export needs
+
     place = Path(os.path.expanduser(path)).absolute()
     find_data(str(place), "--calibration", hashes)
     return _count_words(place)

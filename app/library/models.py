@@ -16,7 +16,6 @@ from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.model_check import ModelInspector, require_usable
-from app.library.private_places import HINT, explain_private
 from app.storage.hashes import HashStore
 from app.text import shorten
 
@@ -63,6 +62,8 @@ def find_model(
 
 def _refuse_private(name: str, folder: Path) -> None:
     """Refuse a folder of programs or of the system, unless weights show that it is a model."""
+    from app.library.private_places import HINT, explain_private  # lists do not need it
+
     private = explain_private(name)
     # Programs for models keep them in hidden folders; but not every config.json is a model's.
     if private and weigh_weights(str(folder)) is None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import platform
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -50,6 +48,8 @@ class LaunchForecast:
 
 
 def _read_user() -> str:
+    import getpass  # loads what reads passwords; here and below: lists do not need it
+
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container may run under an id without a name
@@ -94,6 +94,8 @@ class Services:
     @property
     def identity(self) -> MasterIdentity:
         """Who this master is, for other masters of the same nodes."""
+        import platform
+
         return MasterIdentity(host=platform.node(), user=_read_user(), home=str(self.paths.home))
 
     @contextlib.contextmanager
