@@ -113,8 +113,16 @@ class Output:
         self.raw(_WIPE.encode())
 
     def _print(self, text: str) -> None:
-        # Flushed: the reader of a pipe follows a run live.
-        print(text, file=self._out, flush=True)
+        try:
+            # Flushed: the reader of a pipe follows a run live.
+            print(text, file=self._out, flush=True)
+        except BrokenPipeError:
+            raise  # its reader has gone, which is no error
+        except OSError as error:
+            raise UserError(
+                f"the output cannot be written: {error.strerror}",
+                "Free space where it goes, or send it elsewhere.",
+            ) from error
 
 
 def confirm(question: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.run import AttemptIntent, AttemptStatus, MasterIdentity, RankPlacement
+from agents.contract.run import AttemptIntent, AttemptStatus, RankPlacement
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.state import Home, open_home, write_json
@@ -102,6 +102,8 @@ def test_busy_device_is_refused_without_a_trace(node: Node) -> None:
 
 
 def test_a_device_that_another_masters_run_holds_is_refused_with_its_name(node: Node) -> None:
+    from agents.contract.run import MasterIdentity
+
     anna = MasterIdentity(host="workshop", user="anna", home="/home/anna/rackless")
     attempt = AttemptFolder(node.home, "first", 1)
     launch(node.home, replace(node.intent("train", run_id="first"), master=anna))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
+import io
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,6 @@ from app.cli import chat, watching
 from app.cli.command import with_core
 from app.cli.main import build_parser, run
 from app.cli.output import Output
-from app.cli.sparse import SparseLines
 from app.errors import RacklessError, UserError
 from app.events import RunChanged
 from tests.app.cli.test_main import PRODUCT_COMMANDS
@@ -182,6 +184,8 @@ class Clock:
 
 
 def test_150_lines_of_progress_become_a_few_without_a_terminal() -> None:
+    from app.cli.sparse import SparseLines
+
     clock = Clock()
     lines = SparseLines(clock)
     printed = []
@@ -195,6 +199,8 @@ def test_150_lines_of_progress_become_a_few_without_a_terminal() -> None:
 
 
 def test_a_long_silence_and_every_new_phase_are_told_but_never_a_flood() -> None:
+    from app.cli.sparse import SparseLines
+
     clock = Clock()
     lines = SparseLines(clock)
     assert lines.allows("checking alpha and beta")
@@ -222,3 +228,17 @@ def test_watching_a_run_without_a_terminal_prints_few_lines(
 
     asyncio.run(watch())
     assert 1 <= len(capsys.readouterr().out.splitlines()) <= 3
+
+
+def test_output_that_cannot_be_written_is_no_fault_of_ours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert run(["runs", "list", "--json"]) == 1
+    found = json.loads(capsys.readouterr().err)
+    assert found["what"] == "the output cannot be written: No space left on device"
+    assert found["code"] == "refused"

@@ -9,7 +9,7 @@ import numpy as np
 from agents.contract.node import GpuFacts, GpuSample, NodeFacts, Sample
 from app.events import NodeSnapshot, RankProgress, RunSnapshot
 from app.gui.tables.device_columns import device_columns, make_row
-from app.telemetry.state import current_run, describe_device, describe_rank, describe_run
+from app.telemetry.state import describe_device, describe_run
 from app.telemetry.stream import TIME, TOKENS, UTILISATION, DeviceKey, Telemetry
 from tests.fakes.core import SPEC
 
@@ -124,6 +124,8 @@ def test_no_line_is_drawn_across_the_time_without_samples() -> None:
 
 
 def test_a_lost_nodes_ranks_are_not_training_and_have_no_figures() -> None:
+    from app.telemetry.state import current_run, describe_rank
+
     nodes = {"alpha": make_node(), "beta": make_node("unreachable", NOW_S - 12, "beta")}
     shown = current_run(make_run(), nodes, NOW_S)
     here, lost = shown.ranks
@@ -135,6 +137,8 @@ def test_a_lost_nodes_ranks_are_not_training_and_have_no_figures() -> None:
 
 
 def test_a_run_without_any_node_that_answers_has_no_speed_and_no_time_left() -> None:
+    from app.telemetry.state import current_run
+
     nodes = {"alpha": make_node("unreachable", NOW_S - 60)}  # beta was removed
     shown = current_run(make_run(), nodes, NOW_S)
     assert (shown.tokens_per_s, shown.mfu, shown.eta, shown.remaining_s) == (None,) * 4

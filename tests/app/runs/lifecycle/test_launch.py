@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse
-from agents.contract.run import AttemptStatus, MasterIdentity
+from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
-from app.runs.foreign import stop_on_node
 from app.runs.lifecycle.launch import make_run_id, start_run
 from app.runs.lifecycle.resume import resume_run
 from app.runs.preflight import require_supported
@@ -182,6 +181,8 @@ def busy_with(cluster: FakeCluster, **fields: object) -> None:
 def test_a_node_that_another_master_holds_is_refused_by_its_name_and_how_to_free_it(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
+    from agents.contract.run import MasterIdentity
+
     anna = MasterIdentity(host="workshop", user="anna", home="/home/anna/rackless")
     busy_with(cluster, master=anna, spec=replace(spec, name="poems"), started_s=time.time())
     error = refused(services, spec)
@@ -212,6 +213,8 @@ def test_a_run_that_this_home_does_not_know_is_named_with_a_command_that_works(
     assert message in error.message
     assert hint in error.hint
     assert "rackless runs stop r-9 --node beta" in error.hint
+    from app.runs.foreign import stop_on_node
+
     stopped = asyncio.run(stop_on_node(services, "r-9", "beta"))
     assert (stopped.run_id, stopped.state) == ("r-9", "stopped")
     start(services, spec)
@@ -229,6 +232,8 @@ def test_processes_that_lost_their_supervisor_are_seen_before_a_run_gets_an_id(
 def test_what_does_not_run_on_a_node_is_not_stopped_there(
     services: Services, cluster: FakeCluster
 ) -> None:
+    from app.runs.foreign import stop_on_node
+
     with pytest.raises(UserError, match="node beta knows no run r-9"):
         asyncio.run(stop_on_node(services, "r-9", "beta"))
     busy_with(cluster, state="done")
