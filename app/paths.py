@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -159,6 +158,8 @@ def room_bytes(folder: Path) -> int:
 
     The database and all else that this PC has to write need room, too.
     """
+    import shutil  # with all archive formats, which no list needs
+
     disk = shutil.disk_usage(folder)
     return disk.free - min(RESERVE_BYTES, int(disk.total * RESERVE_SHARE))
 

@@ -18,6 +18,12 @@ MOST_OF_NAME = 60
 """Maximum length of a file name made from a free text; file systems end at 255 bytes."""
 # What Windows forbids in file names, the strictest of the systems that we support.
 _NO_NAME = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
+# Controls (C0, DEL, C1), signs of direction, line separators, what has no width or glyph, and
+# halves of surrogate pairs. Not the joiners of Persian words and of emoji.
+_INVISIBLE = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f"
+    "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
+)
 MOST_UNBROKEN = 24
 """Maximum number of unbreakable characters; more do not fit beside a form."""
 _UNBROKEN = re.compile(f"[^\\s/\\\\-]{{{MOST_UNBROKEN + 1},}}")
@@ -252,6 +258,22 @@ def shorten(text: str, most: int = 200) -> str:
     """
     text = text.strip()
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def show_foreign(text: str, keep: str = "") -> str:
+    """Return a text of others so that it shows what it is and does nothing else.
+
+    Control characters move the cursor of a terminal, set its title and its clipboard; others turn
+    the direction of what follows, or are not seen at all. All of them become escapes.
+
+    >>> show_foreign("pc\\x1b[2J\\n"), show_foreign("a\\nb\\u202ec", keep="\\n")
+    ('pc\\\\x1b[2J\\\\n', 'a\\nb\\\\u202ec')
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _INVISIBLE.sub(
+        lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text
+    )
 
 
 def file_name(text: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
+from agents.contract.names import MAX_STEP, check_inside, check_name, check_number
 from agents.contract.spec import DataFormat, Objective
 
 PROOF_FILE = "proof.json"
@@ -64,6 +65,11 @@ class MakeJob:
     """Key of the lease: the GPU's uuid, or `cpu`."""
     tools: str = "tools"
     """Folder for tools that are built once, such as llama.cpp's quantizer."""
+
+    def check_foreign(self) -> None:
+        for path in (self.packages, self.tools):
+            if path is not None:
+                check_inside(path)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -219,3 +225,7 @@ class MergeJob:
     model_path: str
     destination: str
     """Folder relative to the agent's home."""
+
+    def check_foreign(self) -> None:
+        check_name("run_id", self.run_id)
+        check_number("step", self.step, 0, MAX_STEP)

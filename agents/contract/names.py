@@ -18,6 +18,8 @@ MAX_RANK = 10**6 - 1
 """Last rank, as names of logs have up to six digits."""
 MAX_TIME_S = 32_503_680_000.0
 """Latest wall clock time, in seconds since 1970: the year 3000, the last that Windows shows."""
+MAX_WAIT_S = 24 * 3600.0
+"""Longest time that one side asks the other to wait, in seconds: a day."""
 MAX_PATH_CHARACTERS = 1024
 """Length of a path within a folder; systems end at 4096 with everything above it."""
 MAX_TEXT_CHARACTERS = 4096
@@ -67,7 +69,7 @@ def check_name(field: str, text: str) -> None:
         )
 
 
-def check_number(field: str, number: int, least: int, most: int) -> None:
+def check_number(field: str, number: float, least: float, most: float) -> None:
     """Check a number from the other side.
 
     Raises:

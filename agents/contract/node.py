@@ -7,6 +7,7 @@ from typing import Literal
 
 from agents.contract.names import (
     MAX_ATTEMPT,
+    MAX_WAIT_S,
     check_name,
     check_number,
     check_text,
@@ -278,6 +279,10 @@ class AllReduceProbe:
     """Number of fp32 values that are summed over all ranks."""
     timeout_s: float = 60.0
 
+    def check_foreign(self) -> None:
+        check_number("num_values", self.num_values, 1, 1 << 28)
+        check_number("timeout_s", self.timeout_s, 0, MAX_WAIT_S)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationJob:
@@ -292,6 +297,9 @@ class CalibrationJob:
     """GPU uuid, which is leased meanwhile."""
     seconds: float = 20.0
     """Maximum duration of all measurements, without the start of torch, in seconds."""
+
+    def check_foreign(self) -> None:
+        check_number("seconds", self.seconds, 0, MAX_WAIT_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

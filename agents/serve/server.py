@@ -116,7 +116,8 @@ class Server:
             self._ending = True
         elif request.kind == "cancel":
             self._channel.send(Response(id=request.id, result={}))
-            children = self._children.get(request.args.get("request", -1))
+            number = request.args.get("request")
+            children = self._children.get(number) if isinstance(number, int) else None
             if children is not None:
                 # It waits for killed programs; the next line must not.
                 threading.Thread(target=children.cancel, daemon=True).start()

@@ -15,7 +15,7 @@ from app.cli.gui import has_display
 from app.cli.output import Output
 from app.cli.sparse import SparseLines
 from app.errors import Interrupted
-from app.text import show_duration, show_loss
+from app.text import show_duration, show_foreign, show_loss
 
 if TYPE_CHECKING:
     from app.demo import Demo, DemoOutcome, Story
@@ -205,7 +205,7 @@ class _Bar:
 
     def print(self, text: str) -> None:
         # rich would take brackets in a message for its markup.
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(show_foreign(text, keep="\n"), markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()

@@ -23,6 +23,7 @@ from typing import TextIO
 
 from agents.contract.secrets import hide_secrets
 from app.errors import Interrupted, RacklessError, UserError
+from app.text import show_foreign
 
 FAULT = RacklessError.code
 INTERRUPTED = Interrupted.code
@@ -65,7 +66,8 @@ def describe(error: BaseException, command: str, report: str = "") -> Failure:
 def trace_of(error: BaseException) -> str:
     """Return the traceback; that of the node, where the error happened there."""
     there = getattr(error, "traceback", "")
-    return hide_secrets(str(there or "".join(traceback.format_exception(error))).rstrip())
+    text = str(there or "".join(traceback.format_exception(error))).rstrip()
+    return show_foreign(hide_secrets(text), keep="\n")
 
 
 def print_json(failure: Failure, stream: TextIO | None = None) -> None:
@@ -82,9 +84,10 @@ def print_json(failure: Failure, stream: TextIO | None = None) -> None:
 
 def print_words(failure: Failure) -> None:
     """Print for people on stderr."""
-    _say(f"rackless: {failure.what}")
+    # Indented: what a node says must not pass for a line of ours.
+    _say(f"rackless: {failure.what}".replace("\n", "\n    "))
     if failure.next:
-        _say(f"  what to do: {failure.next}")
+        _say(f"  what to do: {failure.next}".replace("\n", "\n    "))
 
 
 def print_notice(text: str, *, as_json: bool) -> None:
@@ -162,7 +165,7 @@ def _write(folder: Path, text: str) -> Path:
 
 def _say(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stderr
-    text = hide_secrets(text)
+    text = show_foreign(hide_secrets(text), keep="\n")
     # A file name or a message may hold what the terminal's encoding has no sign for.
     encoding = stream.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)

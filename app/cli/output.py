@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from app.cli.failures import describe, print_json
 from app.cli.sparse import SparseLines
 from app.errors import UserError
+from app.text import show_foreign
 
 _GAP = "  "
 # To the start of the line, then erase to its end (ECMA-48).
@@ -52,18 +53,26 @@ class Output:
     def text(self, text: str) -> None:
         """Print for people; nothing with --json."""
         if not self.as_json:
-            self._print(text)
+            self._print(show_foreign(text, keep="\n"))
 
     def raw(self, data: bytes) -> None:
-        """Print bytes of a log as they are; nothing with --json."""
+        """Print a part of a log or an answer without a newline; nothing with --json.
+
+        What would act on the terminal is shown as an escape. A lone carriage return, with which a
+        progress bar writes over itself, begins a new line.
+        """
+        text = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+        self._write(show_foreign(text, keep="\n\t"))
+
+    def _write(self, text: str) -> None:
         if not self.as_json:
-            self._out.write(data.decode("utf-8", "replace"))
+            self._out.write(text)
             self._out.flush()
 
     def note(self, text: str) -> None:
         """Print progress for people on stderr; nothing with --json."""
         if not self.as_json:
-            print(text, file=self._err, flush=True)
+            print(show_foreign(text, keep="\n"), file=self._err, flush=True)
 
     def progress(self, text: str, phase: str = "", share: float | None = None) -> None:
         """Print how far the work is on stderr; without a terminal only a few lines of many.
@@ -106,11 +115,11 @@ class Output:
         It is cut to the terminal's width: a wrapped line could not be erased.
         """
         columns = shutil.get_terminal_size().columns
-        self.raw(f"{_WIPE}{text[: columns - 1]}".encode())
+        self._write(f"{_WIPE}{show_foreign(text)[: columns - 1]}")
 
     def wipe(self) -> None:
         """Erase the line that `bar` has shown."""
-        self.raw(_WIPE.encode())
+        self._write(_WIPE)
 
     def _print(self, text: str) -> None:
         try:
@@ -130,7 +139,7 @@ def confirm(question: str) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     # On stderr: stdout is the answer alone, and may be piped away.
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{show_foreign(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -140,6 +149,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     >>> aligned([["NAME", "STATE"], ["alpha", "online"]])
     ['NAME   STATE', 'alpha  online']
     """
+    # A line break in a name of others would look like a row of ours.
+    rows = [[show_foreign(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.contract.messages import MAX_LINE_BYTES
+from agents.contract.names import MAX_WAIT_S, check_number
 from agents.contract.run import AttemptIntent, AttemptStatus, ControlRequest
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
@@ -31,6 +32,9 @@ class StopArgs:
     run_id: str
     attempt: int
     grace_s: float = 30.0
+
+    def check_foreign(self) -> None:
+        check_number("grace_s", self.grace_s, 0, MAX_WAIT_S)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from agents.contract.names import MAX_WAIT_S, check_number
 from agents.contract.node import AllReduceProbe
 from agents.contract.python_child import python_variables
 from agents.contract.wire import from_wire, to_wire
@@ -25,6 +26,8 @@ from agents.program import command
 from agents.serve.channel import Call
 from agents.state import archive_path
 
+MAX_PROBE_BYTES = 1 << 30
+"""Number of bytes that a probe may send over a link."""
 START_S = 60.0
 """Time for importing torch, on top of the probe's own deadline, in seconds."""
 
@@ -38,6 +41,9 @@ class PortArgs:
 class ListenArgs:
     address: str
     timeout_s: float = 30.0
+
+    def check_foreign(self) -> None:
+        check_number("timeout_s", self.timeout_s, 0, MAX_WAIT_S)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,10 @@ class ConnectArgs:
     port: int
     greeting: str
     num_bytes: int = 0
+
+    def check_foreign(self) -> None:
+        check_number("port", self.port, 1, 65535)
+        check_number("num_bytes", self.num_bytes, 0, MAX_PROBE_BYTES)
 
 
 def choose_port(call: Call) -> dict[str, Any]:

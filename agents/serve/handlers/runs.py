@@ -14,6 +14,7 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.node import checkpoints
 from agents.node.files import describe_file, list_files, read_bundle_status, split_destination
 from agents.serve.channel import Call
+from agents.state import Home
 from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over
 from agents.supervisor.fence import raise_fence
 from agents.supervisor.sweep import find_processes
@@ -90,6 +91,7 @@ def delete(call: Call) -> dict[str, Any]:
             )
     if not folder.exists():
         return {"freed_bytes": 0}
+    _refuse_links(call.home, folder)
     return {"freed_bytes": _remove(folder)}
 
 
@@ -145,4 +147,16 @@ def _find_artifact(call: Call, *, or_export: bool = False) -> Path:
         raise ExpectedError(
             f"{'/'.join(parts)} is not an artifact.", "Artifacts are below artifacts/"
         )
+    _refuse_links(call.home, folder)
     return folder
+
+
+def _refuse_links(home: Home, folder: Path) -> None:
+    """Refuse a folder of ours that a symbolic link leads to: what it deletes lies elsewhere."""
+    for step in (folder, *folder.parents):
+        if step == home.path:
+            return
+        if step.is_symlink():
+            raise ExpectedError(
+                f"{step} is a symbolic link, which is not followed.", "Remove the link on this node"
+            )

@@ -20,7 +20,7 @@ from app.flows.field import NO, YES, Field
 from app.flows.new_run import LOOKING_FOR_NODES, Finding
 from app.flows.new_run_answers import ALL_NODES, split_names
 from app.gui.kit.inputs import ChoiceBox
-from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_style_property
+from app.gui.kit.primitives import Button, ElidedLabel, make_label, make_tooltip, set_style_property
 from app.gui.kit.theme import Theme
 from app.gui.tables.node_columns import describe_hardware
 
@@ -180,7 +180,7 @@ class AnswerField(QWidget):
     def _add_box(self, name: str, words: str, hardware: str = "") -> QCheckBox:
         check = QCheckBox(words)
         check.setAccessibleDescription(hardware)
-        check.setToolTip(words)
+        check.setToolTip(make_tooltip(words))
         check.setMinimumWidth(1)  # so that a long name does not widen the form
         check.toggled.connect(lambda checked: self._touch())
         line = QWidget()

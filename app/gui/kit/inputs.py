@@ -13,6 +13,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QPlainTextEdit, QSpinBox
 
+from app.gui.kit.primitives import make_tooltip
+
 
 class ChoiceBox(QComboBox):
     """A combo box."""
@@ -21,7 +23,8 @@ class ChoiceBox(QComboBox):
         super().__init__()
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.currentTextChanged.connect(self.setToolTip)  # the text may be elided
+        # The text may be elided.
+        self.currentTextChanged.connect(lambda text: self.setToolTip(make_tooltip(text)))
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()

@@ -32,7 +32,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui.kit.theme import Theme
-from app.text import BREAK, let_break
+from app.text import BREAK, let_break, show_foreign
 
 MAX_TIP_LINE_CHARS = 100
 """Maximum length of a tooltip on one line, in characters; a longer one wraps."""
@@ -54,8 +54,8 @@ class WrappedLabel(QLabel):
         self.setText(text)
 
     def setText(self, text: str) -> None:
-        self._text = text
-        super().setText(let_break(text))
+        self._text = show_foreign(text, keep="\n")
+        super().setText(let_break(self._text))
 
     def text(self) -> str:
         return self._text
@@ -111,9 +111,21 @@ class WrappedLabel(QLabel):
             self.updateGeometry()
 
 
+class PlainLabel(QLabel):
+    """A label that shows text of others as it is: no HTML, and what is invisible as an escape."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setText(text)
+
+    def setText(self, text: str) -> None:
+        super().setText(show_foreign(text, keep="\n"))
+
+
 def make_label(text: str = "", role: str = "", *, wraps: bool = False) -> QLabel:
     """Return a plain-text label; `role` is a name in window.qss such as `title` or `caption`."""
-    label = WrappedLabel(text) if wraps else QLabel(text)
+    label = WrappedLabel(text) if wraps else PlainLabel(text)
     # Names and messages of others may look like HTML; Qt would guess.
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setObjectName(role)
@@ -130,13 +142,12 @@ def make_selectable(label: QLabel) -> QLabel:
     return label
 
 
-class ElidedLabel(QLabel):
+class ElidedLabel(PlainLabel):
     """One line, elided if it does not fit; the tooltip then shows the whole text."""
 
     def __init__(self, text: str = "", role: str = "") -> None:
         super().__init__(text)
         self.setObjectName(role)
-        self.setTextFormat(Qt.TextFormat.PlainText)
         # Ignored: the full width of the text must not widen the layout.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
 
@@ -162,6 +173,7 @@ def make_tooltip(text: str) -> str:
     >>> make_tooltip("the <b> of Q&A")
     '<p style="white-space:pre-wrap">the &lt;b&gt; of Q&amp;A</p>'
     """
+    text = show_foreign(text, keep="\n\t")
     if len(text) <= MAX_TIP_LINE_CHARS and "<" not in text:
         return text
     return f'<p style="white-space:pre-wrap">{escape(text)}</p>'
@@ -220,7 +232,7 @@ class Button(QPushButton):
         self.setText(text)
         self.setObjectName(role)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.setToolTip(tip)
+        self.setToolTip(make_tooltip(tip))
         self.clicked.connect(lambda: pressed())
         if icon:
             self.setIconSize(QSize(16, 16))
@@ -242,6 +254,7 @@ class Button(QPushButton):
 
     def setText(self, text: str) -> None:
         """Set the label, with a space between it and the icon."""
+        text = show_foreign(text)
         super().setText(f" {text}" if self._icon else text)
         self.setAccessibleName(text)
 

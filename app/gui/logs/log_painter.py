@@ -10,6 +10,7 @@ from PySide6.QtGui import QFontMetrics, QPainter
 
 from app.gui.kit.theme import Theme
 from app.gui.logs.log_document import MAX_LINE_CHARS, LogDocument
+from app.text import show_foreign
 
 PAD_PX = 12
 
@@ -76,7 +77,8 @@ class LinePainter:
         needle = marks.words.casefold()
         for row, number in enumerate(numbers):
             y = PAD_PX // 2 + row * self.line_px
-            text = document.line(number)[:MAX_LINE_CHARS].replace("\t", "    ")
+            whole = document.line(number)[:MAX_LINE_CHARS].replace("\t", "    ")
+            text = show_foreign(whole)[:MAX_LINE_CHARS]
             self.widest_chars = max(self.widest_chars, len(text))
             line = QRect(0, y, area.width(), self.line_px)
             if marks.is_marked(number):

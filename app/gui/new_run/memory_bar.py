@@ -8,6 +8,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from app.gui.kit.primitives import make_tooltip
 from app.gui.kit.theme import Theme
 from app.text import show_bytes
 
@@ -40,7 +41,7 @@ class MemoryBar(QWidget):
         """
         self._parts, self._room_bytes = tuple(parts), room_bytes
         words = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
-        self.setToolTip(words)
+        self.setToolTip(make_tooltip(words))
         # A painted bar says nothing to a screen reader.
         self.setAccessibleName(f"{words}; available {show_bytes(room_bytes)}")
         self.update()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import make_label, make_separator
+from app.gui.kit.primitives import make_label, make_separator, make_tooltip
 from app.gui.session.context import Context
 from app.telemetry.state import is_silent
 from app.text import DASH, count_of, show_bytes_of, show_rate, show_share, show_watts
@@ -82,7 +82,7 @@ class TotalsBar(QFrame):
         column.setSpacing(2)
         row.addLayout(column, 1)
         for label in (self._values[key], self._captions[key]):
-            label.setToolTip(tip)
+            label.setToolTip(make_tooltip(tip))
             column.addWidget(label)
         return cell
 

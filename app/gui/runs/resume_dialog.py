@@ -10,7 +10,13 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QVBoxLayout, QWid
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import NumberBox
-from app.gui.kit.primitives import Button, make_dialog_buttons, make_label, make_scroll_area
+from app.gui.kit.primitives import (
+    Button,
+    make_dialog_buttons,
+    make_label,
+    make_scroll_area,
+    make_tooltip,
+)
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
@@ -138,7 +144,7 @@ class ResumeDialog(QDialog):
             box = QCheckBox(node.name if node.state == "online" else f"{node.name} ({node.state})")
             box.setEnabled(node.state == "online")
             box.setChecked(node.state == "online" and node.name in self._run.nodes)
-            box.setToolTip(node.problem or node.address)
+            box.setToolTip(make_tooltip(node.problem or node.address))
             box.toggled.connect(lambda checked: self._review())
             boxes[node.name] = box
         return boxes

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLa
 
 from app.events import Certificate, RunSnapshot
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import Button, ElidedLabel, IconButton, make_label
+from app.gui.kit.primitives import Button, ElidedLabel, IconButton, make_label, make_tooltip
 from app.gui.kit.status import StatusPill
 from app.gui.runs.run_actions import (
     TRACED_STEPS,
@@ -192,7 +192,7 @@ class RunProgress(QFrame):
             box.setContentsMargins(0, 0, 0, 0)
             box.setSpacing(0)
             for label in (self.figures[key], self._captions[key]):
-                label.setToolTip(tip)
+                label.setToolTip(make_tooltip(tip))
                 box.addWidget(label)
             row.addWidget(cell)
         column = QVBoxLayout(self)

@@ -21,7 +21,7 @@ from app.telemetry.notices import SETTING_OF, Notice, Notices
 from app.telemetry.state import Tone
 from app.telemetry.stream import DeviceKey
 from app.telemetry.whole import describe_progress, describe_whole
-from app.text import capitalize
+from app.text import capitalize, show_foreign
 
 REFRESH_MS = 1000
 """Minimum interval between two updates of icon and menu, in milliseconds."""
@@ -132,7 +132,7 @@ class Tray(QObject):
             QApplication.alert(self._window)
             return
         sign = _SIGNS.get(notice.tone, QSystemTrayIcon.MessageIcon.Information)
-        self.icon.showMessage(notice.title, notice.text, sign, SHOWN_MS)
+        self._show(notice.title, notice.text, sign)
 
     def _last_with(self, notice: Notice) -> None:
         """Hide the banner of a notice once its state is over."""
@@ -153,7 +153,12 @@ class Tray(QObject):
             self._opens = self._window.come_forward
             title, text = said
             sign = QSystemTrayIcon.MessageIcon.Information
-            self.icon.showMessage(title, text, sign, SHOWN_MS)
+            self._show(title, text, sign)
+
+    def _show(self, title: str, text: str, sign: QSystemTrayIcon.MessageIcon) -> None:
+        # Desktops of Linux take the text for HTML, and would load the images that it names.
+        plain = [show_foreign(part).replace("<", "\u2039") for part in (title, text)]
+        self.icon.showMessage(plain[0], plain[1], sign, SHOWN_MS)
 
     # ------------------------------------------------------------ clicks
 

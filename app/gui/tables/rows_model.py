@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
 from app.gui.kit.primitives import make_tooltip
+from app.text import show_foreign
 
 T = TypeVar("T")
 Index = QModelIndex | QPersistentModelIndex
@@ -147,7 +148,8 @@ class RowsModel(QAbstractTableModel, Generic[T]):
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         column, row = self.columns[index.column()], self._rows[index.row()]
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
-            return column.status(row).text if column.status else column.text(row)
+            text = column.status(row).text if column.status else column.text(row)
+            return show_foreign(text)
         if role == Qt.ItemDataRole.ToolTipRole:
             return make_tooltip(column.status(row).text if column.status else column.text(row))
         if role == SORT_ROLE:

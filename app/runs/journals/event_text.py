@@ -19,6 +19,7 @@ from app.runs.journals.journal import (
     number_of,
     read_certificate,
     text_of,
+    time_of,
     trace_rows,
     whole_of,
 )
@@ -55,7 +56,7 @@ def describe_line(
     # All ranks of an attempt write the same checkpoint or evaluation line; only the numbers in it
     # differ. A failure or a trace belongs to one rank, so there the sentence is part of the key.
     key = (attempt, line_kind, whole_of(line, "step"), *((text,) if own else ()))
-    time_s = number_of(line, "time_s") or 0.0
+    time_s = time_of(line)
     event = RunEvent(run_id=run_id, time_s=time_s, kind=kind, severity=severity, text=text)
     return JournalEvent(key, event)
 

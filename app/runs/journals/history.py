@@ -30,6 +30,7 @@ from app.runs.journals.journal import (
     read_certificate,
     read_trace,
     shares_of,
+    step_of,
     step_record,
     text_of,
     whole_of,
@@ -38,6 +39,12 @@ from app.runs.journals.journal import (
 # Newest steps that speed is judged by: few enough to follow a change within a minute or two, and
 # enough for a median that a slow checkpoint step does not move.
 PACE_STEPS = 20
+MAX_STEPS = 5_000_000
+"""Number of steps of an attempt that are kept in memory: a node may write any number of lines."""
+MAX_EVENTS = 20_000
+"""Number of events of a run that are kept in memory."""
+MAX_TRACES = 1000
+"""Number of traces of an attempt that are listed."""
 
 
 T = TypeVar("T")
@@ -127,7 +134,7 @@ class AttemptHistory:
 
     def add(self, record: StepRecord) -> bool:
         """Add a step; return False when another rank has recorded it already."""
-        if record.step in self.steps:
+        if record.step in self.steps or len(self.steps) >= MAX_STEPS:
             return False
         self.steps[record.step] = record
         self.first = self.first or record
@@ -234,7 +241,7 @@ class RunHistory:
             _take_rank_line(line, attempt, known, number)
             _take_holder(line, attempt, node)
             trace = read_trace(line, rank, folder)
-            if trace is not None:
+            if trace is not None and len(attempt.traces) < MAX_TRACES:
                 attempt.traces.append(trace)
             record = step_record(line, number)
             if record is not None and attempt.add(record):
@@ -244,7 +251,7 @@ class RunHistory:
                 self.data = from_wire(DataPreview, line)
         entry = describe_line(line, self._run_id, number, node, rank)
         # Several ranks record the same event; equal keys make it one.
-        if entry is not None and entry.key not in self._seen:
+        if entry is not None and entry.key not in self._seen and len(self.events) < MAX_EVENTS:
             self._seen.add(entry.key)
             self.events.append(entry.event)
 
@@ -258,19 +265,19 @@ def _take_rank_line(
         rank.phase_share = number_of(line, "share")
     elif kind == "started":
         attempt.total_steps = whole_of(line, "total_steps")
-        attempt.first_step = whole_of(line, "step")
+        attempt.first_step = step_of(line)
         attempt.shares = shares_of(line) or attempt.shares
         rank.step = attempt.first_step
         rank.peak_flops_per_s = number_of(line, "peak_flops_per_s")
     elif kind == "checkpoint":
         _take_checkpoint(line, attempt)
     elif kind == "checkpoint_failed":
-        attempt.failed_saves[whole_of(line, "step") or 0] = text_of(line, "message")
+        attempt.failed_saves[step_of(line) or 0] = text_of(line, "message")
     elif kind == "certificate":
         attempt.certificate = read_certificate(line) or attempt.certificate
     # Journals call a control request a wish.
     elif kind == "wish":
-        attempt.request_steps[text_of(line, "wish_id")] = whole_of(line, "step") or 0
+        attempt.request_steps[text_of(line, "wish_id")] = step_of(line) or 0
     elif kind == "eval":
         _take_evaluation(line, attempt, number)
     elif kind == "setting":
@@ -284,7 +291,7 @@ def _take_rank_line(
 
 
 def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
-    step = whole_of(line, "step")
+    step = step_of(line)
     if step is None:
         return
     # Every rank that writes records its own times; the slowest one counts.
@@ -296,14 +303,14 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
 
 
 def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
-    step = whole_of(line, "step")
+    step = step_of(line)
     # Step 0 is a start from scratch, which holds no copy.
     if step and line["kind"] in ("checkpoint", "started"):
         attempt.holders.setdefault(step, set()).add(node)
 
 
 def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int) -> None:
-    step = whole_of(line, "step")
+    step = step_of(line)
     if step is not None:
         attempt.evaluations[step] = EvaluationRecord(
             attempt=number,
@@ -314,7 +321,7 @@ def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int)
 
 
 def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
-    rank.step = whole_of(line, "step")
+    rank.step = step_of(line)
     rank.time_s = number_of(line, "time_s")
     rank.tokens_per_s = number_of(line, "tokens_per_s")
     rank.step_s = number_of(line, "step_s")

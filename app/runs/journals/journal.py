@@ -7,16 +7,21 @@ not JSON (the disk was full) is skipped.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agents.contract.json_text import parse_json
+from agents.contract.names import MAX_STEP, MAX_TIME_S
+from agents.contract.run_layout import is_stream
+from agents.contract.wire import WireError
 from app.events import Certificate, RankTrace, StepRecord, TraceRow
 
 # Bounds memory while a long journal is read for the first time; a line is a few hundred bytes.
 MAX_READ_BYTES = 8 << 20
+MAX_TEXT_CHARACTERS = 16_000
+"""Length of a text in a line that is kept: several tracebacks."""
 Line = Mapping[str, Any]
 
 
@@ -49,8 +54,8 @@ class JournalTail:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line, finite=False)
+    except WireError:
         return None
     return value if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
 
@@ -73,9 +78,22 @@ def whole_of(line: Line, key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def step_of(line: Line, key: str = "step") -> int | None:
+    """Return the number of a step; None when it is none that a run can reach."""
+    step = whole_of(line, key)
+    return step if step is not None and 0 <= step <= MAX_STEP else None
+
+
+def time_of(line: Line) -> float:
+    """Return the wall clock time of a line, in seconds since 1970; 0 when it is none."""
+    time_s = number_of(line, "time_s") or 0.0
+    return time_s if 0 <= time_s <= MAX_TIME_S else 0.0
+
+
 def text_of(line: Line, key: str) -> str:
+    """Return a text, cut to a length that can be shown; empty when there is none."""
     value = line.get(key)
-    return value if isinstance(value, str) else ""
+    return value[:MAX_TEXT_CHARACTERS] if isinstance(value, str) else ""
 
 
 def shares_of(line: Line) -> tuple[float, ...]:
@@ -97,7 +115,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
 
     A loss that is not a number is kept, because a diverged run must be visible.
     """
-    step = whole_of(line, "step")
+    step = step_of(line)
     if line.get("kind") != "step" or step is None:
         return None
     step_s, tokens = number_of(line, "step_s"), number_of(line, "global_tokens")
@@ -106,7 +124,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
     return StepRecord(
         attempt=attempt,
         step=step,
-        time_s=number_of(line, "time_s") or 0.0,
+        time_s=time_of(line),
         loss=float(loss) if isinstance(loss, (int, float)) else None,
         learning_rate=number_of(line, "learning_rate"),
         gradient_norm=number_of(line, "gradient_norm"),
@@ -138,14 +156,16 @@ def read_certificate(line: Line) -> Certificate | None:
 
 def read_trace(line: Line, rank: int, folder: Path) -> RankTrace | None:
     """Return the trace of a journal line, in the mirror `folder`; None for other kinds."""
-    kind, first_step = text_of(line, "kind"), whole_of(line, "first_step")
+    kind, first_step = text_of(line, "kind"), step_of(line, "first_step")
     if kind not in ("trace", "trace_failed") or first_step is None:
         return None
+    # A failed one has no file.
+    file = text_of(line, "file")
     return RankTrace(
         rank=rank,
         first_step=first_step,
         last_step=whole_of(line, "last_step") or first_step,
-        path=str(folder / text_of(line, "file")),
+        path=str(folder / file if is_stream(file) else folder),
         size_bytes=whole_of(line, "size_bytes") or 0,
         top=trace_rows(line),
         problem=text_of(line, "message") if kind == "trace_failed" else "",
