@@ -7,6 +7,7 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,10 @@ from agents.contract.hub import find_snapshot
 
 MOST_BYTES = 4 << 20
 """Maximum size of a config; those of the largest models have some ten thousand bytes."""
+MOST_DIGITS = 40
+"""Maximum length of a whole number."""
+MOST_LEVELS = 64
+"""Maximum number of lists and objects within each other; real ones have fewer than ten."""
 
 
 def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -57,9 +62,51 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
         ValueError: it is no JSON object.
     """
     try:
-        config = json.loads(data.decode("utf-8"))  # as Transformers reads it; json guesses more
-    except (ValueError, RecursionError) as error:
+        config = json.loads(
+            data.decode("utf-8"),  # as Transformers reads it; json guesses more
+            # What has no finite value is not known: Mamba's configs write Infinity.
+            parse_constant=lambda name: None,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_unique,
+        )
+        _refuse_depth(config)
+    except RecursionError as error:
+        said = f"its lists and objects are nested more than {MOST_LEVELS} deep"
+        raise ValueError(f"{name} is no config: {said}") from error
+    except ValueError as error:
         raise ValueError(f"{name} is not JSON: {str(error)[:120]}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{name} is no JSON object")
     return config
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"a whole number of {len(text)} digits")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; programs differ in which of two values of one key they take."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found and found[key] != value:
+            raise ValueError(f"it gives {key[:80]!r} two values")
+        found[key] = value
+    return found
+
+
+def _refuse_depth(config: Any) -> None:
+    level: list[Any] = [[config]]
+    for _ in range(MOST_LEVELS + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [value for one in inner for value in one if isinstance(value, (dict, list))]
+        if not level:
+            return
+    raise RecursionError

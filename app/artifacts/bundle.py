@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, Origin
-from agents.contract.folder_files import ForeignFile, list_own, read_regular
+from agents.contract.folder_files import ForeignFile, list_own
 from agents.contract.formats import EXPORTS
 from agents.contract.wire import from_wire
 from app.artifact import Verdict
+from app.artifacts.folder_json import read_object
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.storage.hashes import HashStore
@@ -53,18 +52,25 @@ def read_artifact(folder: Path) -> Artifact:
     Raises:
         UserError: it is neither of an export nor of any other maker of models.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    reason = f"it has neither {PROOF_FILE} nor config.json"
+    try:
         if not (folder / PROOF_FILE).exists():
             return _recognise(folder)
-        about = json.loads(read_regular(folder / PROOF_FILE, folder))
+        about = read_object(folder, PROOF_FILE)
         method, proofs = about["method"], about["proofs"]
         if method in EXPORTS and method != "merged":
             names = [str(one["name"]).removeprefix(f"{method} ") for one in proofs]
             row = EXPORTS[method]
             types = [name for name in names if row.joins_types or name in row.types]
             return Artifact(folder=folder, method=method, types=tuple(types))
+        reason = f"its {PROOF_FILE} is of a format that is not known"
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        odd = PROOF_FILE if (folder / PROOF_FILE).exists() else "config.json"
+        reason = f"its {odd} cannot be read ({str(error)[:200]})"
     raise UserError(
-        f"{folder} is no artifact: it has neither {PROOF_FILE} nor config.json",
+        f"{folder} is no artifact: {reason}",
         "Name a folder that rackless export made, or a run.",
     )
 
@@ -79,7 +85,7 @@ def _recognise(folder: Path) -> Artifact:
     if files:
         types = tuple(path.stem.rpartition("-")[2] for path in files)
         return Artifact(folder=folder, method="gguf", types=types)
-    config = json.loads(read_regular(folder / "config.json", folder))
+    config = read_object(folder, "config.json")
     found = (config.get("quantization_config") or {}).get("quant_method")
     known = (row.name for row in EXPORTS.values() if row.quant_method == found and found)
     return Artifact(folder=folder, method=next(known, "merged"))
@@ -88,7 +94,7 @@ def _recognise(folder: Path) -> Artifact:
 def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
     """Return what was measured of an artifact; empty where nothing was."""
     try:
-        proofs = json.loads(read_regular(folder / PROOF_FILE, folder))["proofs"]
+        proofs = read_object(folder, PROOF_FILE)["proofs"]
         return tuple(_verdict(proof) for proof in proofs)
     except (OSError, ValueError, KeyError, TypeError):
         return ()
@@ -111,7 +117,7 @@ def _verdict(proof: dict[str, Any]) -> Verdict:
 def read_origin(folder: Path) -> Origin | None:
     """Return where an artifact comes from; None: it does not say, as a merged model."""
     try:
-        return from_wire(Origin, json.loads(read_regular(folder / PROOF_FILE, folder))["origin"])
+        return from_wire(Origin, read_object(folder, PROOF_FILE)["origin"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -5,7 +5,6 @@ Reads and hashes files: not for the event loop.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from agents.contract.messages import WireError, from_wire
 from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.artifacts.bundle import read_artifact, read_verdicts
+from app.artifacts.folder_json import read_object
 from app.artifacts.merged_card import describe_merged
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused, safe_name
@@ -228,10 +228,9 @@ def _trace(folder: Path, origin: Origin) -> Origin:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(path, path.parent))
+        return read_object(path.parent, path.name)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def read_card(artifact: ArtifactSnapshot) -> str:

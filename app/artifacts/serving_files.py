@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agents.contract.folder_files import read_regular
 from app.artifact import ArtifactSnapshot
 from app.artifacts.chat_template import express
+from app.artifacts.folder_json import read_object
 from app.artifacts.gguf_file import read_metadata
 from app.artifacts.record import folder_here
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
@@ -47,7 +47,7 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
 def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        config = json.loads(read_regular(folder / "config.json", folder))
+        config = read_object(folder, "config.json")
     names = sorted(path.name for path in folder.glob("*.gguf"))
     files = [(kind, name) for kind in artifact.types for name in names if f"-{kind}." in name]
     templates, problems = {}, {}
@@ -92,6 +92,7 @@ def _say_template(template: str, bos_token: str, eos_token: str) -> str:
     return f'TEMPLATE """{found.to_go()}"""\n{stop}'
 
 
-def _token(tokens: list[str], number: object) -> str:
-    known = isinstance(number, int) and 0 <= number < len(tokens)
-    return tokens[number] if known and isinstance(number, int) else ""
+def _token(tokens: object, number: object) -> str:
+    if not isinstance(tokens, list) or not isinstance(number, int):
+        return ""
+    return str(tokens[number]) if 0 <= number < len(tokens) else ""

@@ -1,0 +1,23 @@
+"""Read the JSON files of an artifact's folder, which anybody may have made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agents.contract.folder_files import read_regular
+from agents.contract.json_text import parse_json
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """Return the object in a file.
+
+    Raises:
+        ValueError: it is none, is nested without end, or holds numbers that no program takes.
+        OSError: it cannot be read, or is no ordinary file of the folder.
+    """
+    # Proofs of diverged runs and configs of Mamba contain NaN and Infinity.
+    found = parse_json(read_regular(folder / name, folder), finite=False)
+    if not isinstance(found, dict):
+        raise ValueError(f"{folder / name} holds no JSON object")
+    return found
