@@ -7,7 +7,6 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,6 @@ from agents.contract.hub import find_snapshot
 
 MOST_BYTES = 4 << 20
 """Maximum size of a config; those of the largest models have some ten thousand bytes."""
-MOST_DIGITS = 40
-"""Maximum length of a whole number."""
 MOST_LEVELS = 64
 """Maximum number of lists and objects within each other; real ones have fewer than ten."""
 
@@ -64,10 +61,6 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
     try:
         config = json.loads(
             data.decode("utf-8"),  # as Transformers reads it; json guesses more
-            # What has no finite value is not known: Mamba's configs write Infinity.
-            parse_constant=lambda name: None,
-            parse_float=_finite,
-            parse_int=_whole,
             object_pairs_hook=_unique,
         )
         _refuse_depth(config)
@@ -79,17 +72,6 @@ def parse_config(data: bytes, name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"{name} is no JSON object")
     return config
-
-
-def _finite(text: str) -> float | None:
-    number = float(text)
-    return number if math.isfinite(number) else None
-
-
-def _whole(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"a whole number of {len(text)} digits")
-    return int(text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.model_config import find_config, parse_config
+from agents.contract.model_config import find_config
 from agents.errors import ExpectedError
 from agents.quantizers.inference.llama_cpp import open_server
 from app.artifacts.bundle import read_artifact, read_origin, read_verdicts
 from app.artifacts.gguf_file import read_metadata
 from app.errors import UserError
+from tests.agents.serve.test_server import Agent
 from tests.hostile.planted import ROOT
 
 UINT8, UINT32, STRING, ARRAY = 0, 4, 8, 9
@@ -166,7 +167,6 @@ CONFIGS = {
     "100,000 lists within each other": DEEP_JSON,
     "900 objects within each other": b'{"a":' * 900 + b"1" + b"}" * 900,
     "a number of a million digits": b'{"hidden_size": ' + b"9" * 1_000_000 + b"}",
-    "a number of 60 digits": b'{"hidden_size": ' + b"9" * 60 + b"}",
     "a key with two values": b'{"hidden_size": 64, "model_type": "llama", "hidden_size": 4096}',
     "a list": b"[1, 2]",
     "half of it": b'{"hidden_size": 64',
@@ -195,9 +195,15 @@ def test_a_config_of_gigabytes_is_not_read(tmp_path: Path, attack: Callable[...,
     attack(given="a config.json of 8 GiB", tried="to plan with it", happened=str(refused.value))
 
 
-def test_numbers_without_a_value_are_not_known() -> None:
-    found = parse_config(b'{"time_step_limit": [0.0, Infinity], "a": NaN, "b": 1e999}', "c")
-    assert found == {"time_step_limit": [0.0, None], "a": None, "b": None}
+def test_a_node_sends_a_config_with_infinity_as_not_known(tmp_path: Path) -> None:
+    about = {"time_step_limit": [0.0, float("inf")], "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    agent = Agent(tmp_path / "home")
+    agent.read()
+    answer = agent.ask("model.config", model=str(tmp_path))
+    agent.end()
+    assert answer["error"] is None
+    assert answer["result"]["config"] == {"time_step_limit": [0.0, None], "hidden_size": 64}
 
 
 @pytest.mark.parametrize("lie", CONFIGS)
@@ -217,7 +223,7 @@ def test_an_artifact_with_odd_json_is_refused_or_left_out(
     )
     assert "proof.json" in refused.value.message
     (tmp_path / "proof.json").unlink()
-    if lie not in ("a number of 60 digits", "a key with two values"):
+    if lie != "a key with two values":
         with pytest.raises(UserError):
             read_artifact(tmp_path)
 
@@ -254,5 +260,6 @@ def test_a_plan_with_an_odd_config_says_what_is_wrong(
         happened=done.stderr.strip(),
     )
     assert done.returncode in (1, 2)
-    assert "config.json is no config: its lists and objects are nested" in done.stderr
+    assert "config.json" in done.stderr
+    assert "nested more than" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,11 +69,20 @@ def read_model_config(call: Call) -> dict[str, Any]:
     """Return a model's config, from its folder or from the hub's cache on this node."""
     model = from_wire(ModelArgs, call.args, "args").model
     try:
-        return {"config": find_config(model, os.environ)}
+        return {"config": _without_infinity(find_config(model, os.environ))}
     except ValueError as error:
         raise ExpectedError(
             f"The model {model} cannot be used: {error}.", "Fetch it again"
         ) from error
+
+
+def _without_infinity(value: Any) -> Any:
+    """Return a config for a message, which has no Infinity; Mamba's configs do."""
+    if isinstance(value, dict):
+        return {key: _without_infinity(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_infinity(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def inspect_model(call: Call) -> dict[str, Any]:
