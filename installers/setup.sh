@@ -236,12 +236,14 @@ explain_pip_failure() {
 explain_wrong_file() { # pip names the file, then "Expected sha256 ..." and "Got ..."
     package=$(sed -n '/DO NOT MATCH THE HASHES/,$p' "$log" | sed -n 's/^ *\([A-Za-z0-9._-]*==[^ ]*\) from .*/\1/p' | head -n 1)
     got=$(sed -n 's/^ *Got *\([0-9a-f]\{64\}\).*/\1/p' "$log" | head -n 1)
+    expected=$(sed -n 's/^ *Expected sha256 \([0-9a-f]\{64\}\).*/\1/p' "$log" | head -n 1)
     from=$(sed -n '/DO NOT MATCH THE HASHES/,$p' "$log" | sed -n 's/^ *[^ ]*==[^ ]* from \([^ #]*\).*/\1/p' | head -n 1)
     fail "${package:-a package} is not the file that is locked, so it was not installed." \
         "It came from ${from:-the package index} with sha256 ${got:-unknown}." \
-        "Was the download broken off, type the same again. Comes the same, then the package index or a" \
-        "proxy serves another file than the one that was checked: look at  pip config list  and ask" \
-        "whoever runs it. All that pip said is in $log"
+        "The lock names ${expected:-another hash} (*.lock in installers and resources/environments)." \
+        "If the download broke off, type the same again. If it repeats, the package index or a proxy" \
+        "serves another file than the one that was checked: see  pip config list  and ask whoever runs" \
+        "it. All that pip said is in $log"
 }
 
 try_pip() { # arguments of pip
@@ -263,7 +265,8 @@ install_lock() { # $1: what to show; $2: the lock
 torch_build() {
     if [ -n "${RACKLESS_TORCH:-}" ]; then
         printf '%s' "$RACKLESS_TORCH"
-    elif [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/nvidia-smi ]; then
+    elif [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/nvidia-smi ] ||
+        command -v nvidia-smi >/dev/null 2>&1; then # its module may not be loaded just now
         printf cu130
     else
         printf cpu
