@@ -40,11 +40,12 @@ async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.document({**plan_document(plan), "sent": plain(sent)})
     print_plan(plan, spec, out)
     print_sent(sent, out)
-    return 0 if plan.chosen is not None else 1
+    return 0 if plan.chosen is not None and not plan.refuses_data else 1
 
 
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     """Print a plan for people."""
+    from app.presentation.data_text import describe_first_rows
     from app.presentation.plan_text import describe_candidate, describe_other, describe_plan
 
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
@@ -61,6 +62,10 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     others = plan.others if plan.chosen is not None else plan.others[1:]
     _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
     _print_list("Assumed", list(plan.assumptions), out)
+    rows = [f"{caption}: {text}" for caption, text in describe_first_rows(plan.findings)]
+    _print_list("Data, by its first rows", rows, out)
+    if plan.refuses_data:
+        out.text("\nA start refuses this data.")
 
 
 def print_sent(sent: Sequence[SentFiles], out: Output) -> None:
@@ -118,6 +123,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "others": [_candidate(candidate) for candidate in plan.others],
         "advice": [{"text": one.text, "change": dict(one.change)} for one in plan.advice],
         "assumptions": list(plan.assumptions),
+        "findings": plain(plan.findings),
     }
 
 

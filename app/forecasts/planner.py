@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.contract.data import DataFinding
 from agents.contract.model_fit import check_targets
 from agents.contract.model_folder import ModelFolder, find_config_problems
 from agents.contract.node import NodeFacts, Sample
@@ -23,8 +24,9 @@ from app.errors import NodeUnreachable, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections
 from app.library.configs import FoundConfig, is_hub_id
+from app.library.data_judge import settle_by_template
 from app.library.data_key import make_data_key
-from app.library.data_size import cut_and_pack, guess_data
+from app.library.data_size import DataGuess, cut_and_pack, guess_data
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
@@ -37,6 +39,7 @@ from app.text import show_list
 
 # Shapes are small; this bounds them while a person types model names.
 MAX_SHAPES = 64
+MAX_GUESSES = 16
 
 
 class Planner:
@@ -45,6 +48,7 @@ class Planner:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._shapes: dict[str, tuple[FoundConfig, ModelShape]] = {}
+        self._guesses: dict[str, DataGuess] = {}
 
     async def plan(
         self,
@@ -72,7 +76,10 @@ class Planner:
         )
         plan = _put_requested_first(spec, await asyncio.to_thread(make_plan, request))
         advice = (*plan.advice, *_advise_nodes(spec, plan, cluster))
-        return replace(plan, advice=advice, assumptions=(*plan.assumptions, *notes))
+        findings = await asyncio.to_thread(self._judge_data, spec)
+        return replace(
+            plan, advice=advice, assumptions=(*plan.assumptions, *notes), findings=findings
+        )
 
     async def build_request(
         self,
@@ -86,7 +93,9 @@ class Planner:
         """Return the plan request, and the assumptions made for it."""
         folder = await asyncio.to_thread(self._inspect, spec)
         shape, shape_note = await self._find_shape(spec, online, ask_remote)
-        data, data_note = await asyncio.to_thread(find_data_size, self._services.planning, spec)
+        data, data_note = await asyncio.to_thread(
+            find_data_size, self._services.planning, spec, self._guess
+        )
         weights_note = ""
         if folder is not None and not folder.tensors:
             weights_note = f"{spec.model} holds no weights: a start needs them"
@@ -104,6 +113,19 @@ class Planner:
             learned=load_corrections(self._services.planning),
         )
         return request, tuple(notes)
+
+    def _guess(self, spec: RunSpec) -> DataGuess:
+        """Return the guess of a run's data, read again only when its files have changed."""
+        key = make_data_key(spec)
+        found = self._guesses.get(key)
+        if found is None:
+            if len(self._guesses) >= MAX_GUESSES:
+                self._guesses.clear()
+            found = self._guesses[key] = guess_run_data(spec)
+        return found
+
+    def _judge_data(self, spec: RunSpec) -> tuple[DataFinding, ...]:
+        return settle_by_template(self._guess(spec).findings, spec.model)
 
     async def forecast(
         self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
@@ -282,7 +304,17 @@ def _advise_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, 
     return (Advice(text=text, change={"nodes": chosen.nodes}),)
 
 
-def find_data_size(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
+def guess_run_data(spec: RunSpec) -> DataGuess:
+    """Return the guess of a run's data from its first rows, as the run cuts and packs them."""
+    path = Path(os.path.expanduser(spec.data.train))
+    return cut_and_pack(guess_data(path, spec.data), spec)
+
+
+def find_data_size(
+    store: PlanningStore,
+    spec: RunSpec,
+    guess_size: Callable[[RunSpec], DataGuess] = guess_run_data,
+) -> tuple[DataSize, str]:
     """Return the size of the data, counted, else guessed, else unknown, and how it is known."""
     counted = store.counted(make_data_key(spec))
     if counted is not None:
@@ -293,7 +325,7 @@ def find_data_size(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
         )
         return size, ""
     path = Path(os.path.expanduser(spec.data.train))
-    guess = cut_and_pack(guess_data(path), spec)
+    guess = guess_size(spec)
     if guess.num_rows is None:
         note = f"the size of {spec.data.train} is unknown until it has been tokenized"
         return DataSize(), f"{note}: rackless preview counts it"

@@ -26,6 +26,8 @@ def make_data_key(spec: RunSpec) -> str:
         spec.sequence_tokens,
         spec.packing,
     ]
+    if spec.data.ignore_columns:  # left out when empty, as in keys of earlier versions
+        said.append(sorted(spec.data.ignore_columns))
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 

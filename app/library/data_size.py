@@ -8,20 +8,27 @@ other languages have fewer, so a guess may be half of the real number.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.contract.data_files import may_be_data
+from agents.contract.data import DataFinding
+from agents.contract.data_files import MAX_LINE_CHARS, may_be_data
+from agents.contract.data_findings import describe_cut, sort_findings
 from agents.contract.folder_files import is_own, open_regular
-from agents.contract.spec import RunSpec
+from agents.contract.spec import DataSpec, RunSpec
+from app.library.data_judge import RowJudge
 from app.library.private_places import explain_private
 
 SAMPLE_BYTES = 1 << 20
-"""Maximum number of bytes that are read for a guess."""
+"""Maximum number of bytes of the first file that are read for a guess."""
+JUDGED_BYTES = 64 << 10
+"""Maximum number of bytes of each other file of a folder that are judged."""
+MAX_JUDGED_FILES = 8
 MAX_ENTRIES = 500
 """Maximum number of entries of a data folder and its subfolders."""
 CHARS_PER_TOKEN = 4.0
@@ -29,7 +36,7 @@ CHARS_PER_TOKEN = 4.0
 # Tokens that a chat template adds around each turn.
 _TURN_TOKENS = 6
 # Maximum length of a CSV field, in characters; the default of 128 KiB is too short for chats.
-_MAX_CSV_FIELD = 1 << 24
+_MAX_CSV_FIELD = MAX_LINE_CHARS
 # Keys whose lists are turns of one row, not rows.
 _TURNS = frozenset({"messages", "conversations", "prompt", "completion", "chosen", "rejected"})
 
@@ -45,18 +52,31 @@ class DataGuess:
     """Length of the longest row that was read, in tokens."""
     is_whole: bool
     """Whether all rows were read."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each row that was read."""
+    findings: tuple[DataFinding, ...] = ()
+    """What these rows mean beyond what is trained."""
 
 
 NOTHING = DataGuess(num_rows=None, mean_tokens=None, longest_tokens=None, is_whole=False)
 
 
-def guess_data(path: Path) -> DataGuess:
-    """Guess from the beginning of a file, or of a folder's first file. Never raises."""
+def guess_data(path: Path, data: DataSpec | None = None) -> DataGuess:
+    """Guess from the beginning of a file, or of a folder's files. Never raises.
+
+    Args:
+        path: file or folder.
+        data: format and ignored columns of the run; None: of any.
+    """
+    judge = RowJudge(data or DataSpec(train="-"))
     try:
-        files = list_files(path)
-        first = _guess_file(files[0]) if files else NOTHING
+        files = [file for file in list_files(path) or () if file.is_file()]
+        first = _guess_file(files[0], judge) if files else NOTHING
+        for file in files[1:MAX_JUDGED_FILES]:
+            _judge_file(file, judge)
+        first = replace(first, findings=judge.find())
         if not files or first.num_rows is None:
-            return NOTHING
+            return first
         size_bytes, all_bytes = files[0].stat().st_size, sum(f.stat().st_size for f in files)
     except (OSError, ValueError, csv.Error):
         return NOTHING
@@ -67,6 +87,8 @@ def guess_data(path: Path) -> DataGuess:
         mean_tokens=first.mean_tokens,
         longest_tokens=first.longest_tokens,
         is_whole=False,
+        lengths=first.lengths,
+        findings=first.findings,
     )
 
 
@@ -85,13 +107,18 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     # A preference pair has two answers, each of them up to the limit.
     most = spec.sequence_tokens * (2 if spec.objective == "dpo" else 1)
     mean = min(guess.mean_tokens, float(most))
+    findings = guess.findings
+    if guess.lengths:
+        kept, total = sum(min(one, most) for one in guess.lengths), sum(guess.lengths)
+        mean = kept / len(guess.lengths)
+        findings = sort_findings((*findings, *describe_cut(total, total - kept)))
     longest = min(guess.longest_tokens or most, most)
     num_rows = guess.num_rows
     if spec.packing:
         num_packs = max(1, -(-int(num_rows * mean) // most))
         mean, longest, num_rows = num_rows * mean / num_packs, most, num_packs
-    return DataGuess(
-        num_rows=num_rows, mean_tokens=mean, longest_tokens=longest, is_whole=guess.is_whole
+    return replace(
+        guess, num_rows=num_rows, mean_tokens=mean, longest_tokens=longest, findings=findings
     )
 
 
@@ -124,18 +151,11 @@ def list_files(path: Path) -> list[Path] | None:
     return sorted(found)
 
 
-def _guess_file(path: Path) -> DataGuess:
-    read = _READERS.get(path.suffix.lower())
-    if read is None or explain_private(str(path)):
-        return NOTHING
+def _guess_file(path: Path, judge: RowJudge) -> DataGuess:
     size_bytes = path.stat().st_size
-    with open_regular(path) as file:
-        data = file.read(SAMPLE_BYTES)
+    data = _read_start(path, SAMPLE_BYTES)
     is_whole = len(data) == size_bytes
-    if not is_whole:
-        # The sample ends inside a row, which would be counted too short or not at all.
-        data = data[: data.rfind(b"\n") + 1]
-    counts = [count for count in read(data.decode("utf-8-sig", "replace")) if count]
+    counts = [count for count in map(_count, _judged(path, data, judge)) if count]
     if not counts:
         return NOTHING
     num_rows = len(counts) if is_whole else round(len(counts) * size_bytes / len(data))
@@ -144,27 +164,66 @@ def _guess_file(path: Path) -> DataGuess:
         mean_tokens=sum(counts) / len(counts),
         longest_tokens=max(counts),
         is_whole=is_whole,
+        lengths=tuple(counts),
     )
 
 
-def _read_json_lines(text: str) -> Iterator[int]:
+def _read_start(path: Path, num_bytes: int) -> bytes:
+    """Return the beginning of a file, without a row that ends behind it."""
+    if path.suffix.lower() not in _READERS or explain_private(str(path)):
+        return b""
+    with open_regular(path) as file:
+        data = file.read(num_bytes)
+    # The row would be counted too short or not at all.
+    return data if len(data) == path.stat().st_size else data[: data.rfind(b"\n") + 1]
+
+
+def _judge_file(path: Path, judge: RowJudge) -> None:
+    for _ in _judged(path, _read_start(path, JUDGED_BYTES), judge):
+        pass
+
+
+def _judged(path: Path, data: bytes, judge: RowJudge) -> Iterator[Any]:
+    """Yield the rows at the beginning of a file, each judged."""
+    read = _READERS.get(path.suffix.lower())
+    judge.begin(path)
+    for row in read(data.decode("utf-8-sig", "replace")) if read is not None else ():
+        judge.add(row)
+        yield row
+
+
+def _read_json_lines(text: str) -> Iterator[Any]:
     for line in text.splitlines():
         try:
-            yield _count(json.loads(line))
+            yield json.loads(line)
         except (ValueError, RecursionError):
-            continue  # broken rows are skipped, as in training
+            yield None  # broken rows are skipped, as in training
 
 
-def _read_json(text: str) -> Iterator[int]:
+def _read_json(text: str) -> Iterator[Any]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError):
-        yield from _read_json_lines(text)  # truncated by the sample, or one object per line
+        yield from _read_objects(text)  # truncated by the sample, or one object per line
         return
     if isinstance(rows, dict):
         rows = _find_rows(rows)
-    for row in rows if isinstance(rows, list) else [rows]:
-        yield _count(row)
+    yield from rows if isinstance(rows, list) else [rows]
+
+
+def _read_objects(text: str) -> Iterator[Any]:
+    """Yield the objects of a list of which `text` is the beginning, or that follow each other."""
+    decoder = json.JSONDecoder()
+    place = text.find("{")
+    while place >= 0:
+        try:
+            row, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            # A broken row costs its line alone where there is a row per line.
+            place = text.find("\n", place)
+            row = None
+        yield row
+        place = text.find("{", place) if place >= 0 else place
 
 
 def _find_rows(value: dict[str, Any]) -> list[Any]:
@@ -174,17 +233,18 @@ def _find_rows(value: dict[str, Any]) -> list[Any]:
     return lists[0] if len(lists) == 1 else [value]
 
 
-def _read_csv(text: str) -> Iterator[int]:
+def _read_csv(text: str) -> Iterator[Any]:
     csv.field_size_limit(_MAX_CSV_FIELD)
-    rows = csv.reader(text.splitlines(), delimiter="\t" if "\t" in text[:1000] else ",")
-    next(rows, None)
+    header = next((line for line in text.splitlines() if line.strip()), "")
+    rows = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=header.count))
+    names = next((row for row in rows if any(field.strip() for field in row)), [])
     for row in rows:
-        yield _count(row)
+        yield dict(zip(names, row, strict=False))
 
 
-def _read_text(text: str) -> Iterator[int]:
+def _read_text(text: str) -> Iterator[Any]:
     for line in text.splitlines():
-        yield _count(line) if line.strip() else 0
+        yield {"text": line} if line.strip() else None
 
 
 def _count(row: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agents.contract.data import DataFinding
 from agents.contract.parallel import PARALLEL, ParallelMode
 from agents.contract.spec import RunSpec
 from app.planning.cluster import Cluster
@@ -139,3 +140,10 @@ class Plan:
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
     """Sentences on what was not known and what was assumed instead."""
+    findings: tuple[DataFinding, ...] = ()
+    """What the first rows of the data mean beyond what is learned; the refused come first."""
+
+    @property
+    def refuses_data(self) -> bool:
+        """Whether a start refuses the data."""
+        return any(one.consequence == "refuse" for one in self.findings)

@@ -67,6 +67,13 @@ def describe_findings(found: Sequence[DataFinding]) -> list[tuple[str, str]]:
     return [(caption, text) for caption, text in told if text]
 
 
+def describe_first_rows(found: Sequence[DataFinding]) -> list[tuple[str, str]]:
+    """Return (caption, text) of what the first rows of data show to a plan."""
+    cut = [one for one in found if one.kind == "cut"]
+    told = [("cut", f"about {say_finding(one)}. {hint_for(one)}") for one in cut]
+    return [*describe_findings(found), *told]
+
+
 def _cut(found: DataPreview) -> str:
     """Return the share of the tokens that is cut, what to do, and the first such rows."""
     cut = [one for one in found.findings if one.kind == "cut"]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
+from agents.contract.data import DataFinding
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.primitives import Button, make_label
 from app.gui.kit.theme import Theme
 from app.gui.new_run.memory_bar import COLORS, MemoryBar, Swatch
 from app.gui.tables.device_columns import short_name
 from app.planning.candidate import Advice, GpuPlan, Plan
+from app.presentation.data_text import describe_first_rows
 from app.presentation.plan_text import (
     MEMORY_GROUPS,
     describe_candidate,
@@ -22,7 +24,7 @@ from app.presentation.plan_text import (
     describe_setting,
     group_memory,
 )
-from app.text import count_of, show_rate, show_share
+from app.text import capitalize, count_of, show_rate, show_share
 
 MAX_ALTERNATIVES = 8
 _LEGEND_COLUMNS = 3
@@ -39,6 +41,8 @@ class PlanView(QWidget):
         self._theme = theme
         self.headline = make_label(wraps=True)
         self.problem = make_label(role="problem", wraps=True)
+        self.data_problem = make_label(role="problem", wraps=True)
+        self.data_note = make_label(role="caption", wraps=True)
         self._figures = QGridLayout()
         self._figures.setHorizontalSpacing(12)
         self._figures.setVerticalSpacing(4)
@@ -60,10 +64,12 @@ class PlanView(QWidget):
         column.setSpacing(12)
         column.addWidget(self.headline)
         column.addWidget(self.problem)
+        column.addWidget(self.data_problem)
         column.addLayout(self._figures)
         column.addLayout(self._gpu_column)
         column.addWidget(self._legend)
         column.addLayout(self._advice_column)
+        column.addWidget(self.data_note)
         column.addWidget(self.others)
         column.addWidget(self.assumed)
         self.show_nothing("Choose a model to see its plan.")
@@ -77,6 +83,7 @@ class PlanView(QWidget):
         self._show_rows([])
         self._show_gpus(())
         self._show_advice(())
+        self._show_data(())
         self.others.hide()
         self.assumed.hide()
 
@@ -98,6 +105,7 @@ class PlanView(QWidget):
         self._show_rows(describe_candidate(shown) if shown is not None and fits else [])
         self._show_gpus(shown.gpus if shown is not None else ())
         self._show_advice(plan.advice)
+        self._show_data(plan.findings)
         # Without a plan that fits, the nearest candidate is shown above and is no alternative.
         others = plan.others if fits else plan.others[1:]
         self._other_text.setText(
@@ -108,6 +116,14 @@ class PlanView(QWidget):
         self._assumed_text.setText("\n\n".join(plan.assumptions))
         self.assumed.setVisible(bool(plan.assumptions))
         self.assumed.set_note(count_of(len(plan.assumptions), "assumption"))
+
+    def _show_data(self, findings: Sequence[DataFinding]) -> None:
+        refused = [one for one in findings if one.consequence == "refuse"]
+        others = [one for one in findings if one.consequence != "refuse"]
+        for label, some in ((self.data_problem, refused), (self.data_note, others)):
+            lines = [f"{capitalize(name)}: {text}" for name, text in describe_first_rows(some)]
+            label.setText("\n\n".join(["Data, by its first rows", *lines] if lines else []))
+            label.setVisible(bool(lines))
 
     def _polish(self) -> None:
         # Qt applies a rule for a changed property only after the style is polished again.
