@@ -22,6 +22,8 @@ TURN_KEYS = frozenset({"role", "content", "from", "value", "weight"})
 """Keys of a message that are read; others only reach the chat template."""
 CALL_KEYS = frozenset({"tool_calls", "function_call", "function_calls"})
 """Keys of a message that calls a tool; such rows are skipped."""
+BYTES = "\0bytes"
+"""Key of an object that stands for so many bytes, which are no text."""
 _SHAPES = (
     "chat rows have 'messages', instruction rows 'instruction' and 'output', text rows 'text', "
     "preference rows 'chosen' and 'rejected'"
@@ -100,7 +102,8 @@ def first_of(keys: Set[str], names: tuple[str, ...]) -> str | None:
 def name_kind(value: Any) -> str:
     """Return what a value is, in words of JSON."""
     names = {list: "a list", str: "a string", type(None): "null", bool: "true or false"}
-    names |= {bytes: "bytes"}
+    if isinstance(value, bytes) or (isinstance(value, dict) and BYTES in value):
+        return "bytes"
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an object")
 
 

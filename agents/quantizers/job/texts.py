@@ -115,8 +115,7 @@ def _read(
     files = find_data(source.path, held_out_from=held_out_from)
     tally = Tally(name=files.name)
     objective = "" if of_any_objective else source.objective  # which the reader expects nothing of
-    # Texts to measure with are not learned, whatever their columns say.
-    reader = RowReader(files, source.format, objective, tally, enforce=False)
+    reader = RowReader(files, source.format, objective, tally)
     rows: list[tuple[int, ...]] = []
     for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), most_tokens):
         if isinstance(row, Skipped):

@@ -36,7 +36,17 @@ _REPORT_ROWS = 1000
 _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
 # Modules, here and in `agents.contract`, whose source decides the content of an entry.
-_SOURCES = ("conversations", "examples", "files", "packing", "rows", "store", "tally", "tokens")
+_SOURCES = (
+    "conversations",
+    "examples",
+    "files",
+    "packing",
+    "parquet_reader",
+    "rows",
+    "store",
+    "tally",
+    "tokens",
+)
 _SHARED_SOURCES = ("data_columns", "data_files", "data_findings", "data_meaning")
 
 

@@ -1,25 +1,25 @@
 """Read data files row by row, without holding a whole file in memory.
 
 Supports `.jsonl`, `.json` (a list, consecutive objects, or one object around a list; only the last
-is held as a whole), `.csv`, `.tsv`, `.txt` with one row per line, and `.parquet` through pyarrow.
+is held as a whole), `.csv`, `.tsv`, `.txt` with one row per line, and `.parquet`.
 Invalid UTF-8 becomes lone surrogates, which are detected when the text is parsed, so that one bad
 byte costs its row and not the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.contract.data_columns import KNOWN_KEYS, TOOL_KEYS, find_rows_inside
+from agents.contract.data_columns import KNOWN_KEYS, find_rows_inside
 from agents.contract.data_files import (
     LONG_LINE,
     MAX_LINE_CHARS,
@@ -31,6 +31,7 @@ from agents.contract.data_files import (
     read_lines,
 )
 from agents.errors import ExpectedError, explain_os_error
+from agents.trainer.data.parquet_reader import UnreadColumn, read_parquet
 
 Raw = tuple[int, Any]
 """Line or index from 1, and the value: an object, None for an empty line, or ValueError."""
@@ -41,7 +42,6 @@ _BLOCK_CHARS = 1 << 20
 _MAX_CHARS = 1 << 25
 # Separators between values. Lenient about commas, because objects may also just follow each other.
 _GAP = re.compile(r"[ \t\r\n,]*")
-_ROWS_AT_ONCE = 256
 
 
 @dataclass(slots=True)
@@ -50,6 +50,8 @@ class FileReading:
 
     done_bytes: int = 0
     """Bytes read from disk so far; some are counted twice."""
+    unread: list[UnreadColumn] = field(default_factory=list)
+    """Columns whose values are not read."""
 
 
 def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
@@ -100,7 +102,7 @@ def _open(path: Path, reading: FileReading, *, newline: str) -> io.TextIOWrapper
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _explaining_errors(path: Path) -> Iterator[None]:
     try:
         yield
@@ -273,45 +275,10 @@ def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
 
 
 def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        # With pre_buffer a whole row group would be in memory, which may be the whole file.
-        with pq.ParquetFile(path, buffer_size=_BLOCK_CHARS, pre_buffer=False) as file:
-            _refuse_doubled(path, file.schema_arrow.names)
-            names = [name for name in file.schema_arrow.names if name in KNOWN_KEYS]
-            if not names and file.metadata.num_rows:
-                raise ExpectedError(
-                    f"{path} has no column to learn from; it has {file.schema_arrow.names}.",
-                    "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
-                )
-            names += [name for name in file.schema_arrow.names if name in TOOL_KEYS]
-            number, before, size = 0, reading.done_bytes, path.stat().st_size
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names):
-                for value in _list_values(batch):
-                    number += 1
-                    yield number, value
-                reading.done_bytes = before + size * number // max(1, file.metadata.num_rows)
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # an error of the operating system; Arrow's own have no errno
-        words = str(error).strip().splitlines()[0]
-        raise ExpectedError(
-            f"{path} is not a complete Parquet file: {words}", "Write it again"
-        ) from error
-
-
-def _list_values(batch: Any) -> list[Any]:
-    """Return the rows of a batch, with an error in place of a row with invalid text.
-
-    pyarrow fails for the whole batch, so the row is located by halving it.
-    """
-    try:
-        rows: list[Any] = batch.to_pylist()
-        return rows
-    except UnicodeDecodeError as error:
-        if batch.num_rows == 1:
-            return [ValueError(f"byte 0x{error.object[error.start]:02x} is not UTF-8")]
-    halves = (batch.slice(0, batch.num_rows // 2), batch.slice(batch.num_rows // 2))
-    return [row for half in halves for row in _list_values(half)]
+    with path.open("rb"):  # its error of the system says more than the child's
+        before, size = reading.done_bytes, path.stat().st_size
+    rows = read_parquet(path, reading.unread)
+    with contextlib.closing(rows):  # type: ignore[type-var] # a generator
+        for number, (value, share) in enumerate(rows, start=1):
+            yield number, value
+            reading.done_bytes = before + int(size * share)

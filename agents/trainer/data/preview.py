@@ -106,7 +106,6 @@ def describe_first(
         spec.objective,
         tally,
         ignored=spec.data.ignore_columns,
-        enforce=False,  # a preview shows what a run refuses
     )
     rows = iter(reader)
     first = list(_take(rows, _NUM_READ))

@@ -147,7 +147,7 @@ class RowReader:
         tally: Tally,
         *,
         ignored: Sequence[str] = (),
-        enforce: bool = True,
+        enforce: bool = False,
     ) -> None:
         self._files = files
         self._objective = objective
@@ -178,6 +178,7 @@ class RowReader:
             for number, value in read_file(path, self._reading):
                 last = start + number
                 self._tally.num_rows += 1
+                self._count_unread()
                 # Every line of a .txt parses as text, so rows of JSON in it would go unnoticed.
                 if self.format == "auto" and KINDS.get(path.suffix.lower()) == "text":
                     _refuse_json(path, value)
@@ -188,7 +189,13 @@ class RowReader:
                     yield row
                 else:
                     self.skip(row)
+            self._count_unread()
         self._refuse_wrong()
+
+    def _count_unread(self) -> None:
+        while self._reading.unread:
+            kind, name, count, refused = self._reading.unread.pop()
+            self._meanings.add_columns(kind, name, count, refused=refused)
 
     @property
     def findings(self) -> tuple[DataFinding, ...]:

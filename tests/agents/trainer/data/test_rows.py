@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agents.errors import ExpectedError
-from agents.trainer.data import files
+from agents.trainer.data import files, parquet_reader
 from agents.trainer.data.conversations import ConversationTurn
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
@@ -551,19 +551,16 @@ def test_a_byte_in_parquet_that_is_no_text_costs_its_row(tmp_path):
     ]
 
 
-def test_of_a_large_row_group_only_a_part_is_in_memory(tmp_path):
+def test_of_a_large_row_group_only_a_part_is_in_memory(tmp_path, monkeypatch):
+    # Unpacked at once it would not fit the memory of the process that reads it.
+    monkeypatch.setattr(parquet_reader, "MEMORY_BYTES", 32 << 20)
     texts = [f"{i} " + "x" * 4000 for i in range(10_000)]
     table = pa.table({"text": texts})
     pq.write_table(table, tmp_path / "a.parquet", compression=None, use_dictionary=False)
     del table
-    before = pa.total_allocated_bytes()
-    most = 0
     for number, value in files.read_file(tmp_path / "a.parquet"):
         assert value == {"text": texts[number - 1]}
-        if number % 1000 == 0:
-            most = max(most, pa.total_allocated_bytes() - before)
     assert number == 10_000
-    assert most < 10e6 < (tmp_path / "a.parquet").stat().st_size / 3
 
 
 def test_a_damaged_page_of_parquet_is_said(tmp_path):

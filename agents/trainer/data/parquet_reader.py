@@ -1,0 +1,297 @@
+"""Read a Parquet file in a process of limited memory: `agents.program MODULE FILE`.
+
+A few kilobytes of Parquet can unpack to many gigabytes, and pyarrow allocates them before anybody
+can look. So it unpacks in a child, whose memory is limited, and which sends rows as lines of JSON:
+first one about columns, then lists of rows. A child that runs out of memory is an error of the
+file; whoever reads it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.contract.data_columns import BYTES, KNOWN_KEYS, TOOL_KEYS
+from agents.contract.data_files import MAX_LINE_CHARS
+from agents.contract.data_meaning import find_kind, is_media
+from agents.errors import ExpectedError
+from agents.program import command
+from agents.state import archive_path
+
+MEMORY_BYTES = 768 << 20
+"""Memory that the child may take beyond what its libraries take."""
+_MODULE = "agents.trainer.data.parquet_reader"
+_BLOCK_BYTES = 1 << 20
+_ROWS_AT_ONCE = 256
+_BATCH_BYTES = 16 << 20
+_SENT_BYTES = 4 << 20
+# Texts compress to a third or a tenth; a file that unpacks to far more is made to fill memory.
+_MAX_UNPACKED_BYTES = 256 << 20
+_MAX_UNPACKED_TIMES = 200
+_LEAST_ROW_BYTES = 16
+_JUDGED_ROWS = 64
+_LONG_ROW = f"the row is longer than {MAX_LINE_CHARS:,} characters"
+_TOO_LARGE = "Write it again with smaller row groups and pages, or as .jsonl"
+
+
+class UnreadColumn(tuple[str, str, int, bool]):
+    """Meaning, name, number of rows that hold something, and whether the data is refused for it."""
+
+    __slots__ = ()
+
+
+def read_parquet(
+    path: Path, columns: list[UnreadColumn], memory_bytes: int | None = None
+) -> Iterator[tuple[Any, float]]:
+    """Yield each row, or ValueError in place of a broken one, with the share read so far.
+
+    Args:
+        path: The file.
+        columns: Gets the columns whose values are not read, before the first row.
+        memory_bytes: Memory that unpacking may take; None: `MEMORY_BYTES`.
+
+    Raises:
+        ExpectedError: The file cannot be read, or unpacks to more than its size explains.
+    """
+    memory_bytes = memory_bytes or MEMORY_BYTES
+    environ = {
+        **os.environ,
+        "PYTHONPATH": archive_path(),
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory that would count
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            command(sys.executable, _MODULE, str(path.absolute()), str(memory_bytes)),
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        assert child.stdout is not None
+        try:
+            is_ended = False
+            for line in child.stdout:
+                said = json.loads(line)
+                if "failed" in said:
+                    raise ExpectedError(*said["failed"])
+                columns += [UnreadColumn(one) for one in said.get("columns", ())]
+                is_ended = said.get("ended", False)
+                for is_row, value in said.get("rows", ()):
+                    yield (value if is_row else ValueError(value)), said["share"]
+            if not is_ended:  # killed by the limit, in a library that does not expect it
+                raise _too_large(path, memory_bytes)
+        finally:
+            child.kill()
+            child.stdout.close()
+            child.wait()
+
+
+def _too_large(path: Path, memory_bytes: int) -> ExpectedError:
+    return ExpectedError(
+        f"{path} takes more than {memory_bytes >> 20} MB of memory to unpack.", _TOO_LARGE
+    )
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def main(argv: list[str]) -> int:
+    """Send the rows of a file; return the exit code."""
+    path, memory_bytes = Path(argv[0]), int(argv[1])
+    try:
+        _send_rows(path, memory_bytes)
+    except ExpectedError as error:
+        _send(failed=[error.message, error.hint])
+    return 0
+
+
+def _send(**fields: Any) -> None:
+    print(json.dumps(fields, default=_plain), flush=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has no form for: dates and numbers as text, bytes by their length."""
+    return {BYTES: len(value)} if isinstance(value, (bytes, bytearray)) else str(value)
+
+
+def _send_rows(path: Path, memory_bytes: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    _limit_memory(memory_bytes)
+    try:
+        # With pre_buffer a whole row group would be in memory, which may be the whole file.
+        with pq.ParquetFile(path, buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
+            _refuse_claims(path, file.metadata)
+            names = _choose_columns(path, file)
+            _send(columns=_list_unread(file, names))
+            _send_batches(path, file, names)
+    except (pa.ArrowMemoryError, MemoryError) as error:
+        raise _too_large(path, memory_bytes) from error
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        words = str(error).strip().splitlines()[0][:400]
+        raise ExpectedError(
+            f"{path} is not a complete Parquet file: {words}", "Write it again"
+        ) from error
+    _send(ended=True)
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    import resource
+
+    try:
+        taken = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    except (OSError, ValueError):  # not Linux
+        return
+    limit = taken * resource.getpagesize() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _refuse_claims(path: Path, metadata: Any) -> None:
+    """Refuse a file that claims more rows than its bytes could hold."""
+    if metadata.num_rows * _LEAST_ROW_BYTES > _most_unpacked(path):
+        raise ExpectedError(
+            f"{path} claims {metadata.num_rows:,} rows in {path.stat().st_size:,} bytes.",
+            "Check where it is from: texts do not compress to that extent",
+        )
+
+
+def _most_unpacked(path: Path) -> int:
+    return _MAX_UNPACKED_BYTES + _MAX_UNPACKED_TIMES * path.stat().st_size
+
+
+def _choose_columns(path: Path, file: Any) -> list[str]:
+    """Return the columns to read: what is learned, and what may change its meaning."""
+    names = file.schema_arrow.names
+    doubled = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN_KEYS]
+    if doubled:
+        raise ExpectedError(
+            f"{path} has more than one column '{doubled[0]}'.",
+            "Rename all but one of them: a row has one text of a name. Nothing was trained",
+        )
+    learned = [name for name in names if name in KNOWN_KEYS]
+    if not learned and file.metadata.num_rows:
+        raise ExpectedError(
+            f"{path} has no column to learn from; it has {names}.",
+            "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
+        )
+    meant = [
+        field.name
+        for field in file.schema_arrow
+        if field.name not in KNOWN_KEYS
+        and (field.name in TOOL_KEYS or find_kind(field.name).kind != "unknown")
+        and not _holds_bytes(field.type)
+        and names.count(field.name) == 1
+    ]
+    return learned + meant
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Return whether a column holds files, such as the pictures of the datasets library."""
+    import pyarrow as pa
+
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    if pa.types.is_struct(kind):
+        return any(_holds_bytes(kind.field(place).type) for place in range(kind.num_fields))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _list_unread(file: Any, names: Sequence[str]) -> list[tuple[str, str, int, bool]]:
+    """Return the other columns with the number of their rows that are not null."""
+    left = [field for field in file.schema_arrow if field.name not in names]
+    judged = _find_media(file, [field for field in left if not _holds_bytes(field.type)])
+    found = []
+    for field in left:
+        count = _count_held(file.metadata, field.name)
+        is_file = field.name in judged or (
+            _holds_bytes(field.type)
+            and (find_kind(field.name).kind == "media" or hasattr(field.type, "num_fields"))
+        )
+        if count:
+            found.append(("media" if is_file else "unknown", field.name, count, is_file))
+    return found
+
+
+def _find_media(file: Any, fields: Sequence[Any]) -> set[str]:
+    """Return the columns of unknown names whose first values are names of pictures or the like."""
+    import pyarrow as pa
+
+    texts = [one.name for one in fields if pa.types.is_string(one.type)]
+    if not texts:
+        return set()
+    for batch in file.iter_batches(batch_size=_JUDGED_ROWS, columns=texts):
+        rows = [row for row in _list_values(batch) if isinstance(row, dict)]
+        return {name for name in texts if any(is_media(row.get(name)) for row in rows)}
+    return set()
+
+
+def _count_held(metadata: Any, name: str) -> int:
+    """Return how many rows of a column hold something, by the statistics of its first leaf."""
+    held = 0
+    for group in (metadata.row_group(place) for place in range(metadata.num_row_groups)):
+        for place in range(group.num_columns):
+            column = group.column(place)
+            if column.path_in_schema.split(".")[0] != name:
+                continue
+            known = column.statistics
+            nulls = known.null_count if known is not None and known.has_null_count else 0
+            held += min(group.num_rows, column.num_values - nulls)
+            break
+    return max(0, held)
+
+
+def _send_batches(path: Path, file: Any, names: list[str]) -> None:
+    total, sent_rows, sent_bytes = file.metadata.num_rows, 0, 0
+    most = _most_unpacked(path)
+    for batch in file.iter_batches(batch_size=_choose_batch(file.metadata), columns=names):
+        step = max(1, batch.num_rows * _SENT_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, step):
+            rows = [_wrap(row) for row in _list_values(batch.slice(start, step))]
+            sent_rows += len(rows)
+            sent_bytes += sum(len(row) for row in rows)
+            if sent_bytes > most:
+                raise ExpectedError(
+                    f"{path} unpacks to more than {sent_bytes >> 20} MB from "
+                    f"{path.stat().st_size:,} bytes.",
+                    "Check where it is from: texts do not compress to that extent",
+                )
+            share = sent_rows / max(1, total)
+            print(f'{{"share": {share}, "rows": [{",".join(rows)}]}}', flush=True)
+
+
+def _choose_batch(metadata: Any) -> int:
+    """Return how many rows are unpacked at once: fewer where they are long."""
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    row_bytes = max((one.total_byte_size / max(1, one.num_rows) for one in groups), default=1.0)
+    return max(1, min(_ROWS_AT_ONCE, int(_BATCH_BYTES / max(1.0, row_bytes))))
+
+
+def _wrap(row: Any) -> str:
+    if isinstance(row, ValueError):
+        return json.dumps([False, str(row)])
+    text = json.dumps([True, row], default=_plain)
+    return text if len(text) <= 2 * MAX_LINE_CHARS else json.dumps([False, _LONG_ROW])
+
+
+def _list_values(batch: Any) -> list[Any]:
+    """Return the rows of a batch, with an error in place of a row with invalid text.
+
+    pyarrow fails for the whole batch, so the row is located by halving it.
+    """
+    try:
+        rows: list[Any] = batch.to_pylist()
+        return rows
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [ValueError(f"byte 0x{error.object[error.start]:02x} is not UTF-8")]
+    halves = (batch.slice(0, batch.num_rows // 2), batch.slice(batch.num_rows // 2))
+    return [row for half in halves for row in _list_values(half)]
