@@ -31,7 +31,7 @@ _PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\s*PuTTY-User
 MAX_LINE_CHARS = 1 << 24
 """Maximum length of a line, and of a row of a table, in characters. A model reads the first few
 thousand tokens of a row; a file that never ends its line would fill all memory."""
-_MAX_SKIPPED_CHARS = 1 << 30
+_MAX_SKIPPED_CHARS = 1 << 28
 _SKIPPED_AT_ONCE = 1 << 20
 _LINE_END_BYTES = 1 << 20
 
@@ -149,7 +149,7 @@ def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
         ends: what `find_line_end` returned.
 
     Raises:
-        Misfit: a line does not end within a GiB.
+        Misfit: a line does not end within hundreds of millions of characters.
     """
     endings = (ends,) if ends else ("\n", "\r")
     number = 0

@@ -13,6 +13,7 @@ from typing import Any
 from agents.contract.data import DataFinding
 from agents.contract.data_columns import (
     CALL_KEYS,
+    CONVERSATION_KEYS,
     KNOWN_KEYS,
     QUESTION_KEYS,
     TURN_KEYS,
@@ -227,7 +228,10 @@ def _meaning_of_known(
     # UltraChat's prompt is the first message once more, and Alpaca's prompt holds its instruction.
     texts = list(_texts_of(row, used))
     mine = value.strip() if isinstance(value, str) else ""
-    is_again = any(mine in text or (len(text) > 2 and text.strip() in mine) for text in texts)
+    asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
+    is_again = any(mine in text for text in texts) or any(
+        text.strip() and text.strip() in mine for text in asked
+    )
     if mine and is_again:
         return KIND["unknown"]
     return KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]

@@ -18,7 +18,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
-from agents.contract.data_columns import find_rows_inside
 from agents.contract.data_files import (
     KINDS,
     LONG_LINE,
@@ -379,9 +378,7 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
             number = error.lineno if isinstance(error, json.JSONDecodeError) else line
             raise _broken(path, number, f"not valid JSON: {_reason(error)}") from error
         if isinstance(value, dict):
-            count.num_whole += 1
-            for row in find_rows_inside(value) or (value,):
-                count.meant.add(row)
+            count.add_whole(value)
         else:
             count.add_broken(path, line, _NO_OBJECT)
         place = _end_of(_GAP, text, place)

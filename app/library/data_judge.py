@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
-from agents.contract.data_columns import choose_format
+from agents.contract.data_columns import choose_format, find_rows_inside
 from agents.contract.data_findings import (
     MESSAGES,
     RowMeanings,
@@ -51,10 +51,17 @@ class RowJudge:
         self._number = 0
 
     def add(self, row: Any) -> None:
-        """Count the next row of the file; one that is blank or broken counts as a place alone."""
-        self._number += 1
-        if not isinstance(row, dict):
-            return
+        """Count the next row of the file; one that is blank or broken counts as a place alone.
+
+        An object around a list of rows counts as these.
+        """
+        inside = find_rows_inside(row)
+        for one in inside if inside is not None else (row,):
+            self._number += 1
+            if isinstance(one, dict):
+                self._judge(one)
+
+    def _judge(self, row: dict[str, Any]) -> None:
         if self._format == "auto":
             with contextlib.suppress(ValueError):
                 self._format = choose_format(

@@ -149,6 +149,12 @@ async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPrevi
     failed = next((one for one in reversed(lines) if one.get("kind") == "failed"), None)
     if failed is None and code == -KILLED:
         raise UserError(f"the preview was stopped: {KILLED_MESSAGE}", KILLED_HINT)
+    if failed is None and code < 0:
+        raise UserError(
+            f"the data preview was ended by signal {-code}: most likely {job.train_path} takes too "
+            "much memory to read",
+            "Write shorter rows, one per line (.jsonl), or preview it on a node: --node NAME",
+        )
     if failed is None:
         last = errors.rpartition("\n")[2][:400] or "no message"
         raise RacklessError(f"the data preview exited with code {code}: {last}")

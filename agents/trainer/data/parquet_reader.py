@@ -24,6 +24,7 @@ from agents.contract.data_meaning import find_kind, is_media
 from agents.errors import ExpectedError
 from agents.program import command
 from agents.state import archive_path
+from agents.trainer.data.memory_limit import limit_memory
 
 MEMORY_BYTES = 768 << 20
 """Memory that the child may take beyond what its libraries take."""
@@ -126,7 +127,7 @@ def _send_rows(path: Path, memory_bytes: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _limit_memory(memory_bytes)
+    limit_memory(memory_bytes)
     try:
         # With pre_buffer a whole row group would be in memory, which may be the whole file.
         with pq.ParquetFile(path, buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
@@ -142,17 +143,6 @@ def _send_rows(path: Path, memory_bytes: int) -> None:
             f"{path} is not a complete Parquet file: {words}", "Write it again"
         ) from error
     _send(ended=True)
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    import resource
-
-    try:
-        taken = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    except (OSError, ValueError):  # not Linux
-        return
-    limit = taken * resource.getpagesize() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _refuse_claims(path: Path, metadata: Any) -> None:
@@ -183,15 +173,19 @@ def _choose_columns(path: Path, file: Any) -> list[str]:
             f"{path} has no column to learn from; it has {names}.",
             "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
         )
-    meant = [
-        field.name
+    others = [
+        field
         for field in file.schema_arrow
         if field.name not in KNOWN_KEYS
-        and (field.name in TOOL_KEYS or find_kind(field.name).kind != "unknown")
         and not _holds_bytes(field.type)
         and names.count(field.name) == 1
     ]
-    return learned + meant
+    meant = [
+        field.name
+        for field in others
+        if field.name in TOOL_KEYS or find_kind(field.name).kind != "unknown"
+    ]
+    return learned + meant + _find_media(file, [one for one in others if one.name not in meant])
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -208,30 +202,27 @@ def _holds_bytes(kind: Any) -> bool:
 def _list_unread(file: Any, names: Sequence[str]) -> list[tuple[str, str, int, bool]]:
     """Return the other columns with the number of their rows that are not null."""
     left = [field for field in file.schema_arrow if field.name not in names]
-    judged = _find_media(file, [field for field in left if not _holds_bytes(field.type)])
     found = []
     for field in left:
         count = _count_held(file.metadata, field.name)
-        is_file = field.name in judged or (
-            _holds_bytes(field.type)
-            and (find_kind(field.name).kind == "media" or hasattr(field.type, "num_fields"))
-        )
+        is_named = find_kind(field.name).kind == "media" or field.type.num_fields > 0
+        is_file = _holds_bytes(field.type) and is_named
         if count:
             found.append(("media" if is_file else "unknown", field.name, count, is_file))
     return found
 
 
-def _find_media(file: Any, fields: Sequence[Any]) -> set[str]:
+def _find_media(file: Any, fields: Sequence[Any]) -> list[str]:
     """Return the columns of unknown names whose first values are names of pictures or the like."""
     import pyarrow as pa
 
     texts = [one.name for one in fields if pa.types.is_string(one.type)]
     if not texts:
-        return set()
+        return []
     for batch in file.iter_batches(batch_size=_JUDGED_ROWS, columns=texts):
         rows = [row for row in _list_values(batch) if isinstance(row, dict)]
-        return {name for name in texts if any(is_media(row.get(name)) for row in rows)}
-    return set()
+        return [name for name in texts if any(is_media(row.get(name)) for row in rows)]
+    return []
 
 
 def _count_held(metadata: Any, name: str) -> int:

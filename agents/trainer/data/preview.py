@@ -35,12 +35,15 @@ from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_tokenizer
+from agents.trainer.data.memory_limit import limit_memory
 from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokenizer import load_tokenizer
 
 NUM_SHOWN = 3
+# Memory that a preview may take beyond its libraries. It runs beside a person's other programs.
+_MEMORY_BYTES = 3 << 30
 # Rows that the quick preview reads.
 _NUM_READ = 64
 # Rows whose columns the quick preview judges, and the characters at which it stops.
@@ -239,6 +242,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         job = from_wire(PreviewJob, json.loads(job_path.read_bytes()), "job")
+        limit_memory(_MEMORY_BYTES)
         report = preview(job, Path(os.environ.get("RACKLESS_AGENT_HOME") or "."))
         report_path.write_text(json.dumps(to_wire(report)), encoding="ascii")
     except (OSError, ValueError, WireError) as error:
@@ -246,5 +250,10 @@ def main(argv: list[str]) -> int:
         return 1
     except ExpectedError as error:
         _print("failed", message=error.message, hint=error.hint)
+        return 1
+    except MemoryError:
+        most = _MEMORY_BYTES >> 30
+        message = f"Reading {job.train_path} takes more than {most} GiB of memory."
+        _print("failed", message=message, hint="Write shorter rows, one per line (.jsonl)")
         return 1
     return 0
