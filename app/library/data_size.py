@@ -174,8 +174,10 @@ def _read_start(path: Path, num_bytes: int) -> bytes:
         return b""
     with open_regular(path) as file:
         data = file.read(num_bytes)
+    if len(data) == path.stat().st_size or path.suffix.lower() == ".json":
+        return data
     # The row would be counted too short or not at all.
-    return data if len(data) == path.stat().st_size else data[: data.rfind(b"\n") + 1]
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _judge_file(path: Path, judge: RowJudge) -> None:

@@ -26,6 +26,7 @@ from app.runs.preview import preview_data
 from app.runs.services import Services
 from tests.app.forecasts.test_learning import CONFIG
 from tests.fakes.cluster import FakeCluster, make_facts
+from tests.fakes.models import write_model
 
 DEMO = Path(__file__).parents[3] / "resources" / "demo"
 QA = {"prompt": "Who founded Brenford?", "completion": "Oren Dale."}
@@ -91,7 +92,7 @@ def test_of_a_folder_the_file_with_the_first_such_row_is_named(
 
 
 def plan(services: Services, spec: RunSpec, path: Path) -> Plan:
-    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    write_model(Path(spec.model), **CONFIG)
     cluster = describe_nodes(services.planning, {"alpha": make_facts()})
     return asyncio.run(Planner(services).plan(with_data(spec, path), cluster))
 

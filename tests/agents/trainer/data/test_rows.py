@@ -553,14 +553,14 @@ def test_a_byte_in_parquet_that_is_no_text_costs_its_row(tmp_path):
 
 def test_of_a_large_row_group_only_a_part_is_in_memory(tmp_path, monkeypatch):
     # Unpacked at once it would not fit the memory of the process that reads it.
-    monkeypatch.setattr(parquet_reader, "MEMORY_BYTES", 32 << 20)
-    texts = [f"{i} " + "x" * 4000 for i in range(10_000)]
+    monkeypatch.setattr(parquet_reader, "MEMORY_BYTES", 80 << 20)
+    texts = [f"{i} " + "x" * 8000 for i in range(16_000)]
     table = pa.table({"text": texts})
     pq.write_table(table, tmp_path / "a.parquet", compression=None, use_dictionary=False)
     del table
     for number, value in files.read_file(tmp_path / "a.parquet"):
         assert value == {"text": texts[number - 1]}
-    assert number == 10_000
+    assert number == 16_000
 
 
 def test_a_damaged_page_of_parquet_is_said(tmp_path):
