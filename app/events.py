@@ -140,6 +140,8 @@ class RunSnapshot:
     ranks: tuple[RankProgress, ...] = ()
     newest_checkpoint_step: int | None = None
     phase: str | None = None
+    silent_nodes: tuple[str, ...] = ()
+    """Nodes of an active run whose part in it is not known now."""
     certificate: Certificate | None = None
     """Result of the newest attempt's verified resume; None until the replay is over."""
 

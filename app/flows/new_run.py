@@ -41,7 +41,8 @@ LOOKING_FOR_NODES = "Looking for your nodes\u2026"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    severity: Literal["error", "warning"]
+    severity: Literal["error", "warning", "waiting"]
+    """`waiting`: nothing is wrong, but the run cannot start before something is known."""
     text: str
 
 
@@ -62,7 +63,7 @@ class RunReview:
 
     def is_error(self, key: str) -> bool:
         """Return whether the answer of a field keeps the run from starting."""
-        return key in self.findings and self.findings[key].severity == "error"
+        return key in self.findings and self.findings[key].severity != "warning"
 
 
 def review(
@@ -93,7 +94,7 @@ def review(
     # Only readable shares can be counted.
     if "shares" not in findings and (problem := _check_shares(answers, devices)):
         findings["shares"] = Finding(severity="error", text=problem)
-    failed = any(finding.severity == "error" for finding in findings.values())
+    failed = any(finding.severity != "warning" for finding in findings.values())
     for key, text in (*missing.items(), *_advice(answers, devices)):
         findings.setdefault(key, Finding(severity="warning", text=text))
     return RunReview(
@@ -205,7 +206,7 @@ def describe_devices(nodes: tuple[NodeSnapshot, ...]) -> str:
 # ---------------------------------------------------------------- what is wrong
 
 
-_WAITING = Finding(severity="error", text=LOOKING_FOR_NODES)
+_WAITING = Finding(severity="waiting", text=LOOKING_FOR_NODES)
 
 
 def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Finding | None:
@@ -213,7 +214,7 @@ def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Findin
         return Finding(severity="error", text="No nodes yet. Add this PC or another one.")
     connecting = [node.name for node in chosen_nodes(answers, nodes) if node.state == "connecting"]
     if connecting:
-        return Finding(severity="error", text=f"Connecting to {show_list(connecting)}\u2026")
+        return Finding(severity="waiting", text=f"Connecting to {show_list(connecting)}\u2026")
     if answers.nodes == ALL_NODES:
         if not usable_nodes(nodes):
             return Finding(severity="error", text="No node is online.")
@@ -274,8 +275,10 @@ def _summary(
     answers: RunAnswers, nodes: tuple[NodeSnapshot, ...], findings: Mapping[str, Finding]
 ) -> tuple[tuple[str, str], ...]:
     chosen = chosen_nodes(answers, nodes)
+    is_waiting = "nodes" in findings and findings["nodes"].severity == "waiting"
+    no_nodes = "not known yet" if is_waiting else "none chosen"
     rows = [
-        ("Nodes", show_list([node.name for node in chosen]) if chosen else "none chosen"),
+        ("Nodes", show_list([node.name for node in chosen]) if chosen else no_nodes),
         ("Devices", describe_devices(chosen)),
     ]
     if "batch_sequences" not in findings and "sequence_tokens" not in findings:

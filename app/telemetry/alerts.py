@@ -29,6 +29,10 @@ SILENT_AFTER_S = 5.0
 NO_READINGS_AFTER_S = 10.0
 """Time without a live sample of a node that answers, in seconds, after which its figures are old.
 """
+SPEED_HOLDS_S = 30.0
+SPEED_STEPS = 5.0
+"""Step times for which the speed of a rank's newest step still holds, but at least
+`SPEED_HOLDS_S`."""
 STALL_FLOOR_S = 60.0
 STALL_STEPS = 10.0
 """Step times without a new step that count as a stall, but at least `STALL_FLOOR_S`."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from app.events import ACTIVE_STATES, NodeSnapshot, RankProgress, RunSnapshot, RunState
-from app.telemetry.alerts import NO_READINGS_AFTER_S, SILENT_AFTER_S
+from app.telemetry.alerts import NO_READINGS_AFTER_S, SILENT_AFTER_S, SPEED_HOLDS_S, SPEED_STEPS
 from app.text import show_duration
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ Tone = Literal["good", "busy", "calm", "warning", "error"]
 
 BUSY_UTILISATION = 0.1
 """Minimum utilisation of a device without a rank that counts as other work, 0 to 1."""
+
+
+SILENT_STATES = frozenset({"connecting", "unreachable", "refused", "silent", "removed"})
+"""States of a rank whose node is silent, as `current_run` gives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,13 @@ _RUN_TONES: dict[RunState, Tone] = {
 }
 
 
-def describe_run(state: RunState, phase: str | None = None) -> Status:
-    """Return a run's state, with its phase while it is running but not training."""
+def describe_run(state: RunState, phase: str | None = None, *, is_silent: bool = False) -> Status:
+    """Return a run's state, with its phase while it is running but not training.
+
+    `is_silent` marks a run with nodes whose part in it is not known now.
+    """
     if state == "running" and phase not in (None, "training", "done"):
-        return Status("busy", f"running, {phase}")
+        return Status("warning" if is_silent else "busy", f"running, {phase}")
     return Status(_RUN_TONES[state], state)
 
 
@@ -115,13 +122,15 @@ def current_run(run: RunSnapshot, nodes: Mapping[str, NodeSnapshot], now_s: floa
         return run
     ranks = tuple(_hide(r, nodes.get(r.node)) if r.node in silent else r for r in run.ranks)
     states = [describe_silence(nodes.get(name)) for name in silent]
-    if len(silent) < len(run.nodes):
-        # Any rank records the steps of all, so the sums still come while one node answers.
-        return replace(run, ranks=ranks, phase=f"{silent[0]} {states[0]}")
+    words = f"{silent[0]} {states[0]}"
+    if len(silent) == len(run.nodes):
+        words = states[0] if len(set(states)) == 1 else "no contact"
+    shown = replace(run, ranks=ranks, phase=words, silent_nodes=tuple(silent))
+    # Any rank records the steps of all, so the sums still come while one node answers and trains.
+    if not _stands_still(ranks, now_s):
+        return shown
     return replace(
-        run,
-        ranks=ranks,
-        phase=states[0] if len(set(states)) == 1 else "no contact",
+        shown,
         tokens_per_s=None,
         mfu=None,
         eta=None,
@@ -140,7 +149,17 @@ def describe_rank(rank: RankProgress, now_s: float) -> str:
     """Return the state of a rank, with the time since its node last answered if it is silent."""
     if rank.silent_since_s is None:
         return rank.state
-    return f"{rank.state} for {show_duration(max(now_s - rank.silent_since_s, 1.0))}"
+    return f"silent for {show_duration(max(now_s - rank.silent_since_s, 1.0))}"
+
+
+def _stands_still(ranks: Sequence[RankProgress], now_s: float) -> bool:
+    """Return whether no rank that answers has finished a step for long, or none answers at all."""
+    here = [rank for rank in ranks if rank.state not in SILENT_STATES]
+    done_s = max((rank.time_s for rank in here if rank.time_s is not None), default=None)
+    if not here or done_s is None:
+        return not here
+    step_s = max((rank.step_s or 0.0 for rank in here), default=0.0)
+    return now_s - done_s > max(SPEED_HOLDS_S, SPEED_STEPS * step_s)
 
 
 def _hide(rank: RankProgress, node: NodeSnapshot | None) -> RankProgress:

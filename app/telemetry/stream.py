@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from agents.contract.node import GpuFacts, GpuSample, Sample
 from app.events import ACTIVE_STATES, NodeSnapshot, RankProgress, RunSnapshot
 from app.telemetry.alerts import (
+    SPEED_HOLDS_S,
+    SPEED_STEPS,
     Alert,
     AlertKind,
     check_disk,
@@ -34,10 +36,6 @@ TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
 GAP_S = 5.0
 """Interval between two samples from which the time between them is a gap; they come every second.
 """
-SPEED_HOLDS_S = 30.0
-SPEED_STEPS = 5.0
-"""Step times for which the speed of a rank's newest step still holds, but at least
-`SPEED_HOLDS_S`."""
 SPEED_SLACK_S = 5.0
 """Time by which a sample may be older than the step whose speed it gets, in seconds: journals
 arrive apart from samples."""

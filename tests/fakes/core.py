@@ -936,4 +936,4 @@ def publish_history(core: FakeCore, seconds: int = 300) -> None:
         last = 400 if node.state == "online" else 388
         for second in range(400 - seconds, last):
             busy = node.name in carrying
-            core.put_sample(node.name, second, busy=busy, replayed=second < 399)
+            core.put_sample(node.name, second, busy=busy, replayed=False)

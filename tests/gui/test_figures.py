@@ -58,7 +58,7 @@ def test_ranks_of_a_lost_node_show_since_when_nothing_came(busy):
     lose(busy, "beta")
     states = {rank.rank: rank for rank in page.ranks.rows()}
     column = next(c for c in page.ranks.columns if c.title == "State")
-    assert column.status(states[1]).text == "unreachable for 12 s"
+    assert column.status(states[1]).text == "silent for 12 s"
     assert (states[1].tokens_per_s, states[1].step) == (None, None)
     assert states[0].tokens_per_s is not None
     assert "beta unreachable" in page.head.state.accessibleName()

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 
 from app.events import NodeSnapshot
 from app.flows.field import NO, YES, Field
-from app.flows.new_run import LOOKING_FOR_NODES, Finding
+from app.flows.new_run import Finding
 from app.flows.new_run_answers import ALL_NODES, split_names
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, ElidedLabel, make_label, make_tooltip, set_style_property
@@ -102,8 +102,8 @@ class AnswerField(QWidget):
         for node in nodes:
             words = node.name if node.state == "online" else f"{node.name} ({node.state})"
             self._offer(node.name, words, describe_hardware(node))
-        self._no_nodes.setText("No nodes yet." if are_known else LOOKING_FOR_NODES)
-        self._no_nodes.setVisible(not nodes)
+        # While they are not known, the finding below says so.
+        self._no_nodes.setVisible(are_known and not nodes)
         if not self.was_touched:
             self._set_nodes(self._wanted)
 
@@ -131,7 +131,8 @@ class AnswerField(QWidget):
         self._finding.setText(finding.text if finding else "")
         self._finding.setVisible(finding is not None)
         is_bad = finding is not None and finding.severity == "error"
-        name = "problem" if is_bad else "advice"
+        is_waiting = finding is not None and finding.severity == "waiting"
+        name = "problem" if is_bad else "caption" if is_waiting else "advice"
         # The style sheet selects by name; Qt applies a new name only when the label is polished.
         if self._finding.objectName() != name:
             self._finding.setObjectName(name)
@@ -173,7 +174,7 @@ class AnswerField(QWidget):
         self._node_column = QVBoxLayout(box)
         self._node_column.setContentsMargins(0, 0, 0, 0)
         self._node_column.setSpacing(2)
-        self._no_nodes = make_label("", "muted")
+        self._no_nodes = make_label("No nodes yet.", "muted")
         self._node_column.addWidget(self._no_nodes)
         return box
 

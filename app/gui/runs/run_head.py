@@ -86,7 +86,8 @@ class RunHead(QWidget):
             f"attempt {run.attempt}",
         )
         self._subtitle.setText(" \u00b7 ".join((*parts, f"started {started}", run.run_id)))
-        self.state.show_status(describe_run(run.state, run.phase))
+        silent = bool(run.silent_nodes)
+        self.state.show_status(describe_run(run.state, run.phase, is_silent=silent))
         self.buttons["stop"].setVisible(can_stop(run) or run.state == "stopping")
         self.buttons["stop"].setEnabled(can_stop(run))
         self.buttons["save"].setVisible(can_save(run))

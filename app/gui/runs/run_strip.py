@@ -56,7 +56,8 @@ class RunLine(QFrame):
 
     def show_run(self, run: RunSnapshot) -> None:
         self._name.setText(run.name)
-        self._state.show_status(describe_run(run.state, run.phase))
+        silent = bool(run.silent_nodes)
+        self._state.show_status(describe_run(run.state, run.phase, is_silent=silent))
         share = (run.step or 0) / run.total_steps if run.total_steps else 0.0
         # QProgressBar counts in integers; PROGRESS_STEPS makes it move smoothly.
         self._bar.setValue(round(share * PROGRESS_STEPS))

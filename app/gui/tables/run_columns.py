@@ -8,7 +8,14 @@ from collections.abc import Callable
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
 from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.presentation.plan_text import ComparedRow
-from app.telemetry.state import Status, Tone, describe_rank, describe_run, progress_share
+from app.telemetry.state import (
+    SILENT_STATES,
+    Status,
+    Tone,
+    describe_rank,
+    describe_run,
+    progress_share,
+)
 from app.telemetry.step_parts import describe_split, show_rank_memory, split_step
 from app.text import (
     DASH,
@@ -35,7 +42,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
         Column(
             title="State",
             text=lambda r: r.state,
-            status=lambda r: describe_run(r.state, r.phase),
+            status=lambda r: describe_run(r.state, r.phase, is_silent=bool(r.silent_nodes)),
             width_px=140,
         ),
         Column(
@@ -73,10 +80,6 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
     ]
 
 
-# States of a rank whose node is silent, as `current_run` gives them.
-_SILENT = frozenset({"connecting", "unreachable", "refused", "silent", "removed"})
-
-
 def wait_share(rank: RankProgress) -> float | None:
     """Return the share of a step that a rank spends waiting for other ranks and the network."""
     if rank.wait_s is None or not rank.step_s:
@@ -100,7 +103,7 @@ def forecast_columns() -> list[Column[ComparedRow]]:
 
 
 def _describe_rank(rank: RankProgress, now_s: float) -> Status:
-    if rank.state in _SILENT:
+    if rank.state in SILENT_STATES:
         return Status("warning", describe_rank(rank, now_s))
     tones: dict[str, Tone] = {"failed": "error", "lost": "error", "done": "good", "ended": "calm"}
     # A running rank says more by its phase than by its state.
@@ -122,7 +125,7 @@ def rank_columns(now_s: Clock = time.time) -> list[Column[RankProgress]]:
             title="State",
             text=lambda r: describe_rank(r, now_s()),
             status=lambda r: _describe_rank(r, now_s()),
-            width_px=124,
+            width_px=126,
         ),
         number_column("Step", lambda r: r.step, show_number, width_px=72),
         number_column("Tokens/s", lambda r: r.tokens_per_s, show_number, width_px=82),

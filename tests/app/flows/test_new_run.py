@@ -351,3 +351,16 @@ def test_advice_changes_its_answers_and_nothing_else():
         replace(GOOD, name=""), {"nodes": ("alpha", "beta"), "optimizer": "adamw_8bit"}
     )
     assert found == replace(GOOD, name="", nodes="alpha, beta", optimizer="adamw_8bit")
+
+
+def test_nodes_that_are_not_known_yet_are_not_called_missing():
+    result = review(GOOD, (), are_known=False)
+    assert result.findings["nodes"].text == "Looking for your nodes\u2026"
+    assert (result.findings["nodes"].severity, result.spec) == ("waiting", None)
+    assert dict(result.summary)["Nodes"] == "not known yet"
+    assert plan_spec(GOOD, (), are_known=False) == (None, "Looking for your nodes\u2026")
+    connecting = (node("alpha"), node("beta", "connecting"))
+    result = review(GOOD, connecting)
+    assert result.findings["nodes"].text == "Connecting to beta\u2026"
+    assert result.spec is None
+    assert review(replace(GOOD, nodes="alpha"), connecting).spec is not None

@@ -131,7 +131,7 @@ def test_a_lost_nodes_ranks_are_not_training_and_have_no_figures() -> None:
     here, lost = shown.ranks
     assert (here.state, here.tokens_per_s) == ("training", 120.0)
     assert (lost.state, lost.step, lost.tokens_per_s) == ("unreachable", None, None)
-    assert describe_rank(lost, NOW_S) == "unreachable for 12 s"
+    assert describe_rank(lost, NOW_S) == "silent for 12 s"
     assert describe_run(shown.state, shown.phase).text == "running, beta unreachable"
     assert shown.tokens_per_s == 240.0, "the other node still tells the sum"
 
@@ -162,3 +162,14 @@ def test_a_node_that_has_just_fallen_silent_shows_dashes() -> None:
         row = make_row(device, node, NOW_S)
         shown = {column.title: column.text(row) for column in device_columns()}
         assert {shown[name] for name in ("Load", "Temp", "Power", "Tokens/s")} == {"\u2013"}
+
+
+def test_the_sum_of_a_run_that_stands_still_beside_a_lost_node_is_not_frozen() -> None:
+    from app.telemetry.state import current_run
+
+    nodes = {"alpha": make_node(), "beta": make_node("unreachable", NOW_S - 60, "beta")}
+    moving = current_run(make_run(time_s=NOW_S - 4), nodes, NOW_S)
+    assert (moving.tokens_per_s, moving.silent_nodes) == (240.0, ("beta",))
+    still = current_run(make_run(time_s=NOW_S - 60), nodes, NOW_S)
+    assert (still.tokens_per_s, still.remaining_s) == (None, None)
+    assert describe_run(still.state, still.phase, is_silent=True).tone == "warning"
