@@ -32,6 +32,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
     HF_HUB_OFFLINE="1",
+    PYTHON_KEYRING_BACKEND="keyring.backends.null.Keyring",  # never the user's own
     **{MARKER: uuid.uuid4().hex},
 )
 

@@ -161,6 +161,8 @@ async def _token(core: Core, args: argparse.Namespace, out: Output) -> int:
         found = await core.hub.node_tokens(args.names)
     out.document(found)
     out.text(describe_tokens(found) or "There are no nodes yet.")
+    if where := await core.hub.describe_token():
+        out.note(f"This PC keeps the token {where}.")
     for one in found:
         if one.problem:
             out.note(f"{one.node}: {one.problem}")

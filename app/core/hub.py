@@ -27,8 +27,14 @@ class CoreHub:
 
         return await asyncio.to_thread(find_token)
 
+    async def describe_token(self) -> str:
+        """Return where this PC's token lies, for a sentence; empty: there is none."""
+        from app.hub.hub_token import describe_place
+
+        return await asyncio.to_thread(describe_place)
+
     async def save_token(self, token: str) -> str:
-        """Verify a token with the hub, save it where the hub's tools do; return its user name.
+        """Verify a token with the hub, save it in the keyring or a file; return its owner.
 
         Raises:
             UserError: the hub does not accept it, or cannot be reached.
@@ -51,7 +57,7 @@ class CoreHub:
         found = await asyncio.to_thread(find_token)
         # Nodes first: without the token here, its copies there could not be recognised. A token
         # from the environment is not ours to delete, and `forget_token` says so.
-        asked = await self.remove_token() if found == "kept" else ()
+        asked = await self.remove_token() if found in ("kept", "keyring") else ()
         await asyncio.to_thread(forget_token)
         return asked
 

@@ -18,6 +18,7 @@ from agents.contract.artifacts import PROOF_FILE
 from agents.contract.folder_files import ForeignFile, read_regular, require_own
 from agents.contract.run import FileEntry
 from app.errors import UsageError, UserError
+from app.hub.hub_token import read_stored_token
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PLACE = r"((?:[/~\\]|[A-Za-z]:)[^`\"\n]*)"
@@ -137,14 +138,14 @@ def _escape(path: str) -> str:
 
 
 def _connect() -> tuple[Any, str]:
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 
-    token = get_token()
+    token = read_stored_token()
     if not token:
         raise UserError("there is no token of the hub on this PC", _LOGIN)
     disable_progress_bars()  # they would overwrite the output of a command
-    return HfApi(library_name="rackless"), token
+    return HfApi(token=token, library_name="rackless"), token
 
 
 @contextlib.contextmanager

@@ -1,21 +1,25 @@
 """Find, store and delete the hub's token on this PC.
 
-It is stored where the hub's own tools store it (`hf auth login`), so that both use the same. It is
-never shown or logged and sent only to the hub; error messages are stripped of it.
+It is stored in the keyring of the operating system where one runs, else where the hub's own tools
+store it (`hf auth login`), in a file that only this user can read. A token of those tools is used
+as well. It is never shown or logged and sent only to the hub; error messages are stripped of it.
 https://huggingface.co/docs/huggingface_hub/package_reference/authentication
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Literal
 
 from agents.contract.hub import read_file
 from app.errors import UserError
+from app.hub.token_keyring import delete_token, store_token, stored_token
 
-TokenPlace = Literal["none", "kept", "environment"]
-"""Where the token comes from; `environment`: HF_TOKEN, which overrides a stored one."""
+TokenPlace = Literal["none", "kept", "keyring", "environment"]
+"""Where the token comes from; `kept`: the file of the hub's tools; `environment`: HF_TOKEN, which
+overrides a stored one."""
 
 PAGE = "https://huggingface.co/settings/tokens"
 """Page on which the user creates tokens."""
@@ -23,13 +27,47 @@ PAGE = "https://huggingface.co/settings/tokens"
 
 def find_token() -> TokenPlace:
     """Return whether there is a token and where; does not contact the hub."""
+    return _find()[0]
+
+
+def describe_place() -> str:
+    """Return where this PC's token lies, for a sentence; empty: there is none."""
+    from huggingface_hub import constants
+
+    place, _, keyring = _find()
+    if place == "keyring":
+        return f"in this PC's keyring ({keyring})"
+    if place == "environment":
+        return "in the environment variable HF_TOKEN"
+    path = Path(constants.HF_TOKEN_PATH)
+    return f"in {path}, {_describe_mode(path)}" if place == "kept" else ""
+
+
+def _describe_mode(path: Path) -> str:
+    if os.name != "posix":
+        return "a file of yours alone"
+    mode = path.stat().st_mode & 0o777
+    others = ", which other users of this PC can read" if mode & 0o077 else ""
+    return f"mode {mode:04o}{others}"
+
+
+def _find() -> tuple[TokenPlace, str, str]:
+    """Return the place of the token, the token, and the name of the keyring that has it."""
     from huggingface_hub.utils import get_token
 
     kept = _kept_token()
-    token = get_token()
-    if not token:
-        return "none"
-    return "kept" if token == kept else "environment"
+    token = get_token() or ""
+    if token and token != kept:
+        return "environment", token, ""
+    stored, keyring = stored_token()
+    if stored:
+        return "keyring", stored, keyring
+    return ("kept", token, "") if token else ("none", "", "")
+
+
+def read_stored_token() -> str:
+    """Return the token of this PC; empty: there is none."""
+    return _find()[1]
 
 
 def read_token() -> str:
@@ -38,9 +76,7 @@ def read_token() -> str:
     Raises:
         UserError: there is none.
     """
-    from huggingface_hub.utils import get_token
-
-    token: str | None = get_token()
+    token = read_stored_token()
     if not token:
         raise UserError(
             "This PC has no token of the hub",
@@ -55,7 +91,6 @@ def keep_token(token: str) -> str:
     Raises:
         UserError: the hub does not accept it or cannot be reached; nothing is stored.
     """
-    from huggingface_hub import login
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.hf_api import whoami
 
@@ -66,7 +101,8 @@ def keep_token(token: str) -> str:
     try:
         # Asked before login stores anything, so that a refused token leaves no trace.
         owner = str(whoami(token)["name"])
-        login(token)
+        if not store_token(token):
+            _write_file(token)
     except HfHubHTTPError as error:
         if getattr(error.response, "status_code", None) == 401:
             raise UserError("The hub does not know this token", f"Make one at {PAGE}") from None
@@ -86,6 +122,8 @@ def forget_token() -> None:
     from huggingface_hub.utils import get_stored_tokens
 
     token = _kept_token()
+    if delete_token():
+        return
     if not token:
         raise UserError("No token is kept on this PC", "One in HF_TOKEN goes with the environment.")
     # The active token is a copy: the hub's tools also keep it by name, in a second file.
@@ -95,6 +133,14 @@ def forget_token() -> None:
             logout(name)
         except OSError:
             continue  # raised because HF_TOKEN is also set, after this one was deleted
+
+
+def _write_file(token: str) -> None:
+    from huggingface_hub import constants, login
+
+    login(token)
+    if os.name == "posix":
+        Path(constants.HF_TOKEN_PATH).chmod(0o600)
 
 
 def _kept_token() -> str:

@@ -107,7 +107,7 @@ class ConfigLibrary:
         if self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no"):
             raise UserError(f"the config of {model} is not here, and HF_HUB_OFFLINE is set", hint)
         endpoint = self._environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        token = read_token(self._environ)
+        token = read_token(self._environ) or _read_keyring()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             data = self._fetch(f"{endpoint}/{model}/resolve/main/config.json", headers)
@@ -176,3 +176,9 @@ def _reason(code: int) -> str:
             "settings) does not open it, or there is no such model"
         )
     return "there is no such model" if code == 404 else f"it answers {code}"
+
+
+def _read_keyring() -> str:
+    from app.hub.token_keyring import stored_token
+
+    return stored_token()[0]

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +26,7 @@ from agents.contract.messages import from_wire, to_wire
 from agents.contract.python_child import python_environ, same_source
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
+from app.hub.token_keyring import environ_with_token
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_tokenizer
@@ -164,7 +164,7 @@ async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPrevi
 def _environ(home: Path) -> dict[str, str]:
     # Absolute: the program works in a folder of its own.
     place = {"RACKLESS_AGENT_HOME": str(home.absolute())}
-    return {**python_environ(os.environ, *same_source()), **place}
+    return {**python_environ(environ_with_token(home), *same_source()), **place}
 
 
 @contextlib.asynccontextmanager
@@ -177,7 +177,7 @@ async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "agents.program", "agents.trainer.data.preview"),
             *(str(folder / "job.json"), str(folder / "report.json")),
-            env=_environ(home),
+            env=await asyncio.to_thread(_environ, home),
             cwd=folder,
             # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
             limit=1 << 20,

@@ -752,6 +752,10 @@ class FakeHub:
     async def find_token(self) -> str:
         return self._core.token_place
 
+    async def describe_token(self) -> str:
+        places = {"kept": "in ~/.cache/huggingface/token, mode 0600", "environment": "in HF_TOKEN"}
+        return places.get(self._core.token_place, "")
+
     async def save_token(self, token: str) -> str:
         await self._core.act("hub.save_token", token)
         self._core.token_place = "kept"

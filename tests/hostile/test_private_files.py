@@ -18,6 +18,7 @@ from app.library.models import find_model, find_tokenizer
 from app.runfile.run_file import read_run_file
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.models import write_model
 
 Attack = Callable[..., None]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -163,11 +164,8 @@ def test_data_of_a_hidden_cache_of_data_is_data(services: Services, user: Path) 
 def test_a_model_that_another_program_keeps_hidden_is_a_model(
     services: Services, user: Path
 ) -> None:
-    folder = user / ".lmstudio" / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "model.safetensors").write_bytes(b"weights")
-    assert len(find_model(str(folder), services.hashes).files) == 2
+    folder = write_model(user / ".lmstudio" / "models" / "tiny")
+    assert len(find_model(str(folder), services.hashes).files) == 3
 
 
 def test_what_leaves_this_pc_is_said_before(

@@ -14,14 +14,15 @@ from app.hub.node_tokens import describe_tokens
 from app.text import show_list
 
 if TYPE_CHECKING:
+    from app.core.api import CoreApi
     from app.hub.hub_token import TokenPlace
     from app.hub.node_tokens import NodeToken
 
 _WORDS = {
     "none": "No token set. You need one for private or gated models and to push artifacts to the "
     "hub, but not for public models.",
-    "kept": "A token is saved on this PC, in the place that the hub's own tools use. It gives "
-    "access to private and gated models.",
+    "kept": "A token is saved {where}. It gives access to private and gated models.",
+    "keyring": "A token is saved {where}. It gives access to private and gated models.",
     "environment": (
         "A token is set by the environment variable HF_TOKEN, which overrides any saved token."
     ),
@@ -72,12 +73,13 @@ class HubTokenRow(QWidget):
 
     def refresh(self) -> None:
         """Check again whether there is a token."""
-        self._bridge.run(lambda core, report: core.hub.find_token(), self._show_place)
+        self._bridge.run(lambda core, report: _ask(core), self._show_found)
 
-    def _show_place(self, place: TokenPlace) -> None:
-        self.state.setText(_WORDS[place])
+    def _show_found(self, found: tuple[TokenPlace, str]) -> None:
+        place, where = found
+        self.state.setText(_WORDS[place].format(where=where or "on this PC"))
         # A token from the environment is not ours to delete.
-        self.forget.setVisible(place == "kept")
+        self.forget.setVisible(place in ("kept", "keyring"))
         # Without a token there is nothing to copy, so nodes are not asked.
         if place == "none":
             self._show_nodes(())
@@ -145,6 +147,10 @@ class HubTokenRow(QWidget):
     def _show_error(self, error: RacklessError) -> None:
         self.keep.setEnabled(bool(self.field.text().strip()))
         self.banner.show_error(error)
+
+
+async def _ask(core: CoreApi) -> tuple[TokenPlace, str]:
+    return await core.hub.find_token(), await core.hub.describe_token()
 
 
 def _unasked(found: tuple[NodeToken, ...]) -> str:

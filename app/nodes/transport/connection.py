@@ -6,6 +6,7 @@ knows the agent; the protocol on a command's stdio is up to `bootstrap` and `cha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -53,6 +54,9 @@ async def connect(
 
             return await connect_ssh(address, home=home, accept_host_key=accept_host_key)
         case LocalAddress():
-            return LocalConnection()
+            from app.hub.token_keyring import environ_with_token
+
+            # Its programs download from the hub themselves, and know no keyring.
+            return LocalConnection(await asyncio.to_thread(environ_with_token, home))
         case WslAddress():
             return WslConnection(address)
