@@ -16,6 +16,7 @@ from agents.contract.data_columns import (
     CONVERSATION_KEYS,
     KNOWN_KEYS,
     QUESTION_KEYS,
+    TOOL_KEYS,
     TURN_KEYS,
     used_columns,
 )
@@ -27,6 +28,7 @@ from agents.contract.data_meaning import (
     find_marker,
     is_empty,
     is_held_out,
+    is_history,
     is_listed_tools,
     is_media,
     is_role,
@@ -34,6 +36,7 @@ from agents.contract.data_meaning import (
     is_weighted,
     judge_media,
     judge_verdict,
+    says_no,
 )
 
 MAX_COLUMNS = 200
@@ -43,6 +46,7 @@ MIN_CUT_SHARE = 0.01
 _ORDER = ("refuse", "warn", "note")
 MESSAGES = "messages[]."
 """What precedes the name of a message's key."""
+_NO_MESSAGES = frozenset({"system", "input", *TOOL_KEYS})
 _SAID_NAME_CHARS = 60
 _LISTED = 12
 
@@ -57,9 +61,12 @@ class _Seen:
     consequence: Consequence = "note"
     num_bad: int = 0
     """Verdicts against an answer."""
+    num_good: int = 0
     num_other: int = 0
     """Values of a verdict's column that are no verdict."""
     has_false: bool = False
+    is_noted: bool = False
+    """Whether a rating is merely listed."""
 
 
 class RowMeanings:
@@ -81,13 +88,22 @@ class RowMeanings:
         said: set[tuple[str, str]] = set()
         for name, value in row.items():
             if name in used:
-                if data_format != "text" and name not in ("system", "input"):
+                if data_format != "text" and name not in _NO_MESSAGES:
                     self._look_into(value, place, said)
             elif isinstance(name, str) and not is_empty(value):
                 self._add_column(name, value, data_format, row, used, place)
+        if data_format == "preference":
+            self._add_reversed(row, place)
         marker = next(filter(None, map(find_marker, _texts_of(row, used))), "")
         if marker:
             self._count("placeholder", marker, "warn", place)
+
+    def _add_reversed(self, row: dict[str, Any], place: int) -> None:
+        for name, value in row.items():
+            other = row.get(name.replace("chosen", "rejected")) if "chosen" in name else None
+            both = isinstance(value, (int, float)) and isinstance(other, (int, float))
+            if both and name not in self._ignored and value < other:
+                self._count("reversed", name, "warn", place)
 
     def _add_column(
         self,
@@ -112,6 +128,8 @@ class RowMeanings:
             self._count("media", name, media if hard else "warn", place)
         elif kind.kind in ("verdict", "score"):
             self._add_verdict(name, value, kind, data_format, place)
+        elif kind.kind == "unknown" and data_format != "text" and says_no(value):
+            self._count("verdict", name, "warn", place)
         elif _holds_meaning(kind, name, value, data_format):
             self._count(kind.kind, name, _consequence(kind, data_format), place)
         else:
@@ -127,9 +145,12 @@ class RowMeanings:
         seen = self._count(kind.kind, name, _consequence(verdict, data_format), place, first=False)
         if seen is None:
             return
+        seen.is_noted = data_format in kind.noted_in
         seen.num_bad += judged == "bad"
+        seen.num_good += judged == "good"
         seen.num_other += judged == "other"
         seen.has_false |= value is False or (isinstance(value, list) and False in value)
+        seen.has_false |= kind.kind == "score" and says_no(value)
         if judged == "bad" and seen.row is None:
             seen.row = place
 
@@ -180,24 +201,29 @@ class RowMeanings:
 
     def _finding(self, kind: str, column: str, seen: _Seen) -> DataFinding:
         count, consequence = seen.count, seen.consequence
-        if kind in ("verdict", "score"):
-            is_scale = seen.num_other and not seen.has_false
-            if kind == "score" or is_scale or not seen.num_bad:
-                consequence = "warn" if kind == "score" or seen.num_bad else "note"
-                kind = "score" if consequence == "warn" else "unknown"
-            else:
-                count = seen.num_bad
-            if kind == "score" and seen.has_false and seen.num_bad:
-                kind, consequence, count = "verdict", seen.consequence, seen.num_bad
-        total = max(self.num_rows, count)
+        is_counted = kind in ("verdict", "score") and seen.num_bad + seen.num_other + seen.num_good
+        if is_counted:
+            kind, consequence = _judge_counts(kind, seen)
+            count = seen.num_bad if kind == "verdict" else count
         return DataFinding(
             kind=kind,
             column=column,
             count=count,
-            total=total,
+            total=max(self.num_rows, count),
             consequence=consequence,
             row=seen.row,
         )
+
+
+def _judge_counts(kind: str, seen: _Seen) -> tuple[str, Consequence]:
+    """Return meaning and consequence of a column of verdicts or ratings, by all of its values."""
+    # With other values beside yes and no, 0 is a place on a scale or one of many classes.
+    is_scale = kind == "score" or seen.num_other > 0
+    if seen.num_bad and (seen.has_false or not is_scale):
+        return "verdict", seen.consequence
+    if kind == "score" or seen.num_bad:
+        return "score", "note" if seen.is_noted else "warn"
+    return "unknown", "note"
 
 
 def _consequence(kind: ColumnKind, data_format: str) -> Consequence:
@@ -208,6 +234,8 @@ def _holds_meaning(kind: ColumnKind, name: str, value: Any, data_format: str) ->
     """Return whether the value bears out what the name says."""
     if kind.kind == "weight":
         return is_weighted(name, value)
+    if kind.kind == "history":
+        return is_history(name, value)
     if kind.kind == "system":
         return is_system_prompt(name)
     if kind.kind == "tools":
@@ -308,7 +336,7 @@ def say_finding(found: DataFinding) -> str:
 
     >>> say_finding(DataFinding(kind="verdict", column="label", count=5, total=10,
     ...     consequence="refuse", row=2))
-    "in 5 of 10 rows (50 %), the first of them row 2, 'label' calls the answers bad ones, and they \
+    "in 5 of 10 rows (50 %), the first of them row 2, 'label' calls rows bad examples, and they \
 would be learned as good ones"
     >>> say_finding(describe_cut(1000, 770)[0])
     '77 % of the tokens (770 of 1,000) are behind sequence_tokens and are cut'

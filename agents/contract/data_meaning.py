@@ -32,6 +32,8 @@ class ColumnKind:
     """Words of a name, one of which is enough."""
     refused_in: tuple[str, ...] = ()
     """Formats whose rows are refused; in others the column is named."""
+    noted_in: tuple[str, ...] = ()
+    """Formats in which it is merely listed."""
     otherwise: Consequence = "warn"
     """Consequence in the other formats."""
     says: str
@@ -54,7 +56,7 @@ KINDS = (
     ),
     ColumnKind(
         kind="history",
-        words=_words("history histories dialog dialogue dialogues"),
+        words=_words("history histories dialog dialogue dialogues previous prior preceding"),
         refused_in=_ASKED,
         says="holds earlier turns of the conversation, which would be left out",
         hint=f"Write each row as 'messages' with all turns, {_KEEP}",
@@ -88,8 +90,8 @@ KINDS = (
         kind="context",
         words=_words(
             "context contexts passage passages document documents paragraph paragraphs knowledge"
-            " background evidence article choices options candidates endings premise hypothesis"
-            " story references"
+            " background article choices options candidates endings premise hypothesis"
+            " story"
         ),
         refused_in=("alpaca", "preference"),
         otherwise="note",
@@ -103,6 +105,7 @@ KINDS = (
             " helpfulness correctness coherence complexity verbosity quality confidence upvotes"
             " downvotes votes margin toxicity"
         ),
+        noted_in=("text",),
         says="rates the answers, which is not used: all are learned alike",
         hint="Take out the rows that should not be learned",
     ),
@@ -115,10 +118,10 @@ KINDS = (
             " unsafe success successful failed fail passed pass thumb thumbs thumbsup thumbsdown"
             " upvoted downvoted verified verdict feedback vote review judgement judgment chosen"
             " positive negative toxic flagged deleted spam hallucination hallucinated usable keep"
-            " win winner best"
+            " win winner best outcome reaction"
         ),
         refused_in=_ASKED,
-        says="calls the answers bad ones, and they would be learned as good ones",
+        says="calls rows bad examples, and they would be learned as good ones",
         hint="Take these rows out, pair them with good answers ('chosen' and 'rejected', "
         f"objective: dpo), {_KEEP}",
     ),
@@ -159,6 +162,12 @@ KINDS = (
         hint="Check that the column which is learned is the right one",
     ),
     ColumnKind(
+        kind="reversed",
+        words=frozenset(),
+        says="rates the chosen answer below the rejected one",
+        hint="Check which of the two is the better one",
+    ),
+    ColumnKind(
         kind="placeholder",
         words=frozenset(),
         says="stands in the texts for a picture, sound or video, and is learned as it is spelled",
@@ -195,12 +204,18 @@ KINDS = (
 KIND = {one.kind: one for one in KINDS}
 NO_ANSWER = _words(
     "false no n bad wrong incorrect rejected reject undesirable dislike disliked negative neg down"
-    " poor fail failed invalid unsafe harmful toxic lose loser 0 -1 downvote downvoted"
+    " poor low worst terrible awful fail failed failure invalid unsafe harmful toxic lose loser"
+    " downvote downvoted 0 -1"
 )
 """Spellings of a verdict against an answer."""
+_PLAIN_NO = _words(
+    "bad wrong incorrect rejected undesirable dislike disliked fail failed failure downvote"
+    " downvoted hallucinated"
+)
+_BEFORE = frozenset({"previous", "prior", "preceding"})
 _YES = _words(
     "true yes y good correct right accepted accept chosen desirable like liked positive pos up"
-    " great pass passed valid safe helpful win winner 1 +1 upvote upvoted"
+    " great high success won pass passed valid safe helpful win winner 1 +1 upvote upvoted"
 )
 _THUMBS_DOWN = "\N{THUMBS DOWN SIGN}"
 _OPPOSITE = _words(
@@ -375,7 +390,7 @@ def is_weighted(name: str, value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         flags = {str(one) for one in value if isinstance(one, (bool, int, float))}
         return len(flags) > 1 or any(is_weighted(name, one) for one in value[:1])
-    if isinstance(value, str) and value.strip().lower() not in _FLAGS:
+    if isinstance(value, str) and value.strip().lower() not in _FLAGS and not _is_number(value):
         return False
     if not isinstance(value, (str, bool, int, float)) or (words == {"loss"} and value not in _FLAG):
         return False
@@ -384,6 +399,33 @@ def is_weighted(name: str, value: Any) -> bool:
     text = str(value).strip().lower()
     usual = ("false", "0", "0.0", "no", "none") if is_skipping else ("true", "1", "1.0", "yes")
     return text not in usual
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def says_no(value: Any) -> bool:
+    """Return whether a value is a word against an answer, whatever its column is called.
+
+    >>> says_no("Incorrect"), says_no("no"), says_no("\N{THUMBS DOWN SIGN}"), says_no(False)
+    (True, False, True, False)
+    """
+    if not isinstance(value, str):
+        return False
+    text = value.strip().lower()
+    return text in _PLAIN_NO or text == _THUMBS_DOWN
+
+
+def is_history(name: str, value: Any) -> bool:
+    """Return whether a value holds turns; what came before need not be one."""
+    if isinstance(value, (list, dict)):
+        return True
+    return isinstance(value, str) and not set(split_name(name)) & _BEFORE
 
 
 def is_system_prompt(name: str) -> bool:

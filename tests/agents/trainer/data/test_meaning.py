@@ -79,6 +79,9 @@ WRONG = {
     "camel": (CHAT, "isCorrect", [True, False]),
     "thumbs": (CHAT, "thumbs", ["up", "down"]),
     "thumbs-down": (QA, "thumbs_down", [False, True]),
+    "emoji": (QA, "reaction", ["\N{THUMBS UP SIGN}", "\N{THUMBS DOWN SIGN}"]),
+    "csv weight": (QA, "sample_weight", ["1.0", "0.2"]),
+    "earlier turns": (ALPACA, "previous_messages", [[], CHAT["messages"]]),
     "words": (CHAT, "feedback", ["good", "bad"]),
     "images": (CHAT, "images", [[], ["a/1.png"]]),
     "llava": (CHAT, "image", [None, "coco/1.jpg"]),
@@ -138,6 +141,25 @@ def test_a_column_that_changes_nothing_is_listed_at_most(tmp_path, tokenizer, ro
     found = train(write(tmp_path / "a.jsonl", rows), tokenizer)
     assert len(found) == 4
     assert all(one.consequence == "note" for one in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "kind"),
+    [
+        ({**PAIR, "score_chosen": 1.0, "score_rejected": 4.0}, "score_chosen", "reversed"),
+        ({**QA, "verification": "incorrect"}, "verification", "verdict"),
+        ({**QA, "rating": 1}, "rating", "score"),
+        ({**QA, "split": "test"}, "split", "split"),
+        ({**QA, "rationale": "It was he."}, "rationale", "reasoning"),
+        ({"text": "Oren Dale.", "label": False}, "label", "verdict"),
+        ({"text": "Oren Dale.", "video_id": "k3"}, "video_id", "media"),
+    ],
+)
+def test_a_column_that_may_change_what_rows_mean_is_named(tmp_path, tokenizer, row, column, kind):
+    objective = "dpo" if "chosen" in row else "sft"
+    found = train(write(tmp_path / "a.jsonl", [row]), tokenizer, objective=objective)
+    kinds = [(one.kind, one.consequence) for one in found.findings if one.column == column]
+    assert (kind, "warn") in kinds
 
 
 def test_pictures_inside_of_a_table_are_refused_without_being_read(tmp_path, tokenizer):
