@@ -96,11 +96,16 @@ def delete_token() -> bool:
     """Delete the token from the keyring; return whether there was one.
 
     Raises:
-        UserError: it is still there.
+        UserError: it is still there, or the keyring is locked.
     """
-    keyring = find_keyring()
-    if keyring is None or not stored_token()[0]:
+    if not _mark(default_home()).exists():
         return False
+    keyring = find_keyring()
+    if keyring is None or not keyring.read():
+        raise UserError(
+            "The token is in the keyring of this PC, which cannot be read now",
+            f"Unlock the keyring and try again, or delete the entry '{SERVICE}' there.",
+        )
     keyring.delete()
     _mark(default_home()).unlink(missing_ok=True)
     return True
