@@ -61,9 +61,10 @@ ORDER = {
         " | fleet files"
     ),
     "app.planning": (
-        "model_shape learning | memory | cluster setting_search forecast_accuracy | rates network"
-        " | throughput | candidate | plan_context | build_context subsets | strategies | reasons"
-        " | advice | plan"
+        "model_shape learning | memory | cluster setting_search forecast_accuracy"
+        " misses measurement_limits | rates"
+        " network | throughput | candidate | plan_context | build_context subsets | strategies"
+        " | reasons | advice | plan"
     ),
     "app.runs": (
         "node_pool placement run | journals attempt_status | snapshot run_repository services"

@@ -190,10 +190,13 @@ class Sample:
     network_in_bytes_per_s: float | None = None
     network_out_bytes_per_s: float | None = None
     load: float | None = None
+    uses: tuple[GpuUse, ...] = ()
+    """Work of Rackless on its devices, such as an export; `cpu` stands for the CPU."""
 
     def check_foreign(self) -> None:
         check_time("time_s", self.time_s)
         _check_count("gpus", self.gpus, MAX_GPUS)
+        _check_count("uses", self.uses, MAX_GPUS + 1)
         _drop_implausible(self)
 
 
@@ -319,6 +322,10 @@ class Calibration:
     """NF4 weights unpacked to bf16 per second."""
     measured_s: float = 0.0
     """Wall clock of the node, in seconds since 1970."""
+    spread: float | None = None
+    """Difference of slow and fast repetitions of matrix products, as a share of their median."""
+    other_load: float | None = None
+    """Share of the device that other programs used meanwhile, 0 to 1."""
 
     def check_foreign(self) -> None:
         check_text("card", self.card)

@@ -7,11 +7,13 @@ once; it polls the lease instead.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from agents.children import Children
@@ -27,8 +29,16 @@ Reader = Callable[[str], Said]
 class Chat:
     """One loaded model. Only one thread at a time may ask and read from `listen`."""
 
-    def __init__(self, find_taker: Callable[[], str | None]) -> None:
-        """Prepare it; `find_taker` returns the name of the work that leased its GPU, or None."""
+    def __init__(
+        self,
+        find_taker: Callable[[], str | None],
+        announce: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Prepare it; `find_taker` returns the name of the work that leased its GPU, or None.
+
+        `announce` names the chat as the work on its device, as long as its program runs.
+        """
+        self._announce = announce
         self.asking = threading.Lock()
         self.ended = ""
         """Reason of its end; empty: it has not ended."""
@@ -86,7 +96,8 @@ class Chat:
 
         why = "the model's program has ended"
         try:
-            code, lines = children.run(argv, environ=environ, on_line=hear, stdin=self._input)
+            with self._announce():
+                code, lines = children.run(argv, environ=environ, on_line=hear, stdin=self._input)
             if code == -KILLED:
                 why = KILLED_MESSAGE
             elif code and not self.ended:

@@ -12,8 +12,9 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from agents.contract.names import is_safe_name
 from agents.contract.run import MasterIdentity
 from agents.errors import ExpectedError, explain_os_error
-from agents.state import Home, identify, identity_from, read_json, take_lock
+from agents.state import Home, identify, identity_from, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
@@ -123,6 +124,38 @@ def _write(lock: int, content: dict[str, Any]) -> None:
     os.pwrite(lock, text, 0)
     # A longer text from an earlier holder would otherwise leave its end behind.
     os.ftruncate(lock, len(text))
+
+
+@contextlib.contextmanager
+def announce(home: Home, device_id: str, work: str) -> Iterator[None]:
+    """Name work on a device inside the block; unlike a lease it keeps nobody else away.
+
+    Merges, previews and chats share a device with others, but whoever sees it busy must learn why.
+    """
+    identity = identify(os.getpid())
+    path = home.leases / f"work-{os.getpid()}-{secrets.token_hex(4)}.json"
+    try:
+        said = {"work": work, "device": device_id, **(identity.to_json() if identity else {})}
+        with contextlib.suppress(OSError, ExpectedError):  # a full disk must not stop the work
+            write_json(path, said)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def find_uses(home: Home, device_ids: Sequence[str]) -> dict[str, Holder]:
+    """Return the work of Rackless on each device that has any; takes no lock."""
+    found: dict[str, Holder] = {}
+    for path in home.leases.glob("work-*.json"):
+        said, identity = read_json(path), identity_from(read_json(path))
+        if said is None or identity is None or not identity.is_alive():
+            path.unlink(missing_ok=True)  # its process was killed
+        else:
+            found[str(said.get("device"))] = Holder(str(said.get("work")), None)
+    # A lease says more: whoever holds it has the device for itself.
+    held = {device_id: find_holder(home, device_id) for device_id in device_ids}
+    found |= {device_id: holder for device_id, holder in held.items() if holder is not None}
+    return {device_id: found[device_id] for device_id in device_ids if device_id in found}
 
 
 def is_any_held(home: Home) -> bool:

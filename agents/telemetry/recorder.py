@@ -23,7 +23,7 @@ from agents.contract.python_child import SAFE_FOLDER
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.state import Home, archive_path, identify, take_lock, write_json
-from agents.supervisor.leases import is_any_held
+from agents.supervisor.leases import find_uses, is_any_held
 from agents.telemetry.gpu import GpuReader, open_gpus
 from agents.telemetry.host import Host
 from agents.telemetry.lease import LEASE_S, read_renewal
@@ -70,11 +70,12 @@ def _introduce(home: Home, gpus: GpuReader) -> None:
 
 def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
     host = Host(home.path)
+    devices = ["cpu", *(gpu.uuid for gpu in gpus.read_facts())]
     renewal, renewed_s = read_renewal(home), time.monotonic()
     due_s = time.monotonic()
     while True:
         with contextlib.suppress(OSError):
-            ring.append(take_sample(host, gpus, ring.next_seq))
+            ring.append(take_sample(host, gpus, ring.next_seq, find_uses(home, devices)))
         now_s = time.monotonic()
         newest = read_renewal(home)
         if newest != renewal:

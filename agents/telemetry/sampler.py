@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from agents.contract.node import Sample
+from agents.contract.node import GpuUse, Sample
+from agents.supervisor.leases import Holder
 from agents.telemetry.gpu import GpuReader
 from agents.telemetry.host import Host
 
+_MAX_NAME = 80
 
-def take_sample(host: Host, gpus: GpuReader, seq: int) -> Sample:
-    """Read all sensors once."""
+
+def take_sample(
+    host: Host, gpus: GpuReader, seq: int, uses: Mapping[str, Holder] | None = None
+) -> Sample:
+    """Read all sensors once; `uses` is the work of Rackless by device."""
     reading = host.sample()
     memory = reading.memory or (None, None)
     disk = reading.disk or (None, None)
@@ -32,4 +38,8 @@ def take_sample(host: Host, gpus: GpuReader, seq: int) -> Sample:
         network_in_bytes_per_s=network_rates[0],
         network_out_bytes_per_s=network_rates[1],
         load=reading.load,
+        uses=tuple(
+            GpuUse(uuid=uuid, name=one.name[:_MAX_NAME], run_id=one.run_id)
+            for uuid, one in (uses or {}).items()
+        ),
     )

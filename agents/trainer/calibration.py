@@ -11,9 +11,11 @@ Shape letters: M tokens, O outputs, I inputs of a layer.
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import nn
@@ -21,6 +23,9 @@ from torch import nn
 from agents.contract.node import Calibration, CalibrationJob
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.telemetry.gpu import open_gpus
+from agents.telemetry.host import parse_cpu_times
+from agents.telemetry.recorder import load_nvml
 from agents.trainer.kernels import nf4
 from agents.trainer.rank.device import choose_device
 
@@ -34,6 +39,8 @@ _COPY_BYTES = 256 << 20
 _SHARES = {"matrix": 0.5, "memory": 0.15, "host": 0.15, "unpack": 0.2}
 # Seconds of work between two waits for the device, so that the waits themselves do not count.
 _BURST_S = 0.05
+# Readings of a GPU's load, and the time between two, in seconds.
+_LOOKS, _LOOK_S = 5, 0.2
 
 
 def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration:
@@ -43,9 +50,12 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         job: names the device and the time.
         report: called with what is measured next.
     """
+    # Before torch is on the GPU: afterwards its use could not be told from that of others.
+    before = read_gpu_load(job.device_id)
     device = choose_device(job.device)
     report("matrix products")
-    matrix = measure_matrix(device, job.seconds * _SHARES["matrix"])
+    load = OtherLoad()
+    matrix, spread = measure_matrix(device, job.seconds * _SHARES["matrix"])
     report("memory")
     memory = measure_copy(device, job.seconds * _SHARES["memory"])
     to_host = from_host = unpack = None
@@ -56,6 +66,9 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         from_host = measure_host(device, seconds, to_host=False)
         report("4-bit weights")
         unpack = measure_unpack(device, job.seconds * _SHARES["unpack"])
+    _wait(device)
+    after = read_gpu_load(job.device_id)
+    gpu_load = max((one for one in (before, after) if one is not None), default=None)
     return Calibration(
         card=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         matrix_flops_per_s=matrix,
@@ -64,11 +77,62 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         from_host_bytes_per_s=from_host,
         unpack_values_per_s=unpack,
         measured_s=time.time(),
+        spread=spread,
+        other_load=load.read() if device.type == "cpu" else gpu_load,
     )
 
 
+def read_gpu_load(device_id: str) -> float | None:
+    """Return the share of a GPU that programs use now, while we do not; None: unknown."""
+    if device_id == "cpu":
+        return None
+    home = os.environ.get("RACKLESS_AGENT_HOME", "")
+    try:
+        gpus = open_gpus(lambda: load_nvml(Path(home, "agents")))
+        shares = []
+        for _ in range(_LOOKS):
+            time.sleep(_LOOK_S)  # first, as what has just ended still counts
+            mine = [one.utilisation for one in gpus.sample() if one.uuid == device_id]
+            shares += [share for share in mine if share is not None]
+    except (OSError, ImportError, RuntimeError):  # no driver, or not from an agent's archive
+        return None
+    return median(shares) if shares else None
+
+
+class OtherLoad:
+    """Share of the CPU that other programs use from when it is made."""
+
+    def __init__(self) -> None:
+        self._began = self._read()
+
+    def read(self) -> float | None:
+        """Return the share so far, 0 to 1; None: this system does not say."""
+        now = self._read()
+        if self._began is None or now is None or now[1] <= self._began[1]:
+            return None
+        busy, whole, own = (b - a for a, b in zip(self._began, now, strict=True))
+        return min(1.0, max(0.0, (busy - own) / whole))
+
+    @staticmethod
+    def _read() -> tuple[float, float, float] | None:
+        """Return seconds of all cores together: busy, all, and of this process."""
+        try:
+            ticks = parse_cpu_times(Path("/proc/stat").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+        if ticks is None:
+            return None
+        per_second = os.sysconf("SC_CLK_TCK")
+        return ticks[0] / per_second, ticks[1] / per_second, time.process_time()
+
+
 def measure_pace(device: torch.device, seconds: float, work: Callable[[], object]) -> float:
-    """Return the seconds of one call of `work` on a warm device."""
+    """Return the median seconds of one call of `work` on a warm device."""
+    return median(repeat_work(device, seconds, work))
+
+
+def repeat_work(device: torch.device, seconds: float, work: Callable[[], object]) -> list[float]:
+    """Return the seconds of one call of `work` in each of many repetitions on a warm device."""
     work()
     _wait(device)
     started = time.perf_counter()
@@ -84,20 +148,34 @@ def measure_pace(device: torch.device, seconds: float, work: Callable[[], object
         _wait(device)
         paces.append((time.perf_counter() - started) / at_once)
     # The first half heats the card up; clocks fall in it.
-    warm = paces[len(paces) // 2 :]
-    return sum(warm) / len(warm)
+    return paces[len(paces) // 2 :]
 
 
-def measure_matrix(device: torch.device, seconds: float) -> float:
-    """Return the FLOP/s of products (M, I) x (I, O), 2 M O I operations each."""
+def find_spread(paces: Sequence[float]) -> float:
+    """Return the difference of slow and fast repetitions, as a share of their median.
+
+    One in ten may be slower or faster by any amount: a wake-up of the system is no other work.
+
+    >>> find_spread([1.0] * 9 + [5.0]), find_spread([1.0, 2.0, 1.0, 2.0])
+    (0.0, 1.0)
+    """
+    ordered = sorted(paces)
+    tenth = len(ordered) // 10
+    slow, fast = ordered[-1 - tenth], ordered[tenth]
+    middle = ordered[len(ordered) // 2 - (len(ordered) % 2 == 0)]
+    return (slow - fast) / middle
+
+
+def measure_matrix(device: torch.device, seconds: float) -> tuple[float, float]:
+    """Return the FLOP/s of products (M, I) x (I, O), 2 M O I operations each, and their spread."""
     m, o, i = _SIZES if device.type == "cuda" else _CPU_SIZES
     dtype = _training_dtype(device)
     x_MI = torch.randn(m, i, device=device, dtype=dtype)
     weight_OI = torch.randn(o, i, device=device, dtype=dtype)
     # Into memory of its own, so that no allocation is timed.
     y_MO = torch.empty(m, o, device=device, dtype=dtype)
-    pace_s = measure_pace(device, seconds, lambda: torch.mm(x_MI, weight_OI.T, out=y_MO))
-    return 2.0 * m * o * i / pace_s
+    paces = repeat_work(device, seconds, lambda: torch.mm(x_MI, weight_OI.T, out=y_MO))
+    return 2.0 * m * o * i / median(paces), find_spread(paces)
 
 
 def measure_copy(device: torch.device, seconds: float) -> float:

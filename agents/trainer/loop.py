@@ -112,6 +112,10 @@ class Loop:
         # Of this rank in the newest step.
         self._times: StepTimes | None = None
         self._num_tokens = 0
+        # Tokens and seconds of all ranks in the step before, by name.
+        self._pace = dict.fromkeys(
+            ("compute_s", "compute_tokens"), (0.0,) * len(schedule.speeds.solo_tokens_per_s)
+        )
 
     def run(self) -> tuple[int, str]:
         """Train to the end or to a request to stop.
@@ -173,6 +177,7 @@ class Loop:
         watch.mark()
         stats = stats or self._layout.read(stats_S, norm)
         result = self._read_result(batch, stats)
+        self._pace = stats.per_rank
         self._saver.prune_when_committed(int(stats.sums["uncommitted"]))
         self._times, self._num_tokens = watch.read(), batch.my_tokens
         self._tokens_seen += batch.num_tokens
@@ -252,6 +257,8 @@ class Loop:
             lengths=tuple(len(segment.ids) for segment in segments),
             num_targets=sum(segment.num_targets for segment in segments),
             global_tokens=batch.num_tokens,
+            ranks_tokens=self._pace["compute_tokens"],
+            ranks_compute_s=self._pace["compute_s"],
             recomputed_share=executor.recomputed_share,
             held_bytes=executor.held_bytes,
             unpacked_bytes=executor.layers.dequantized_bytes,

@@ -46,7 +46,12 @@ async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     """Print a plan for people."""
     from app.presentation.data_text import describe_first_rows
-    from app.presentation.plan_text import describe_candidate, describe_other, describe_plan
+    from app.presentation.plan_text import (
+        describe_candidate,
+        describe_other,
+        describe_plan,
+        describe_warnings,
+    )
 
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
     out.text(describe_plan(plan))
@@ -58,6 +63,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     if shown is not None:
         out.text("")
         _print_gpus(shown, out)
+    _print_list("Check first", describe_warnings(plan), out)
     _print_list("What would help", [advice.text for advice in plan.advice], out)
     others = plan.others if plan.chosen is not None else plan.others[1:]
     _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
@@ -124,6 +130,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "advice": [{"text": one.text, "change": dict(one.change)} for one in plan.advice],
         "assumptions": list(plan.assumptions),
         "findings": plain(plan.findings),
+        "warnings": [{"key": one.key, "text": one.text} for one in plan.warnings],
+        "miss": plain(plan.miss),
     }
 
 

@@ -148,13 +148,20 @@ class CoreNodes:
         """Measure the GPUs of a node (else its CPU), 20 seconds each; plans use it from then on.
 
         Raises:
-            UserError: it has no training environment, or a run uses a GPU.
+            UserError: it has no training environment, a run uses a GPU, or a measurement cannot be
+                believed, as on a busy PC; it is not saved, but those of other GPUs are.
         """
-        from app.provisioning.calibrate import calibrate_node
+        from app.provisioning.calibrate import calibrate_node, refuse_faulty
 
-        found = await calibrate_node(self._fleet.client(name), progress)
+        client = self._fleet.client(name)
+        found = await calibrate_node(client, progress)
+        facts = await client.facts()
+        faults = refuse_faulty(name, found, facts.num_cores)
         for device_id, calibration in found.items():
-            self._services.planning.save_calibration(name, device_id, calibration)
+            if device_id not in faults:
+                self._services.planning.save_calibration(name, device_id, calibration)
+        for error in faults.values():
+            raise error
         return tuple(found.values())
 
     def calibrations(self, name: str) -> dict[str, Calibration]:

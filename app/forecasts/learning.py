@@ -23,6 +23,7 @@ from app.planning.forecast_accuracy import (
 from app.planning.learning import Corrections
 from app.planning.memory.forecast import MemorySetting, estimate_memory
 from app.planning.memory.gpu import GpuMemory
+from app.planning.misses import PastForecast
 from app.planning.model_shape import ModelShape, read_shape
 from app.runs.journals.history import AttemptHistory, RankHistory
 from app.runs.services import Services
@@ -75,6 +76,16 @@ def store_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> Non
 def load_corrections(store: PlanningStore) -> Corrections:
     """Return the corrections that past runs give."""
     return Corrections(outcomes=store.outcomes())
+
+
+def load_past(store: PlanningStore) -> list[PastForecast]:
+    """Return the newest forecasts with their measurements, newest first."""
+    found = []
+    for run_id, told, seen in store.past_forecasts():
+        with contextlib.suppress(WireError):  # written by another version
+            forecast, measured = from_wire(Forecast, told), from_wire(Measured, seen)
+            found.append(PastForecast(run_id=run_id, forecast=forecast, measured=measured))
+    return found
 
 
 def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None:

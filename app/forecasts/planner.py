@@ -22,7 +22,7 @@ from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.forecasts.forecast import make_forecast
-from app.forecasts.learning import load_corrections
+from app.forecasts.learning import load_corrections, load_past
 from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_judge import settle_by_template
 from app.library.data_key import make_data_key
@@ -31,8 +31,11 @@ from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
+from app.planning.measurement_limits import find_fault
+from app.planning.misses import find_miss
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import make_plan
+from app.runfile.advice import advise
 from app.runs.services import LaunchForecast, Services
 from app.storage.planning import PlanningStore
 from app.text import show_list
@@ -77,8 +80,17 @@ class Planner:
         plan = _put_requested_first(spec, await asyncio.to_thread(make_plan, request))
         advice = (*plan.advice, *_advise_nodes(spec, plan, cluster))
         findings = await asyncio.to_thread(self._judge_data, spec)
+        shown = plan.chosen or (plan.others[0] if plan.others else None)
+        devices = [gpu.device for gpu in shown.gpus] if shown is not None else []
+        model = await asyncio.to_thread(self._inspect, spec) or self._told(spec.model)
+        past = await asyncio.to_thread(load_past, self._services.planning)
         return replace(
-            plan, advice=advice, assumptions=(*plan.assumptions, *notes), findings=findings
+            plan,
+            advice=advice,
+            assumptions=(*plan.assumptions, *notes),
+            warnings=advise(spec, devices, model=model, num_rows=request.data.num_rows),
+            miss=find_miss(past, {(gpu.node, gpu.device) for gpu in shown.gpus}) if shown else None,
+            findings=findings,
         )
 
     async def build_request(
@@ -100,6 +112,7 @@ class Planner:
         if folder is not None and not folder.tensors:
             weights_note = f"{spec.model} holds no weights: a start needs them"
         notes = [note for note in (shape_note, weights_note, data_note) if note]
+        notes += await asyncio.to_thread(_list_faults, self._services.planning, cluster)
         if silent:
             verb = "does" if len(silent) == 1 else "do"
             notes.append(
@@ -167,6 +180,10 @@ class Planner:
         found = self._services.models.inspect(folder, parts="present", whole=False)
         require_usable(spec.model, found, spec)
         return found
+
+    def _told(self, model: str) -> ModelFolder:
+        """Return what a config alone says about a model whose files are not here."""
+        return ModelFolder(config=self._shapes[model][0].config)
 
     async def _find_shape(
         self, spec: RunSpec, online: Sequence[str], ask_remote: bool
@@ -254,7 +271,11 @@ def describe_nodes(
         interfaces = {name: endpoint.interface for name, endpoint in endpoints.items()}
     except UserError:  # no common network: the start reports it, a plan is useful all the same
         interfaces = {}
-    calibrations = {(node, found.card): found for (node, _), found in store.calibrations().items()}
+    calibrations = {
+        (node, found.card): found
+        for (node, _), found in store.calibrations().items()
+        if node in facts and not find_fault(found, facts[node].num_cores)
+    }
     return make_cluster(
         facts,
         samples=samples,
@@ -262,6 +283,16 @@ def describe_nodes(
         interfaces=interfaces,
         calibrations=calibrations,
     )
+
+
+def _list_faults(store: PlanningStore, cluster: Cluster) -> list[str]:
+    """Return a sentence on each stored measurement that the plan does not use."""
+    cores = {node.name: node.num_cores for node in cluster.nodes}
+    return [
+        f"{node}: the measurement of {found.card} is not used: {fault}"
+        for (node, _), found in store.calibrations().items()
+        if node in cores and (fault := find_fault(found, cores[node]))
+    ]
 
 
 def _measured_links(store: PlanningStore) -> dict[Pair, LinkSpeed]:

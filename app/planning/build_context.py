@@ -112,7 +112,7 @@ def _rate_notes(workers: list[Worker]) -> list[str]:
     """Return what the speeds are based on, once per kind of card."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for worker in workers:
-        words = _rate_words(worker.rates, worker.correction)
+        words = _rate_words(worker.rates, worker.correction, worker.gpu.measured_on)
         names = nodes.setdefault((worker.gpu.name, words), [])
         if words and worker.node.name not in names:
             names.append(worker.node.name)
@@ -123,11 +123,11 @@ def _rate_notes(workers: list[Worker]) -> list[str]:
     ]
 
 
-def _rate_words(rates: Rates, learned: Correction) -> str:
+def _rate_words(rates: Rates, learned: Correction, measured_on: str) -> str:
     if learned.speed.num_runs:
         return f"follows {learned.speed.reason}"
     if rates.source == "measured":
-        return ""
+        return f"is that measured on {measured_on}" if measured_on else ""
     if rates.source == "assumed":
         return "is a guess until it is measured: the card is not listed"
     return "is taken from its data sheet, not measured"

@@ -11,7 +11,9 @@ from agents.contract.spec import RunSpec
 from app.planning.cluster import Cluster
 from app.planning.learning import Corrections
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
+from app.planning.misses import PlanMiss
 from app.planning.model_shape import ModelShape
+from app.runfile.advice import FieldAdvice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +142,10 @@ class Plan:
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
     """Sentences on what was not known and what was assumed instead."""
+    warnings: tuple[FieldAdvice, ...] = ()
+    """Settings that are allowed but probably not intended."""
+    miss: PlanMiss | None = None
+    """How far the last plan for the same GPUs was off; None: by less than a factor of two."""
     findings: tuple[DataFinding, ...] = ()
     """What the first rows of the data mean beyond what is learned; the refused come first."""
 

@@ -8,7 +8,7 @@ known, Gigabit Ethernet is assumed and marked as such.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
@@ -47,7 +47,9 @@ class PlannedGpu:
     power_limit_w: float | None = None
     capability: tuple[int, int] | None = None
     calibration: Calibration | None = None
-    """Rates measured on the node; None: not calibrated."""
+    """Rates measured on the node, or on another one with the same device; None: neither."""
+    measured_on: str = ""
+    """Another node, where `calibration` was measured; empty: here, or there is none."""
 
     @property
     def card(self) -> Card | None:
@@ -84,6 +86,7 @@ class PlannedNode:
     gpus: tuple[PlannedGpu, ...] = ()
     ram_bytes: int | None = None
     system: System | None = None
+    num_cores: int | None = None
 
     @property
     def free_ram_bytes(self) -> int:
@@ -172,8 +175,9 @@ def make_cluster(
         calibrations: rates by node and name of the card.
     """
     known = calibrations or {}
-    nodes = tuple(
-        _node(name, fact, (samples or {}).get(name), known) for name, fact in facts.items()
+    nodes = _share_measurements(
+        facts,
+        tuple(_node(name, fact, (samples or {}).get(name), known) for name, fact in facts.items()),
     )
     links = dict(measured or {})
     speeds = {
@@ -205,7 +209,47 @@ def _node(
                 name="CPU", device="cpu", memory_bytes=facts.memory_bytes, calibration=measured
             ),
         )
-    return PlannedNode(name=name, gpus=gpus, ram_bytes=facts.memory_bytes, system=system)
+    return PlannedNode(
+        name=name,
+        gpus=gpus,
+        ram_bytes=facts.memory_bytes,
+        system=system,
+        num_cores=facts.num_cores,
+    )
+
+
+def _share_measurements(
+    facts: Mapping[str, NodeFacts], nodes: tuple[PlannedNode, ...]
+) -> tuple[PlannedNode, ...]:
+    """Give each device that was not measured the rates of an equal one that was.
+
+    Otherwise a measured node would be compared with guesses about the same hardware, and the shares
+    of a batch would follow the guess's error.
+    """
+    known: dict[tuple[object, ...], tuple[str, Calibration]] = {}
+    for node in nodes:
+        for gpu in node.gpus:
+            if gpu.calibration is not None:
+                known.setdefault(_kind_of(facts[node.name], gpu), (node.name, gpu.calibration))
+
+    def share(node: PlannedNode, gpu: PlannedGpu) -> PlannedGpu:
+        found = known.get(_kind_of(facts[node.name], gpu))
+        if gpu.calibration is not None or found is None:
+            return gpu
+        where, calibration = found
+        return replace(
+            gpu, calibration=calibration, measured_on="" if where == node.name else where
+        )
+
+    return tuple(replace(n, gpus=tuple(share(n, gpu) for gpu in n.gpus)) for n in nodes)
+
+
+def _kind_of(facts: NodeFacts, gpu: PlannedGpu) -> tuple[object, ...]:
+    """Return what makes two devices equally fast."""
+    if gpu.device == "cpu":
+        return ("CPU", facts.cpu or facts.hostname, facts.num_cores)
+    # A card with another power limit is another card, as far as speed goes.
+    return (gpu.name, gpu.memory_bytes, round(gpu.power_limit_w or 0.0, -1))
 
 
 def _gpu(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agents.contract.node import Calibration
 from app.planning.candidate import Candidate, GpuPlan, Plan
 from app.planning.forecast_accuracy import ForecastComparison, error_of
+from app.planning.misses import PlanMiss
 from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
 
 MEMORY_GROUPS = {
@@ -112,6 +113,31 @@ def describe_plan(plan: Plan) -> str:
         return as_sentence(plan.chosen)
     nearest = f" {as_sentence(plan.others[0])}" if plan.others else ""
     return f"No plan fits these settings.{nearest}"
+
+
+def describe_warnings(plan: Plan) -> list[str]:
+    """Return what to check before a plan is used: settings, and how the last one missed."""
+    found = [f"{one.key}: {one.text}" for one in plan.warnings]
+    if plan.miss is not None:
+        found.append(describe_miss(plan.miss))
+    return found
+
+
+def describe_miss(miss: PlanMiss) -> str:
+    """Describe how far the last plan for the same GPUs was off.
+
+    >>> text = describe_miss(PlanMiss(run_id="r-1", nodes=("alpha",), planned_tokens_per_s=1000.0,
+    ...     measured_tokens_per_s=250.0))
+    >>> "4.0 times slower" in text
+    True
+    """
+    ratio = miss.ratio
+    pace = f"{1 / ratio:.1f} times slower" if ratio < 1 else f"{ratio:.1f} times faster"
+    return (
+        f"The last plan for these GPUs missed: run {miss.run_id} reached "
+        f"{show_rate(miss.measured_tokens_per_s)} instead of "
+        f"{show_rate(miss.planned_tokens_per_s)}, {pace}. This one may be off as much"
+    )
 
 
 def describe_other(candidate: Candidate) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agents.contract.node import Calibration, CalibrationJob
+from app.errors import UserError
 from app.nodes.client import NodeClient, OnMessage
+from app.planning.measurement_limits import find_fault
+from app.presentation.plan_text import describe_calibration
 from app.provisioning.environment import python_of
 
 CPU_S = 6.0
@@ -37,3 +42,19 @@ async def calibrate_node(
 
         found[job.device_id] = await client.calibrate(job, report)
     return found
+
+
+def refuse_faulty(
+    node: str, found: Mapping[str, Calibration], num_cores: int | None
+) -> dict[str, UserError]:
+    """Return an error for each measurement that cannot be believed, by device."""
+    return {
+        device_id: UserError(
+            f"the measurement of {one.card} on {node} is not used: {fault} "
+            f"(measured: {describe_calibration(one)})",
+            "Close other programs there, or wait until they have finished, and measure again: "
+            f"rackless nodes measure {node}",
+        )
+        for device_id, one in found.items()
+        if (fault := find_fault(one, num_cores))
+    }

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agents.contract.spec import RunSpec
+from app.text import capitalize
+
+if TYPE_CHECKING:
+    from agents.contract.model_folder import ModelFolder
 
 HIGH_LEARNING_RATE = 0.01
 """Learning rate above which most runs diverge, with any method."""
+LOW_LEARNING_RATE = 1e-8
+"""Learning rate below which a 16-bit number hardly changes."""
+HIGH_SCALE, HIGH_DROPOUT, HIGH_EPOCHS, HIGH_BATCH = 64.0, 0.5, 100, 4096
+HIGH_WARMUP, HIGH_DECAY, LOW_NORM = 0.5, 1.0, 1e-3
+"""Values that are allowed, far from all usual ones."""
 HIGH_DPO_LEARNING_RATE = 1e-4
 """Learning rate above which DPO tends to ruin a model. Rafailov et al. 2023 (arXiv:2305.18290,
 appendix B) train all weights with 1e-6; adapters take more, but not a hundred times as much."""
@@ -21,19 +31,80 @@ class FieldAdvice:
     text: str
 
 
-def advise(spec: RunSpec, devices: Sequence[str]) -> tuple[FieldAdvice, ...]:
+def advise(
+    spec: RunSpec,
+    devices: Sequence[str],
+    *,
+    model: ModelFolder | None = None,
+    num_rows: int | None = None,
+) -> tuple[FieldAdvice, ...]:
     """Return advice on the settings of a run.
 
     Args:
         spec: run to check.
         devices: device of each rank, such as `cpu` or `cuda:0`; empty when unknown.
+        model: what is known about its model; None: nothing.
+        num_rows: examples of its training data; None: unknown.
     """
     return (
         *_advise_rates(spec),
+        *_advise_adapter(spec),
+        *_advise_length(spec, num_rows),
         *_advise_evaluation(spec),
         *_advise_devices(spec, devices),
         *_advise_checkpoints(spec),
+        *_advise_model(spec, model),
     )
+
+
+def _advise_adapter(spec: RunSpec) -> list[FieldAdvice]:
+    adapter, found = spec.adapter, []
+    if adapter.kind == "full":
+        return []
+    scale = adapter.alpha / (adapter.rank**0.5 if adapter.rslora else adapter.rank)
+    if not 1 / HIGH_SCALE <= scale <= HIGH_SCALE:
+        text = f"Scales the adapter by {scale:.3g}, with rank {adapter.rank}: usual is 1 to 4."
+        found.append(FieldAdvice(key="adapter.alpha", text=text))
+    if adapter.dropout > HIGH_DROPOUT:
+        text = f"Leaves {1 - adapter.dropout:.0%} of the adapter's inputs: 0 to 0.1 is usual."
+        found.append(FieldAdvice(key="adapter.dropout", text=text))
+    return found
+
+
+def _advise_length(spec: RunSpec, num_rows: int | None) -> list[FieldAdvice]:
+    found = []
+    if spec.max_steps is None and spec.epochs > HIGH_EPOCHS:
+        text = f"Reads all data {spec.epochs:,g} times: most models learn it by heart after 10."
+        found.append(FieldAdvice(key="epochs", text=text))
+    if num_rows is not None and spec.batch_sequences > num_rows:
+        text = f"The data has {num_rows:,} examples, so each step reads all of them."
+        found.append(FieldAdvice(key="batch_sequences", text=text))
+    elif num_rows is None and spec.batch_sequences > HIGH_BATCH:
+        text = f"{spec.batch_sequences:,} sequences for each step are far more than usual."
+        found.append(FieldAdvice(key="batch_sequences", text=text))
+    if spec.warmup_share > HIGH_WARMUP:
+        text = f"The learning rate rises during {spec.warmup_share:.0%} of the run: 0.03 is usual."
+        found.append(FieldAdvice(key="warmup_share", text=text))
+    if spec.weight_decay > HIGH_DECAY:
+        text = f"{spec.weight_decay:g} pulls weights to 0 fast: 0 to 0.1 is usual."
+        found.append(FieldAdvice(key="weight_decay", text=text))
+    if spec.max_gradient_norm < LOW_NORM:
+        text = f"{spec.max_gradient_norm:g} scales nearly all gradients away: 1 is usual."
+        found.append(FieldAdvice(key="max_gradient_norm", text=text))
+    return found
+
+
+def _advise_model(spec: RunSpec, model: ModelFolder | None) -> list[FieldAdvice]:
+    if model is None:
+        return []
+    # Imported on use: a list of runs does not need it.
+    from agents.contract.model_fit import find_misfits
+
+    return [
+        FieldAdvice(key=one.key, text=f"{capitalize(one.text)}. {one.hint}".rstrip(". ") + ".")
+        for one in find_misfits(spec, model)
+        if one.severity == "warning"
+    ]
 
 
 def _advise_rates(spec: RunSpec) -> list[FieldAdvice]:
@@ -42,6 +113,9 @@ def _advise_rates(spec: RunSpec) -> list[FieldAdvice]:
         return [
             FieldAdvice(key="learning_rate", text="Unusually high: most runs diverge above 0.01.")
         ]
+    if rate < LOW_LEARNING_RATE:
+        text = f"{rate:g} is so low that nothing is learned; 2e-4 suits most adapters."
+        return [FieldAdvice(key="learning_rate", text=text)]
     if spec.objective == "dpo" and rate > HIGH_DPO_LEARNING_RATE:
         text = f"{rate:g} is high for DPO, which then forgets how to write; 5e-6 is a good start."
         return [FieldAdvice(key="learning_rate", text=text)]

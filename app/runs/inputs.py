@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.contract.code_references import without_code
 from agents.contract.messages import from_wire
@@ -20,6 +22,9 @@ from app.runs.node_pool import OnMessage
 from app.runs.services import Services
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
+
+if TYPE_CHECKING:
+    from agents.contract.model_folder import ModelFolder
 
 REPORTED_BYTES = 64 * 1024**2
 """Minimum size of a source whose transfer reports its progress, in bytes."""
@@ -52,6 +57,19 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
         ),
         model=find_model(spec.model, services.hashes, services.models, spec),
     )
+
+
+def known_model(services: Services, spec: RunSpec) -> ModelFolder | None:
+    """Return what this PC knows about a run's model; None: nothing."""
+    from agents.contract.model_folder import ModelFolder
+
+    folder = find_folder(spec.model)
+    if folder is not None:
+        return services.models.inspect(folder)
+    with contextlib.suppress(UserError):
+        found = services.configs.find_here(spec.model)
+        return ModelFolder(config=found.config) if found is not None else None
+    return None
 
 
 def require_model(services: Services, spec: RunSpec) -> None:

@@ -114,6 +114,15 @@ class PlanningStore:
             return {}, None
         return json.loads(rows[0][0]), json.loads(rows[0][1]) if rows[0][1] else None
 
+    def past_forecasts(self, limit: int = 20) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """Return run id, forecast and measurement of the newest measured attempts, newest first."""
+        rows = self._database.read(
+            "SELECT run_id, forecast, measured FROM forecasts WHERE measured IS NOT NULL "
+            "ORDER BY run_id DESC, attempt DESC LIMIT ?",  # ids sort by time
+            (limit,),
+        )
+        return [(run_id, json.loads(told), json.loads(seen)) for run_id, told, seen in rows]
+
     def save_forecast(self, run_id: str, attempt: int, forecast: dict[str, Any]) -> None:
         with self._database.write() as connection:
             connection.execute(

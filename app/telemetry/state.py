@@ -17,7 +17,7 @@ Tone = Literal["good", "busy", "calm", "warning", "error"]
 """Tone of a state; a word and a glyph always accompany its colour."""
 
 BUSY_UTILISATION = 0.1
-"""Minimum utilisation of a device without a rank that counts as other work, 0 to 1."""
+"""Minimum utilisation of a device without work of Rackless that counts as other work, 0 to 1."""
 
 
 SILENT_STATES = frozenset({"connecting", "unreachable", "refused", "silent", "removed"})
@@ -82,6 +82,8 @@ def _describe_work(device: Device) -> Status:
         return Status("busy", f"{phase} {device.run.name} \u00b7 rank {device.rank.rank}")
     if device.reading.time_s is None:
         return Status("calm", "waiting for readings")
+    if device.reading.use is not None:
+        return Status("busy", f"busy with {device.reading.use}")
     if (device.reading.utilisation or 0.0) > BUSY_UTILISATION:
         return Status("calm", "busy with other work")
     return Status("calm", "idle")

@@ -70,6 +70,8 @@ class StreamReading:
     throttle: tuple[str, ...] | None = None
     tokens_per_s: float | None = None
     """Speed of the rank that trains on it; None without one, or while unknown."""
+    use: str | None = None
+    """Work of Rackless on it, such as `the export of run r-1`; None: none."""
 
 
 @dataclass(slots=True)
@@ -197,7 +199,7 @@ class Telemetry:
         self._check_node(node, sample)
         if sample.gpus:
             return [
-                self._add(node, f"cuda:{gpu.index}", _gpu(gpu), sample, replayed=replayed)
+                self._add(node, f"cuda:{gpu.index}", _gpu(gpu, sample), sample, replayed=replayed)
                 for gpu in sample.gpus
             ]
         known = self.of_node(node)
@@ -346,7 +348,7 @@ def _reading_of_facts(gpu: GpuFacts) -> StreamReading:
     )
 
 
-def _gpu(gpu: GpuSample) -> StreamReading:
+def _gpu(gpu: GpuSample, sample: Sample) -> StreamReading:
     return StreamReading(
         name=gpu.name,
         is_gpu=True,
@@ -359,6 +361,7 @@ def _gpu(gpu: GpuSample) -> StreamReading:
         clock_mhz=gpu.clock_mhz,
         fan=gpu.fan,
         throttle=gpu.throttle,
+        use=_use_of(sample, gpu.uuid),
     )
 
 
@@ -371,4 +374,9 @@ def _cpu(sample: Sample, name: str) -> StreamReading:
         memory_total_bytes=sample.memory_total_bytes,
         temperature_celsius=sample.cpu_temperature_celsius,
         power_w=sample.cpu_power_w,
+        use=_use_of(sample, "cpu"),
     )
+
+
+def _use_of(sample: Sample, device_id: str) -> str | None:
+    return next((one.name for one in sample.uses if one.uuid == device_id), None)

@@ -21,7 +21,7 @@ from agents.serve.channel import Call
 from agents.serve.chats import Chat
 from agents.serve.handlers.jobs import job_environ
 from agents.state import Home, write_json
-from agents.supervisor.leases import find_holder
+from agents.supervisor.leases import announce, find_holder
 
 _CPU = ChatDevice(device="cpu", device_id="cpu")
 
@@ -32,7 +32,10 @@ def open_chat(call: Call) -> ChatOpened:
     place, note = _choose_device(call.home, job)
     packages = [str(call.home.path / job.packages)] if job.packages else []
     # Registered before it is loaded, so that a close can end the loading.
-    chat = call.chats[job.chat] = Chat(lambda: _find_taker(call.home, place))
+    chat = call.chats[job.chat] = Chat(
+        lambda: _find_taker(call.home, place),
+        lambda: announce(call.home, place.device_id, "a chat"),
+    )
     with job_folder(call.home) as folder:
         file = folder / "job.json"
         on_gpu = place.device != "cpu"

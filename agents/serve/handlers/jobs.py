@@ -34,7 +34,7 @@ from agents.node.files import (
 from agents.program import command
 from agents.serve.channel import Call
 from agents.state import Home, archive_path, require_name, write_json
-from agents.supervisor.leases import borrow_device
+from agents.supervisor.leases import announce, borrow_device
 
 # Start of the last line of a traceback; libraries may print more lines after it.
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
@@ -175,7 +175,9 @@ def _run(
             call.progress(str(said.get("message", "")), str(said.get("phase", "")))
 
     environ = job_environ(call.home, packages, device)
-    code, lines = call.children.run(argv, environ=environ, on_line=tell)
+    # Work on a GPU holds its lease, which says the same.
+    with announce(call.home, "cpu", f"{what[:1].lower()}{what[1:]}"):
+        code, lines = call.children.run(argv, environ=environ, on_line=tell)
     if code == 0:
         return
     # Also with a non-zero exit code, the program's own words say more than its last line.

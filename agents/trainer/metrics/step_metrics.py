@@ -33,6 +33,10 @@ class StepWork:
     global_tokens: int
     recomputed_share: float
     """Part of the layers whose activations were recomputed, 0 to 1."""
+    ranks_tokens: tuple[float, ...]
+    """Tokens of each rank in the last step that all know; 0: none yet."""
+    ranks_compute_s: tuple[float, ...]
+    """Seconds that each rank computed for them."""
     held_bytes: int
     """GPU memory held for replays; see `cuda_graphs`."""
     unpacked_bytes: int
@@ -46,8 +50,10 @@ def describe_speed(
 
     `mfu` is the model FLOPs of this rank over what its device could have done in the whole step;
     `hfu` counts recomputation as well. `eta` is the efficiency of the cluster: its tokens per
-    second over the sum of what its ranks do alone. `memory_bytes` is the peak that the training
-    needed: memory that is only used because it was free is a field of its own.
+    second over the sum of what its ranks do alone, at most 1. For that the better counts of a short
+    measurement before the first step and of the step before, without its waits. `memory_bytes` is
+    the peak that the training needed: memory that is only used because it was free is a field of
+    its own.
     """
     # The FLOPs of this rank alone: unlike GPUs have different peaks.
     num_tokens = sum(work.lengths)
@@ -55,8 +61,8 @@ def describe_speed(
     recomputed = speeds.flops.count_recomputed(work.lengths) * work.recomputed_share
     # Over the whole step, so that time spent waiting lowers MFU as well.
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
-    solo = speeds.solo_tokens_per_s
     rate = work.global_tokens / times.step_s
+    alone = _rates_alone(speeds.solo_tokens_per_s, work.ranks_tokens, work.ranks_compute_s)
     most_bytes = read_memory_bytes(device, work.held_bytes)
     return {
         **asdict(times),
@@ -66,8 +72,23 @@ def describe_speed(
         "model_flops": model_flops,
         "mfu": model_flops / possible if possible else None,
         "hfu": (model_flops + recomputed) / possible if possible else None,
-        "eta": rate / sum(solo),
+        "eta": min(1.0, rate / sum(alone)),
         "memory_bytes": None if most_bytes is None else most_bytes - work.unpacked_bytes,
         "memory_unpacked_bytes": work.unpacked_bytes,
         "memory_reserved_bytes": read_reserved_bytes(device),
     }
+
+
+def _rates_alone(
+    solo: tuple[float, ...], tokens: tuple[float, ...], compute_s: tuple[float, ...]
+) -> list[float]:
+    """Return what each rank does alone, in tokens per second.
+
+    The measurement is short and finds a cold card: a real step may be faster, and what is more than
+    all ranks alone would be no share of it.
+
+    >>> _rates_alone((100.0, 50.0), (90.0, 60.0), (1.0, 1.0))
+    [100.0, 60.0]
+    """
+    steps = [n / s if s > 0 else 0.0 for n, s in zip(tokens, compute_s, strict=True)]
+    return [max(pair) for pair in zip(solo, steps, strict=True)]

@@ -22,6 +22,7 @@ from app.presentation.plan_text import (
     describe_other,
     describe_plan,
     describe_setting,
+    describe_warnings,
     group_memory,
 )
 from app.text import capitalize, count_of, show_rate, show_share
@@ -104,7 +105,8 @@ class PlanView(QWidget):
         self.problem.hide()
         self._show_rows(describe_candidate(shown) if shown is not None and fits else [])
         self._show_gpus(shown.gpus if shown is not None else ())
-        self._show_advice(plan.advice)
+        warned = [Advice(text=text) for text in describe_warnings(plan)]
+        self._show_advice((*warned, *plan.advice))
         self._show_data(plan.findings)
         # Without a plan that fits, the nearest candidate is shown above and is no alternative.
         others = plan.others if fits else plan.others[1:]

@@ -72,6 +72,12 @@ def number_of(line: Line, key: str) -> float | None:
     return float(value)
 
 
+def _share_of(line: Line, key: str) -> float | None:
+    """Return a share, 0 to 1: versions before measured it against a cold card, and found more."""
+    value = number_of(line, key)
+    return None if value is None else min(1.0, max(0.0, value))
+
+
 def whole_of(line: Line, key: str) -> int | None:
     """Return a whole number, else None."""
     value = line.get(key)
@@ -131,7 +137,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
         tokens_per_s=tokens / step_s if tokens is not None and step_s else None,
         step_s=step_s,
         wait_s=number_of(line, "wait_s"),
-        eta=number_of(line, "eta"),
+        eta=_share_of(line, "eta"),
     )
 
 

@@ -26,6 +26,7 @@ from app.runs.inputs import (
     Inputs,
     NodeInputs,
     find_inputs,
+    known_model,
     require_models_there,
     send_inputs,
 )
@@ -77,6 +78,9 @@ async def start_run(
     plan = await plan_launch(services, spec, nodes)
     await require_models_there(services, spec, inputs, plan.nodes)
     plan = await add_forecast(services, spec, plan)
+    devices = [place.device for place in plan.ranks]
+    for advice in advise(spec, devices, model=known_model(services, spec)):
+        report(f"{advice.key}: {advice.text}")
     run_id = make_run_id()
     with services.launching(run_id):
         run = RunRecord(
@@ -173,7 +177,8 @@ def record_intent(
     services.runs.add_event(
         run.run_id, "launched", f"launching attempt {run.attempt} on {show_list(plan.nodes)}{at}"
     )
-    for advice in advise(run.spec, [place.device for place in plan.ranks]):
+    devices = [place.device for place in plan.ranks]
+    for advice in advise(run.spec, devices, model=known_model(services, run.spec)):
         services.runs.add_event(run.run_id, "advice", f"{advice.key}: {advice.text}")
 
 
