@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QLineEdit, QVBoxLayout, QW
 from agents.contract.run_layout import rank_log
 from app.core.api import CoreApi
 from app.events import LogArrived
+from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import IconButton, make_label, make_panel
 from app.gui.logs.log_document import Block, split_blocks
@@ -87,16 +88,18 @@ class LogPane(QWidget):
         self.words.setAccessibleName("Find in this log")
         self.words.setToolTip("Enter: next, Shift+Enter: previous (Ctrl+F)")
         self.words.setClearButtonEnabled(True)
-        self.words.setMaximumWidth(280)
+        self.words.setFixedWidth(220)
         self._result = make_label(role="caption")
         theme = context.theme
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.attempts)
-        row.addWidget(self.ranks)
-        row.addWidget(self.levels)
-        row.addWidget(self.follow)
-        row.addStretch(1)
+        choices = QWidget()
+        left = QHBoxLayout(choices)
+        left.setContentsMargins(0, 0, 0, 0)
+        left.setSpacing(8)
+        for widget in (self.attempts, self.ranks, self.levels, self.follow):
+            left.addWidget(widget)
+        left.addStretch(1)
+        # In a narrow window the search goes to a line of its own.
+        row = FlowLayout(lead=choices)
         row.addWidget(self._result)
         row.addWidget(self.words)
         row.addWidget(
