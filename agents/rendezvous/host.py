@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 
+from agents.contract.python_child import SAFE_FOLDER
 from agents.errors import ExpectedError
 from agents.rendezvous.interfaces import bind_to
 from agents.state import archive_path
@@ -76,6 +77,7 @@ def start_store(address: str, port: int, credential: str) -> StoreHost:
         # -I, -S: neither the current folder nor variables nor packages decide what is imported.
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _CODE, archive_path(), str(listener.fileno())],
+            cwd=SAFE_FOLDER,
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
         )
