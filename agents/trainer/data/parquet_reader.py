@@ -21,6 +21,7 @@ from typing import Any
 from agents.contract.data_columns import BYTES, KNOWN_KEYS, TOOL_KEYS
 from agents.contract.data_files import MAX_LINE_CHARS
 from agents.contract.data_meaning import find_kind, is_media
+from agents.contract.python_child import SAFE_FOLDER, python_environ
 from agents.errors import ExpectedError
 from agents.program import command
 from agents.state import archive_path
@@ -63,14 +64,14 @@ def read_parquet(
     """
     memory_bytes = memory_bytes or MEMORY_BYTES
     environ = {
-        **os.environ,
-        "PYTHONPATH": archive_path(),
+        **python_environ(os.environ, archive_path()),
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory that would count
         "OMP_NUM_THREADS": "1",
     }
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             command(sys.executable, _MODULE, str(path.absolute()), str(memory_bytes)),
+            cwd=SAFE_FOLDER,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
