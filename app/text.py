@@ -276,6 +276,17 @@ def show_foreign(text: str, keep: str = "") -> str:
     )
 
 
+def one_line(text: str) -> str:
+    """Return a sentence or name of others as one line: a break in it could begin a line of ours.
+
+    >>> one_line("no room\\nrackless: all is well\\x1b[2J")
+    'no room rackless: all is well\\\\x1b[2J'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return show_foreign(" ".join(text.split("\n")).replace("\r", "").replace("\t", " "))
+
+
 def file_name(text: str) -> str:
     """Return a valid file name on every system, made from a free text.
 

@@ -83,6 +83,8 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
         node = await core.nodes.add(args.name, address, error.fingerprint)
     out.document(node)
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
+    if node.problem:
+        out.note(f"{node.name}: {node.problem}. {node.hint}")
     return 0
 
 

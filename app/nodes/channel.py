@@ -28,6 +28,7 @@ from agents.contract.messages import (
 from agents.contract.wire import shorten
 from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
 from app.nodes.bootstrap import StartedAgent
+from app.text import one_line
 
 EventCallback = Callable[[str, dict[str, Any]], None]
 """Callback with an event's kind and data, on the event loop; must not block."""
@@ -57,6 +58,8 @@ class MasterChannel:
         self._callbacks: dict[int, EventCallback] = {}
         self.complaint = ""
         """What is wrong with messages of the node; empty: nothing so far."""
+        self.complained: Callable[[str], None] = lambda about: None
+        """Called with each complaint."""
         self._lost: NodeUnreachable | None = None
         self._num_bad_lines = 0
         self._rate = _Rate()
@@ -137,7 +140,8 @@ class MasterChannel:
     def complain(self, about: str) -> None:
         """Remember what is wrong with a message of the node, to show it beside the node's name."""
         _log.warning("%s: %s", self._where, about)
-        self.complaint = about[:MAX_COMPLAINT_CHARACTERS]
+        self.complaint = one_line(about)[:MAX_COMPLAINT_CHARACTERS]
+        self.complained(self.complaint)
 
     def drop(self, reason: str) -> None:
         """Abandon the channel at once, without notifying the node."""
@@ -259,9 +263,10 @@ class MasterChannel:
             waiting.set_result(response.result or {})
 
     def _translate(self, error: RemoteError) -> RacklessError:
+        message = f"{self._where}: {one_line(error.message)}"
         if error.kind == "user":
-            return UserError(f"{self._where}: {error.message}", error.hint, where=self._where)
-        return AgentBug(f"{self._where}: {error.message}", error.traceback)
+            return UserError(message, one_line(error.hint), where=self._where)
+        return AgentBug(message, error.traceback)
 
     def _lose(self, error: NodeUnreachable) -> None:
         """Fail everything that waits; the first reason wins."""
@@ -280,6 +285,17 @@ class MasterChannel:
             "Check that the PC is on and reachable; runs on it keep training",
             where=self._where,
         )
+
+
+def read_lines(value: Any) -> Any:
+    """Return what a node answered with each text as one line that acts on no terminal."""
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, list):
+        return [read_lines(item) for item in value]
+    if isinstance(value, dict):
+        return {key: read_lines(item) for key, item in value.items()}
+    return value
 
 
 class _Rate:

@@ -52,8 +52,10 @@ from agents.contract.run_layout import is_stream
 from agents.contract.spec import RunSpec
 from agents.contract.wire import shorten
 from app.errors import AgentBug, RacklessError
+from app.nodes.channel import read_lines
 from app.nodes.link import Link
 from app.nodes.transport.process import Process
+from app.text import one_line
 
 OnMessage = Callable[[str], None]
 """Callback with each sentence on the progress of a slow request."""
@@ -75,6 +77,10 @@ CALIBRATION_MARGIN_S = 120.0
 MAX_BACKLOG_BYTES = 32 << 20
 """Maximum followed log data that waits for its reader, in bytes; beyond it the subscription is
 dropped and requested again."""
+# Answers with texts of several lines: logs, answers of models, data, files of models.
+_VERBATIM = frozenset(
+    ("stream.read", "stream.data", "logs.tail", "chat.ask", "data.preview", "model.config")
+)
 T = TypeVar("T")
 
 
@@ -456,6 +462,7 @@ class NodeClient:
         def report(event: str, data: dict[str, Any]) -> None:
             if progress is not None and event == "progress":
                 message, phase = str(data.get("message", "")), str(data.get("phase", ""))
+                message = message if kind in _VERBATIM else one_line(message)
                 progress(Progress(message=message, phase=phase))
 
         channel = (await self._link()).channel
@@ -463,7 +470,7 @@ class NodeClient:
 
     async def _read_as(self, answer: type[T], result: dict[str, Any], kind: str) -> T:
         try:
-            return from_wire(answer, result)
+            return from_wire(answer, result if kind in _VERBATIM else read_lines(result))
         except WireError as error:
             raise await self._distrust(kind, str(error)) from error
 

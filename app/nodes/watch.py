@@ -28,6 +28,7 @@ from app.errors import (
     UserError,
 )
 from app.events import EventHub, NodeChanged, NodeSnapshot, SampleArrived
+from app.nodes.channel import read_lines
 from app.nodes.link import Link
 from app.nodes.node import Node, transport_of
 
@@ -162,6 +163,7 @@ class NodeWatch:
             return error
         try:
             await self._settle(link, None)
+            link.channel.complained = self._show_complaint
             return await self._serve(link)
         except Exception as error:  # noqa: BLE001 - the edge: the task of a node
             self._fail(error if isinstance(error, UserError) else self._report_bug(error))
@@ -228,7 +230,7 @@ class NodeWatch:
     async def _ask_facts(self, link: Link) -> None:
         try:
             facts = await link.channel.request("facts", timeout_s=GIVE_UP_AFTER_S)
-            self._publish(facts=from_wire(NodeFacts, facts))
+            self._publish(facts=from_wire(NodeFacts, read_lines(facts)))
         except NodeUnreachable:
             return  # the end of the link reports it
         except (RacklessError, WireError) as error:
@@ -261,6 +263,9 @@ class NodeWatch:
             )
             await asyncio.sleep(max(0.0, PING_INTERVAL_S - took_s))
 
+    def _show_complaint(self, about: str) -> None:
+        self._publish(problem=about, hint=_DISTRUST)
+
     def _mark_stale(self) -> None:
         self._publish(
             state="unreachable",
@@ -292,7 +297,7 @@ class NodeWatch:
 
     def _take_sample(self, link: Link, data: dict[str, Any], replayed_before_s: float) -> None:
         try:
-            sample = from_wire(Sample, data)
+            sample = from_wire(Sample, read_lines(data))
         except WireError as error:
             link.channel.complain(f"it sent a sample in a wrong form: {error}")
             return

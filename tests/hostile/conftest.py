@@ -15,9 +15,15 @@ def attack(record_property: Callable[[str, object], None]) -> Callable[..., None
     """Record one attack: `attack(given="...", tried="...", happened=str(error))`."""
 
     def record(*, given: str, tried: str, happened: str) -> None:
-        record_property(_PROPERTY, [given, tried, " ".join(happened.split())])
+        texts = (given, tried, " ".join(happened.split()))
+        record_property(_PROPERTY, ["".join(map(_visible, text)) for text in texts])
 
     return record
+
+
+def _visible(sign: str) -> str:
+    """Return what shows a character of an attack, which may be one that acts on a terminal."""
+    return sign if sign.isprintable() else ascii(sign)[1:-1]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

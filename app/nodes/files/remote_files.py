@@ -21,6 +21,7 @@ from agents.contract.wire import ForeignValueError
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
 from app.nodes.transport.process import Process
+from app.text import one_line
 
 # Bounds of what a node may send before we give up, in bytes.
 _MAX_HEADER_BYTES = 16 << 20
@@ -302,7 +303,7 @@ def _read_object(line: bytes) -> dict[str, Any]:
 
 def _refusal(name: str, answer: dict[str, Any]) -> UserError:
     message, hint = str(answer.get("message", "")), str(answer.get("hint", ""))
-    return UserError(f"{name}: {message[:_MAX_SAID]}", hint[:_MAX_SAID])
+    return UserError(f"{name}: {one_line(message[:_MAX_SAID])}", one_line(hint[:_MAX_SAID]))
 
 
 def _too_slow(name: str, what: str) -> NodeUnreachable:

@@ -23,7 +23,7 @@ from app.runs.journals.journal import (
     trace_rows,
     whole_of,
 )
-from app.text import count_of, show_bytes, show_duration, show_loss, show_share
+from app.text import count_of, one_line, show_bytes, show_duration, show_loss, show_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ def describe_line(
     # differ. A failure or a trace belongs to one rank, so there the sentence is part of the key.
     key = (attempt, line_kind, whole_of(line, "step"), *((text,) if own else ()))
     time_s = time_of(line)
-    event = RunEvent(run_id=run_id, time_s=time_s, kind=kind, severity=severity, text=text)
+    event = RunEvent(
+        run_id=run_id, time_s=time_s, kind=kind, severity=severity, text=one_line(text)
+    )
     return JournalEvent(key, event)
 
 
