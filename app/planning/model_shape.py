@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.contract.model_sizes import find_odd_sizes, text_of
+from agents.contract.model_sizes import LIMITS, find_odd_sizes, text_of
 from app.errors import UserError
 
 _GEMMA_3 = {
@@ -236,6 +236,12 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             "Name a folder or a hub id of a causal language model",
         )
     text = text_of(config)
+    for name in LIMITS:
+        if isinstance(text.get(name), list):
+            raise UserError(
+                f"The model's config.json has a {name} for each layer, which is not planned.",
+                "Name a model whose layers are alike",
+            )
     family = str(text.get("model_type", ""))
     family = "gemma3_text" if family == "gemma3" else family
     known = {**_DEFAULTS.get(family, {}), **{k: v for k, v in text.items() if v is not None}}

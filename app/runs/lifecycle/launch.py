@@ -20,7 +20,6 @@ from agents.contract.run import AttemptIntent, MasterIdentity, RankPlacement, Re
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.nodes.credential import make_credential
-from app.runfile.advice import advise
 from app.runs.attempt_status import stop_parts
 from app.runs.inputs import (
     Inputs,
@@ -78,9 +77,8 @@ async def start_run(
     plan = await plan_launch(services, spec, nodes)
     await require_models_there(services, spec, inputs, plan.nodes)
     plan = await add_forecast(services, spec, plan)
-    devices = [place.device for place in plan.ranks]
-    for advice in advise(spec, devices, model=known_model(services, spec)):
-        report(f"{advice.key}: {advice.text}")
+    for text in _advise(services, spec, plan):
+        report(text)
     run_id = make_run_id()
     with services.launching(run_id):
         run = RunRecord(
@@ -155,6 +153,16 @@ async def launch(
         await stop_parts(services.pool, plan.nodes, run.run_id, run.attempt, grace_s)
 
 
+def _advise(services: Services, spec: RunSpec, plan: LaunchPlan) -> list[str]:
+    """Return a sentence on each setting that is allowed but probably not intended."""
+    # Imported on use: commands that do not start a run begin sooner.
+    from app.runfile.advice import advise
+
+    devices = [place.device for place in plan.ranks]
+    found = advise(spec, devices, model=known_model(services, spec))
+    return [f"{one.key}: {one.text}" for one in found]
+
+
 def record_intent(
     services: Services, run: RunRecord, plan: LaunchPlan, inputs: Inputs, resume_step: int | None
 ) -> None:
@@ -177,9 +185,8 @@ def record_intent(
     services.runs.add_event(
         run.run_id, "launched", f"launching attempt {run.attempt} on {show_list(plan.nodes)}{at}"
     )
-    devices = [place.device for place in plan.ranks]
-    for advice in advise(run.spec, devices, model=known_model(services, run.spec)):
-        services.runs.add_event(run.run_id, "advice", f"{advice.key}: {advice.text}")
+    for text in _advise(services, run.spec, plan):
+        services.runs.add_event(run.run_id, "advice", text)
 
 
 def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -> None:

@@ -29,7 +29,10 @@ LINES = tuple(
         Event(kind="stream.data", data={"stream": "rank-0.log", "data_base64": "YWJj"}),
     )
 )
-TABLES = ("cards", "data_files", "formats", "layer_plan", "parallel")
+TABLES = (
+    *("cards", "data_files", "formats", "layer_plan", "parallel"),
+    *("model_fit", "model_folder", "model_tokenizer", "safetensors_header"),
+)
 """Modules of the contract whose dataclasses are rows of tables and never cross the wire."""
 
 
