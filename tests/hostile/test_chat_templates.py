@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from agents.contract.artifacts import ChatJob, ChatMessage, ChatTurn
-from agents.contract.bounded_work import HARD_S, KILLED, SOFT_S
 from agents.contract.wire import to_wire
 from agents.program import command
 from agents.quantizers.formats.gguf import convert
@@ -51,6 +50,8 @@ TEMPLATES = {
 }
 ENDLESS = ("nested loops", "a text that doubles", "many long texts")
 """Those of which only time or memory say that they do not end."""
+MOST_S = 60.0
+"""Time for any of them, which includes the start of a program on a busy PC, in seconds."""
 REFUSALS = ("needs more than", "refuses it", "refuses this", "cannot be")
 TRY_ALL = """
 import json, sys
@@ -105,7 +106,7 @@ def test_every_template_of_a_stranger_ends_while_data_is_tokenized(
     for name in ENDLESS:
         assert "row 7" in said[name]
         assert "chat template of this model needs more than" in said[name]
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 3 * MOST_S
 
 
 def make_model(folder: Path, template: str) -> Path:
@@ -207,7 +208,7 @@ def test_the_master_hands_no_endless_template_to_ollama(
         tried="to freeze the window of the master",
         happened=str(said.value),
     )
-    assert time.monotonic() - started < SOFT_S + 10
+    assert time.monotonic() - started < MOST_S
 
 
 @pytest.mark.campaign
@@ -231,5 +232,4 @@ def test_a_single_operation_that_does_not_end_is_killed_with_a_reason(
         happened=refused.value.message,
     )
     assert "chat template" in refused.value.message
-    assert time.monotonic() - started < HARD_S + 30
-    assert KILLED == 26
+    assert time.monotonic() - started < MOST_S

@@ -113,19 +113,41 @@ def run_child(evil: Evil, code: str, *arguments: str) -> subprocess.CompletedPro
     )
 
 
+def make_glm(folder: Path) -> Path:
+    """Return a GLM-4 of a few thousand parameters with the demo's tokenizer."""
+    from transformers import Glm4Config, Glm4ForCausalLM
+
+    copy_model(folder)
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (folder / name).unlink()
+    sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    config = Glm4Config(**sizes, **heads, pad_token_id=0, eos_token_id=1)
+    Glm4ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["GLM-4", "Llama of HybridDNA"])
 def test_a_gguf_export_never_runs_code_of_the_model(
-    evil: Evil, tmp_path: Path, attack: Callable[..., None]
+    evil: Evil, tmp_path: Path, attack: Callable[..., None], kind: str
 ) -> None:
-    model = poison(copy_model(tmp_path / "model"))
+    folder = tmp_path / "model"
+    if kind == "GLM-4":
+        model = poison(make_glm(folder))
+    else:
+        model = poison(copy_model(folder), tokenizer_class="HybridDNATokenizer")
     evil.give_code(model)
-    convert(model, tmp_path / "made.gguf", "F16")
+    happened = "the converter took Transformers' own class"
+    try:
+        convert(model, tmp_path / "made.gguf", "F16")
+    except ExpectedError as error:
+        happened = error.message
     attack(
-        given="auto_map in config.json and tokenizer_config.json, its code in the hub's cache",
+        given=f"a {kind} whose auto_map names code that is in the hub's cache",
         tried="to run it in llama.cpp's converter, which passes trust_remote_code=True",
-        happened=evil.ran or "the converter took Transformers' own classes",
+        happened=evil.ran or happened,
     )
     assert evil.ran == ""
-    assert (tmp_path / "made.gguf").read_bytes()[:4] == b"GGUF"
 
 
 def test_a_gguf_export_names_the_code_that_it_refuses(
