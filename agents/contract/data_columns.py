@@ -5,6 +5,7 @@ The master judges a data set by the same rules before it sends one, hence here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Set
 from typing import Any
 
@@ -60,6 +61,12 @@ def used_columns(keys: Set[str], data_format: str) -> frozenset[str]:
     >>> sorted(used_columns({"messages", "prompt", "tools"}, "chat"))
     ['messages', 'tools']
     """
+    return _find_used(frozenset(keys), data_format)
+
+
+# Rows of a data set have few sets of keys among them.
+@functools.lru_cache(maxsize=256)
+def _find_used(keys: frozenset[str], data_format: str) -> frozenset[str]:
     if data_format == "text":
         return frozenset({"text"} & keys)
     asked, answered = first_of(keys, QUESTION_KEYS), first_of(keys, ANSWER_KEYS)

@@ -122,6 +122,9 @@ class RowMeanings:
             self._count(known.kind, name, _consequence(known, data_format), place)
             return
         kind = find_kind(name)
+        if kind.kind == "unknown" and isinstance(value, (int, float)):
+            self._count("unknown", name, "note", place)
+            return
         media = judge_media(name, value)
         if media is not None:
             hard = is_media(value) or data_format in kind.refused_in

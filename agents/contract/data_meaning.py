@@ -253,8 +253,11 @@ _ROLES = _words(
 )
 _HELD_OUT = _words("validation valid val dev test testing eval evaluation held heldout")
 _MAX_MARKED_CHARS = 1 << 20
+_MAX_NAME_CHARS = 1024
+_SUFFIX_CHARS = 6
 
 
+@functools.lru_cache(maxsize=4096)
 def split_name(name: str) -> tuple[str, ...]:
     """Return the words of a column's name.
 
@@ -319,8 +322,9 @@ def is_media(value: Any) -> bool:
         text = value.strip()
         if text[:11].lower().startswith(("data:image/", "data:audio/", "data:video/")):
             return True
-        is_name = len(text) < 1024 and "\n" not in text and not re.search(r"\s{2}|\s\S+\s", text)
-        return is_name and _MEDIA_SUFFIX.search(text) is not None
+        if len(text) > _MAX_NAME_CHARS or _MEDIA_SUFFIX.search(text[-_SUFFIX_CHARS:]) is None:
+            return False
+        return "\n" not in text and not re.search(r"\s{2}|\s\S+\s", text)
     return isinstance(value, (bytes, bytearray)) and len(value) > 0
 
 
