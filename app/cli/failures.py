@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -133,6 +132,8 @@ def wants_json(argv: Sequence[str]) -> bool:
 
 def write_report(error: BaseException, command: str) -> str:
     """Write the trace of a fault to a file of its own; return its path (else `command`)."""
+    import tempfile  # here and below: most commands do not fail
+
     text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {command}\n{trace_of(error)}\n"
     try:
         return str(_write(_report_folder(), text))
@@ -155,6 +156,8 @@ def _report_folder() -> Path:
 
 
 def _write(folder: Path, text: str) -> Path:
+    import tempfile
+
     # mkstemp: a new file that only this user can read, also in a folder that all share.
     prefix = time.strftime("fault-%Y%m%d-%H%M%S-")
     handle, path = tempfile.mkstemp(".txt", prefix, folder)

@@ -12,6 +12,7 @@ from functools import partial
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
+from app.events import RunSnapshot
 from app.gui.kit.primitives import escape_mnemonic
 from app.gui.session.banner_task import last_while, last_with_run
 from app.gui.session.context import Context
@@ -81,11 +82,12 @@ class Tray(QObject):
     def refresh(self) -> None:
         """Update icon, tooltip and menu; parts that did not change are not sent to the desktop."""
         cluster = self._cluster
-        whole = describe_whole(cluster.nodes.values(), cluster.runs.values(), cluster.telemetry)
+        runs = [cluster.current_run(run_id) or run for run_id, run in cluster.runs.items()]
+        whole = describe_whole(cluster.nodes.values(), runs, cluster.telemetry)
         if picture_key(whole) != self._key:
             self._key = picture_key(whole)
             self.icon.setIcon(draw_tray_icon(self._context.theme, whole))
-        active = cluster.active_runs()
+        active = self._active_runs()
         lines = (whole.text, *(describe_progress(run) for run in active))
         # A menu that is refilled while open closes on some desktops.
         if lines != self._shown and not self.menu.isVisible():
@@ -93,11 +95,16 @@ class Tray(QObject):
             self.icon.setToolTip(f"Rackless: {whole.text}")
             self._fill_menu(whole.text)
 
+    def _active_runs(self) -> list[RunSnapshot]:
+        """Return the active runs as they are to be shown."""
+        cluster = self._cluster
+        return [cluster.current_run(run.run_id) or run for run in cluster.active_runs()]
+
     def _fill_menu(self, text: str) -> None:
         window = self._window
         self.menu.clear()
         self.menu.addAction(escape_mnemonic(capitalize(text))).setEnabled(False)
-        for run in self._cluster.active_runs():
+        for run in self._active_runs():
             action = self.menu.addAction(escape_mnemonic(describe_progress(run)))
             action.triggered.connect(partial(self._open_run, run.run_id))
         self.menu.addSeparator()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from app import errors
-from app.cli import chat, watching
+from app.cli import chat, runs, watching
 from app.cli.command import with_core
 from app.cli.main import build_parser, run
 from app.cli.output import Output
@@ -242,3 +242,34 @@ def test_output_that_cannot_be_written_is_no_fault_of_ours(
     found = json.loads(capsys.readouterr().err)
     assert found["what"] == "the output cannot be written: No space left on device"
     assert found["code"] == "refused"
+
+
+# ---------------------------------------------------------------- runs
+
+
+def ask(core: FakeCore, line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    args = build_parser().parse_args(line.split())
+    verbs = {"logs": runs._logs, "stop": runs._stop}
+    assert asyncio.run(verbs[line.split()[1]](core, args, Output(False))) == 0  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+def test_the_log_of_one_attempt_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = FakeCore(log_folder=tmp_path)
+    core.run_map["r-1"] = replace(make_run("r-1", "r", "done"), attempt=2)
+    core.old_logs_map["r-1", 1, 0, "gamma"] = b"an earlier line\n"
+    assert ask(core, "runs logs r-1 --attempt 1", capsys) == "an earlier line\n"
+    with pytest.raises(UserError, match="there is no log of attempt 7 of run r-1"):
+        ask(core, "runs logs r-1 --attempt 7", capsys)
+    with pytest.raises(UserError, match="only the newest attempt can be followed"):
+        ask(core, "runs logs r-1 --attempt 1 --follow", capsys)
+
+
+def test_a_run_that_this_home_does_not_know_is_stopped_on_its_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    core = FakeCore()
+    assert ask(core, "runs stop r-9 --node alpha", capsys) == "r-9 is stopped on alpha\n"
+    assert core.calls == [("runs.stop_on", "r-9", "alpha")]

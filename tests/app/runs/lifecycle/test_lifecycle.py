@@ -837,3 +837,22 @@ def test_data_files_of_every_kind_can_be_started(
         start_run(services, replace(spec, data=DataSpec(train=str(tmp_path / "t.csv"))))
     )
     assert state(services, run_id) == "running"
+
+
+def test_the_log_of_an_attempt_that_ran_while_no_master_was_there_is_fetched(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    from app.runs.journals.logs import find_logs
+    from app.runs.lifecycle.reconcile import sync_attempts
+
+    asyncio.run(resume_run(services, interrupted))
+    # Written after the last look at the first attempt, and never mirrored.
+    cluster["beta"].write(interrupted, 1, "rank-1.log", b"out of memory\n")
+    cluster["alpha"].write(interrupted, 2, "rank-0.log", b"going on\n")
+    asyncio.run(sync_attempts(services, services.runs.get(interrupted)))
+    found = {
+        (file.attempt, file.node): b"".join(data for _, data in file.pieces())
+        for file in find_logs(services.paths, interrupted)
+    }
+    assert found[1, "beta"].endswith(b"out of memory\n")
+    assert found[2, "alpha"].endswith(b"going on\n")
