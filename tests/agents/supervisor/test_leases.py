@@ -12,7 +12,15 @@ from agents.contract.run import AttemptIntent, RankPlacement
 from agents.errors import ExpectedError
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.launch import launch
-from agents.supervisor.leases import BorrowedError, Holder, borrow_device, find_holder, is_any_held
+from agents.supervisor.leases import (
+    BorrowedError,
+    Holder,
+    announce,
+    borrow_device,
+    find_holder,
+    find_uses,
+    is_any_held,
+)
 from agents.supervisor.stop import stop
 from tests.agents.supervisor.conftest import Node
 
@@ -111,3 +119,24 @@ def test_a_lock_that_says_nothing_yet_is_not_taken_for_the_run_of_before(node: N
         (node.home.leases / f"{GPU}.lock").write_text('{"run_id": "old", "attempt": 1}')
         with pytest.raises(BorrowedError, match="a run that is just starting uses"):
             launch(node.home, intend(node, "new"))
+
+
+def test_work_that_shares_a_device_is_named_while_it_runs(node: Node) -> None:
+    with announce(node.home, "cpu", "the merge of r-1"):
+        assert find_uses(node.home, ["cpu", GPU]) == {"cpu": Holder("the merge of r-1", None)}
+        with borrow_device(node.home, GPU, "the export of run r-2", "a", never):
+            found = find_uses(node.home, ["cpu", GPU])
+        assert found[GPU] == Holder("the export of run r-2", None)
+        assert not is_any_held(node.home), "it keeps nobody else away"
+    assert find_uses(node.home, ["cpu", GPU]) == {}
+
+
+def test_what_a_killed_program_announced_is_forgotten(node: Node) -> None:
+    child = os.fork()
+    if child == 0:
+        with announce(node.home, "cpu", "a chat"):
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert list(node.home.leases.glob("work-*.json"))
+    assert find_uses(node.home, ["cpu"]) == {}
+    assert not list(node.home.leases.glob("work-*.json"))

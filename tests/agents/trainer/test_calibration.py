@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,3 +60,20 @@ def test_gpu_is_measured_in_all_parts() -> None:
     assert found.from_host_bytes_per_s is not None
     assert found.unpack_values_per_s is not None
     assert found.unpack_values_per_s > 1e10
+
+
+def test_a_measurement_on_a_busy_pc_knows_what_others_used(tmp_path: Path) -> None:
+    count = len(os.sched_getaffinity(0))
+    code = "while True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2 * count)]
+    try:
+        time.sleep(0.3)
+        assert run_job(tmp_path, "cpu", 1.5) == 0
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    found = from_wire(Calibration, json.loads((tmp_path / "report.json").read_bytes()))
+    assert found.other_load is not None
+    assert found.other_load > 0.15
+    assert found.spread is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.contract.node import GpuFacts, GpuSample, NodeFacts, Sample
+from agents.contract.node import GpuFacts, GpuSample, GpuUse, NodeFacts, Sample
 from agents.contract.spec import DataSpec, RunSpec
 from app.events import NodeSnapshot, RankProgress, RunSnapshot
 from app.telemetry.alerts import (
@@ -198,3 +198,16 @@ def test_words():
     assert describe_device(device, node(), 120.0).text == "silent for 20 s"
     assert describe_run("running", "loading").text == "running, loading"
     assert describe_run("failed").tone == "error"
+
+
+@pytest.mark.parametrize("utilisation", [0.0, 0.9])
+def test_a_device_that_an_export_keeps_busy_says_so_by_name(utilisation: float):
+    telemetry = Telemetry()
+    telemetry.expect(node())
+    use = GpuUse(uuid="cpu", name="the export of run r-1")
+    for time_s, uses in ((1.0, (use,)), (2.0, ())):
+        sample = Sample(time_s=time_s, seq=1, cpu_utilisation=utilisation, uses=uses)
+        telemetry.take("alpha", sample)
+        text = describe_device(telemetry[DeviceKey("alpha", "cpu")], node(), 100.0).text
+        others = "busy with other work" if utilisation else "idle"
+        assert text == (f"busy with {use.name}" if uses else others)
