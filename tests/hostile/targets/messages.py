@@ -30,7 +30,7 @@ LINES = tuple(
     )
 )
 TABLES = (
-    *("cards", "data_files", "formats", "layer_plan", "parallel"),
+    *("cards", "data_files", "data_findings", "data_meaning", "formats", "layer_plan", "parallel"),
     *("model_fit", "model_folder", "model_tokenizer", "safetensors_header"),
 )
 """Modules of the contract whose dataclasses are rows of tables and never cross the wire."""
