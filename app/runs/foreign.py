@@ -6,7 +6,6 @@ that only says "stop run X" would send a person to a command that knows no such 
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterable
 
@@ -68,6 +67,8 @@ def _how_to_stop(status: AttemptStatus, node: str, ours: MasterIdentity) -> str:
     if master is None or master == ours:
         return f"Stop it: {here}."
     if (master.host, master.user) == (ours.host, ours.user):
+        import shlex  # lists of runs do not need it
+
         there = f"RACKLESS_HOME={shlex.quote(master.home)} {stop}"
         return f"Stop it there: {there}. If that home is gone: {here}."
     return f"Stop it on {master.host}: {stop}. If that PC is gone, stop it from here: {here}."
