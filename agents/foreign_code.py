@@ -45,6 +45,10 @@ _CONFIGS = (
 _MOST_NAMED = 4
 # Larger files are not read to look for a name that only makes a message better.
 _MOST_BYTES = 4 << 20
+_CACHES = (
+    *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_MODULES_CACHE", "HF_DATASETS_CACHE"),
+    "KERNELS_CACHE",
+)
 _PARTS = ("models", "data", "artifacts", "runs")
 _forbidden: set[str] = set()
 _is_installed = False
@@ -86,7 +90,7 @@ def _known_folders(environ: Mapping[str, str]) -> Iterator[str]:
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     hub = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     yield hub
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_MODULES_CACHE", "HF_DATASETS_CACHE"):
+    for name in _CACHES:
         if environ.get(name):
             yield environ[name]
     if agent := environ.get("RACKLESS_AGENT_HOME"):

@@ -25,6 +25,7 @@ from agents.contract.formats import EXPORTS
 from agents.contract.json_text import read_said
 from agents.contract.python_child import SAFE_FOLDER, own_folders, python_environ
 from agents.errors import ExpectedError
+from agents.foreign_code import forbid
 from agents.program import command
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.formats.vocabulary import with_pieces
@@ -183,6 +184,7 @@ def main(argv: list[str]) -> int:
 
 
 def _convert_here(model: str, file: str, kind: str) -> None:
+    forbid(model)
     source = _source()
     # First, so that the gguf package of the same release is used, not an installed one.
     sys.path[:0] = [str(source / "gguf-py"), str(source)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agents.foreign_code import forbid
 from agents.trainer.kernels import compiling
 from agents.trainer.rank.device import read_available_bytes
 
@@ -101,6 +102,7 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
     free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
     free_bytes = read_available_bytes()
     place = choose_place(weigh(model), device, free_gpu_bytes, free_bytes, may_stream=may_stream)
+    forbid(model)
     _settle_compiling(place.device)
     plain = {} if place.device == "cpu" else _name_kernel(model)
     where: dict[str, Any] = {"device_map": {"": place.device}}

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from agents.errors import ExpectedError
+from agents.foreign_code import forbid
 from agents.trainer.data.tokens import TEXT_RULES, choose_plain_template
 
 
@@ -21,6 +22,7 @@ def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
     Raises:
         ExpectedError: There is no tokenizer, or it cannot map tokens to characters.
     """
+    forbid(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=False

@@ -441,6 +441,8 @@ def _render(
 ) -> str:
     messages = [{**dict(turn.extra), "role": turn.role, "content": turn.content} for turn in turns]
     template = tokenizer.get_chat_template()
+    if not isinstance(template, str):
+        raise ValueError("the chat template of this model is no text")
     if "strftime_now" in template:
         template = _STOPPED_CLOCK + template
     return templates.render(
