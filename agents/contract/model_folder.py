@@ -17,7 +17,12 @@ from agents.contract.model_config import MOST_BYTES, parse_config
 from agents.contract.model_sizes import find_odd_sizes, show, text_of
 from agents.contract.model_tensors import find_tensor_problems
 from agents.contract.model_tokenizer import TokenizerFiles, read_tokenizer
-from agents.contract.safetensors_header import HeaderError, TensorInfo, read_header
+from agents.contract.safetensors_header import (
+    MAX_TENSORS,
+    HeaderError,
+    TensorInfo,
+    read_header,
+)
 
 FindingKind = Literal[
     "config",  # config.json is missing, broken, or has sizes that no model has
@@ -275,15 +280,14 @@ def _read_shards(folder: Path, index: str) -> tuple[dict[str, TensorInfo], list[
         message = f"has a damaged list of its files: {index} {said}"
         return {}, [ModelFinding(kind="index", message=message, hint=_AGAIN, file=index)]
     tensors: dict[str, TensorInfo] = {}
-    findings: list[ModelFinding] = []
     held: dict[str, str] = {}
     for name in sorted(set(places.values())):
-        found, problems = _read_file(folder, name)
-        findings += problems
+        found, findings = _read_file(folder, name)
+        if findings:
+            return {}, findings  # one damaged file is enough to know
         tensors.update(found)
         held.update(dict.fromkeys(found, name))
-    if not findings:
-        findings += _find_misplaced(index, places, held)
+    findings = list(_find_misplaced(index, places, held))
     return ({} if findings else tensors), findings
 
 
@@ -299,6 +303,8 @@ def _read_places(path: Path) -> dict[str, str]:
         raise ValueError("has no weight_map")
     if not isinstance(index.get("metadata"), dict):
         raise ValueError("has no metadata")
+    if len(places) > MAX_TENSORS:
+        raise ValueError(f"names {len(places):,} tensors, and at most {MAX_TENSORS:,} are allowed")
     for tensor, name in places.items():
         if not _is_plain(name, (".safetensors",)):
             raise ValueError(

@@ -20,6 +20,8 @@ from agents.contract.folder_files import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 """Maximum size of a header, as in the library's own reader."""
+MAX_TENSORS = 500_000
+"""Maximum number of tensors of a model; DeepSeek-V3 has 91,000."""
 MAX_DIMS = 64
 """Maximum number of dimensions of a tensor; PyTorch has the same limit."""
 _MAX_SIZE = 2**63 - 1
@@ -110,6 +112,8 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
         raise HeaderError(f"has a header that is not JSON: {str(error)[:80]}") from error
     if not isinstance(entries, dict):
         raise HeaderError("has a header that is no JSON object")
+    if len(entries) > MAX_TENSORS:
+        raise HeaderError(f"names {len(entries):,} tensors; at most {MAX_TENSORS:,} are allowed")
     return entries
 
 
