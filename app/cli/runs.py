@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from app.text import (
 if TYPE_CHECKING:
     from agents.contract.data import DataPreview
     from app.core.core import Core
-    from app.events import RunEvent, RunSnapshot
+    from app.events import NodeSnapshot, RunEvent, RunSnapshot
     from app.planning.forecast_accuracy import ForecastComparison
 
 SHOWN_EVENTS = 30
@@ -94,7 +95,7 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.telemetry.state import current_run  # here and below: --help does not need it
 
     found = await core.runs.refresh_all()  # asks the nodes, whose state decides what is shown
-    now_s, nodes = time.time(), {node.name: node for node in core.nodes.all()}
+    now_s, nodes = time.time(), _asked_nodes(core)
     runs = [current_run(run, nodes, now_s) for run in found]
     out.document(runs)
     out.table(
@@ -103,6 +104,16 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
         "There are no runs yet. Start one: rackless start RUN.yaml",
     )
     return 0
+
+
+def _asked_nodes(core: Core) -> dict[str, NodeSnapshot]:
+    """Return the nodes by name; only one that was asked and did not answer counts as silent."""
+    return {
+        node.name: node
+        if node.state in ("unreachable", "refused")
+        else replace(node, state="online", last_seen_s=None)
+        for node in core.nodes.all()
+    }
 
 
 def _row(run: RunSnapshot, now_s: float) -> list[str]:
@@ -127,7 +138,7 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.telemetry.state import current_run
 
     run = await core.runs.refresh(args.run)
-    run = current_run(run, {node.name: node for node in core.nodes.all()}, time.time())
+    run = current_run(run, _asked_nodes(core), time.time())
     if args.run_file is not None:
         # Written before anything is printed, so that a failure leaves no half answer.
         core.library.write_run_file(run.spec, args.run_file)

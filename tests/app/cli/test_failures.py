@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from app.cli.output import Output
 from app.errors import RacklessError, UserError
 from app.events import RunChanged
 from tests.app.cli.test_main import PRODUCT_COMMANDS
-from tests.fakes.core import FakeCore, make_run
+from tests.fakes.core import FakeCore, make_node, make_run, running_run
 
 KEYS = ["what", "where", "next", "code"]
 DOCS = Path(__file__).parents[3] / "docs" / "automation.md"
@@ -273,3 +274,26 @@ def test_a_run_that_this_home_does_not_know_is_stopped_on_its_node(
     core = FakeCore()
     assert ask(core, "runs stop r-9 --node alpha", capsys) == "r-9 is stopped on alpha\n"
     assert core.calls == [("runs.stop_on", "r-9", "alpha")]
+
+
+def test_a_lost_nodes_rank_is_not_training_on_the_command_line_either(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    core = FakeCore(run_map={(run := running_run()).run_id: run})
+    for name in ("alpha", "beta", "gamma"):
+        lost = name == "beta"
+        core.node_map[name] = replace(
+            make_node(name),
+            state="unreachable" if lost else "connecting",
+            last_seen_s=time.time() - 12 if lost else None,
+        )
+    args = build_parser().parse_args(["runs", "show", run.run_id, "--json"])
+    assert asyncio.run(runs._show(core, args, Output(True))) == 0  # type: ignore[arg-type]
+    shown = json.loads(capsys.readouterr().out)
+    assert [(rank["node"], rank["state"]) for rank in shown["ranks"]] == [
+        ("alpha", "running"),
+        ("beta", "unreachable"),
+        ("beta", "unreachable"),
+        ("gamma", "running"),
+    ]
+    assert shown["phase"] == "beta unreachable"
