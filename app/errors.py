@@ -5,6 +5,7 @@
      |    +-- UsageError      the command or the file was written wrongly (exit code 2)
      |    +-- NodeUnreachable no connection, or it was lost in the middle of a request
      |    |    +-- NodeNotReady   connected, but the agent could not be started there
+     |    |    +-- BadAnswer      an answer that no agent gives; an AgentBug, too
      |    +-- HostKeyUnknown  first contact: the fingerprint waits to be confirmed
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
      |    +-- LoginRefused    the node answers, but lets none of our keys in
@@ -150,3 +151,12 @@ class AgentBug(RacklessError):
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(hide_secrets(message))
         self.traceback = hide_secrets(traceback)
+
+
+class BadAnswer(NodeUnreachable, AgentBug):
+    """Raised for an answer that no agent of ours gives: it counts as none, as from a silent node.
+
+    A fault of an agent looks like this, and so does a lie; either way nothing of it is used.
+    """
+
+    code = "node-answers-wrongly"

@@ -20,7 +20,7 @@ from agents.contract.node import NodeFacts, Sample
 from agents.contract.parallel import refuse_parallel
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
-from app.errors import NodeUnreachable, UserError
+from app.errors import RacklessError, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections, load_past
 from app.library.configs import FoundConfig, is_hub_id
@@ -219,7 +219,7 @@ class Planner:
         for node in online:
             try:
                 config = await self._services.pool.agent(node).model_config(model)
-            except (UserError, NodeUnreachable):
+            except RacklessError:
                 continue  # the next one may have it
             if config is not None:
                 return FoundConfig(config=config, source=f"from {node}")

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ from agents.contract.messages import (
     encode,
 )
 from agents.contract.wire import shorten
-from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
+from app.errors import AgentBug, BadAnswer, NodeUnreachable, RacklessError, UserError
 from app.nodes.bootstrap import StartedAgent
 from app.text import one_line
 
@@ -42,6 +43,7 @@ RATE_WINDOW_S = 10.0
 WORK_TIMEOUT_S = 24 * 3600.0
 """Maximum duration of a request without a limit of its own, such as an export, in seconds."""
 MAX_COMPLAINT_CHARACTERS = 300
+_ID = re.compile(rb'"id": ?([0-9]{1,18})[,}]')
 
 _log = logging.getLogger(__name__)
 
@@ -236,6 +238,7 @@ class MasterChannel:
         except WireError as error:
             self._num_bad_lines += 1
             self.complain(f"it sent a line that is not a message: {error}")
+            self._fail_named(line, error)
             if self._num_bad_lines > MAX_BAD_LINES:
                 raise self._why(self.complaint) from error
             return
@@ -243,6 +246,19 @@ class MasterChannel:
             self._deliver(message)
         elif isinstance(message, Response):
             self._answer(message)
+
+    def _fail_named(self, line: bytes, error: WireError) -> None:
+        """Fail the request that an unreadable line seems to answer; nothing else ever would."""
+        found = _ID.search(line)
+        waiting = self._pending.get(int(found[1])) if found else None
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(
+                BadAnswer(
+                    f"{self._where} gave an answer that cannot be read: {error}",
+                    "Nothing of it was used. Check that PC",
+                    where=self._where,
+                )
+            )
 
     def _deliver(self, event: Event) -> None:
         # Request ids start at 1, so 0 stands for an event that belongs to no request.

@@ -51,7 +51,7 @@ from agents.contract.run import (
 from agents.contract.run_layout import is_stream
 from agents.contract.spec import RunSpec
 from agents.contract.wire import shorten
-from app.errors import AgentBug, RacklessError
+from app.errors import BadAnswer, RacklessError
 from app.nodes.channel import read_lines
 from app.nodes.link import Link
 from app.nodes.transport.process import Process
@@ -474,17 +474,22 @@ class NodeClient:
         except WireError as error:
             raise await self._distrust(kind, str(error)) from error
 
-    async def _distrust(self, kind: str, reason: str) -> AgentBug:
+    async def _distrust(self, kind: str, reason: str) -> BadAnswer:
         """Return the error for an answer that nothing of ours gives, and show it at the node."""
         with contextlib.suppress(RacklessError):
             (await self._link()).channel.complain(f"it answered {kind} in a wrong form: {reason}")
-        return AgentBug(f"{self.name} answered {kind} in a wrong form: {reason}")
+        return BadAnswer(
+            f"{self.name} answered {kind} in a wrong form: {reason}",
+            "Nothing of the answer was used. Check that PC, or remove it: "
+            f"rackless nodes remove {self.name}",
+            where=self.name,
+        )
 
     async def _expect(self, kind: str, said: Any, asked: dict[str, Any]) -> None:
         """Check that an answer is about what was asked.
 
         Raises:
-            AgentBug: it is about something else.
+            BadAnswer: it is about something else.
         """
         for name, value in asked.items():
             found = getattr(said, name)

@@ -25,7 +25,7 @@ from agents.contract.json_text import read_said
 from agents.contract.messages import from_wire, to_wire
 from agents.contract.python_child import python_environ, same_source
 from agents.contract.spec import RunSpec
-from app.errors import NodeUnreachable, RacklessError, UserError
+from app.errors import RacklessError, UserError
 from app.hub.token_keyring import environ_with_token
 from app.library.bundles import Source
 from app.library.data import find_data
@@ -99,11 +99,11 @@ async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> 
         UserError: none can; the message is the first node's.
     """
     names = (named,) if named else choose_nodes(spec, services.pool.names())
-    problem: UserError | None = None
+    problem: RacklessError | None = None
     for name in names:
         try:
             return name, python_of(name, await services.pool.agent(name).facts())
-        except (UserError, NodeUnreachable) as error:
+        except RacklessError as error:
             problem = problem or error
     raise problem or UserError("there are no nodes yet", "Add one: rackless nodes add")
 

@@ -21,7 +21,8 @@ from typing import Any
 from tests.cluster.namespaces import SYSTEM_PATH, root_is_locked
 
 # `answers`: result by kind of request; `lines`: what to print after the answer to a request;
-# `send`: what the command `send` prints, `flood` bytes of rubbish behind it.
+# `silent`: kinds without an answer of their own; `send`: what the command `send` prints, and how
+# much rubbish behind it.
 PROGRAM = """
 import base64, json, os, sys, time
 
@@ -60,7 +61,8 @@ def main():
             answer["result"] = {"wall_s": time.time(), "monotonic_s": 1.0}
         else:
             answer["error"] = {"kind": "user", "message": "I cannot " + kind}
-        put(json.dumps(answer) + "\\n")
+        if kind not in plan().get("silent", ()):
+            put(json.dumps(answer) + "\\n")
         for raw in plan().get("lines", {}).get(kind, ()):
             put(raw.replace("NUMBER", str(number)) + "\\n")
 

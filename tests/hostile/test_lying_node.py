@@ -197,6 +197,42 @@ def test_a_node_that_answers_in_a_wrong_form_is_shown_with_the_reason(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"result": {"run_id": "r-2", "attempt": 1, "node": "liar", "state": "running"}},
+        {"result": {"run_id": "r-1", "attempt": 1, "node": "liar", "state": []}},
+        {"result": {"ranks": [{"rank": 10**9}]}},
+        {"result": []},
+        {"error": {"kind": "bug", "message": "boo", "traceback": "line 1"}},
+        {"error": {"kind": "\x1b", "message": "boo"}},
+    ],
+)
+def test_wrong_answers_about_a_running_run_leave_every_list_usable(
+    pc: Liar, rackless: Rackless, attack: Any, answer: dict[str, Any]
+) -> None:
+    known = status(state="running")
+    streams = {"stream.list": {"streams": {}}}
+    pc.says({"attempt.list": {"attempts": [known]}, "attempt.status": known, **streams})
+    rackless(*pc.arguments())
+    assert "running" in rackless("runs", "list")
+    lines = {"attempt.status": [json.dumps({"type": "response", "id": "NUMBER", **answer})]}
+    lines["attempt.status"] = [lines["attempt.status"][0].replace('"NUMBER"', "NUMBER")]
+    pc.says({"attempt.list": {"attempts": []}}, lines=lines, silent=["attempt.status"])
+    said = "".join(
+        rackless(*words)
+        for words in (
+            ("runs", "list"),
+            ("runs", "show", "r-1"),
+            ("nodes", "list"),
+            ("checkpoints",),
+        )
+    )
+    attack(given=f"a status of {answer}", tried="to end every list", happened=said)
+    assert "poems" in said
+    assert "internal error" not in said
+
+
 def test_what_a_node_says_is_shown_escaped_on_a_terminal(
     pc: Liar, rackless: Rackless, attack: Any
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from agents.contract.messages import STREAM_CHUNK_BYTES
 from agents.contract.run import StreamChunk
 from agents.contract.wire import WireError
-from app.errors import AgentBug, RacklessError
+from app.errors import BadAnswer, RacklessError
 from app.runs.journals.mirror import Mirror, MirrorGap, StreamRefused
 from app.runs.node_pool import NodeAgent, NodePool
 
@@ -24,13 +24,13 @@ def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = No
 
     Raises:
         MirrorGap: bytes before the chunk are missing.
-        AgentBug: its data is not base64, or lies beyond the end of the stream.
+        BadAnswer: its data is not base64, or lies beyond the end of the stream.
         StreamRefused: no run has such a stream.
     """
     try:
         data = chunk.data()
     except WireError as error:
-        raise AgentBug(str(error)) from error
+        raise BadAnswer(str(error), "Nothing of it was used") from error
     num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
     # Another process may have appended the first part: report only what this one did.
     if num_new and written is not None:

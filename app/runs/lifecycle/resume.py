@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from app.errors import NodeUnreachable, RacklessError, UserError
+from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
 from app.events import RESUMABLE_STATES
 from app.runs.attempt_status import active_attempts, stop_parts
 from app.runs.checkpoints import Copy, find_copies, verify_copies
@@ -110,7 +110,7 @@ async def _find_answering(services: Services) -> tuple[str, ...]:
 async def _answers(services: Services, name: str) -> bool:
     try:
         await services.pool.agent(name).attempt_list()
-    except NodeUnreachable:
+    except (NodeUnreachable, AgentBug):
         return False
     return True
 
