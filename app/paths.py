@@ -172,6 +172,9 @@ def replace_text(path: Path, text: str) -> None:
     """
     # In the same folder: a rename replaces atomically only within one file system.
     temporary = path.with_name(path.name + ".new")
+    # A link of that name, in a folder that others made, would be written through.
+    if temporary.is_symlink():
+        temporary.unlink()
     with open_private(temporary, "w") as file:
         file.write(text.encode("utf-8"))
     os.replace(temporary, path)

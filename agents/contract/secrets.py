@@ -26,7 +26,7 @@ _NAMED = re.compile(
     r"(['\"]?\s*[:=]\s*['\"]?)[^\s'\",;]+"
 )
 _IN_QUERY = re.compile(r"(?i)([?&](?:token|key|signature|x-amz-\w+)=)[^\s&'\",]+")
-_IN_ADDRESS = re.compile(r"(?<![\w.])([^\s:/@,'\"<>()]+):[^\s/@,'\"]+@(?=[\w\[])")
+_IN_ADDRESS = re.compile(r"(?<![\w.])([^\s:/@,'\"<>()]{1,64}):[^\s/@,'\"]{1,256}@(?=[\w\[])")
 _KEY = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY[A-Z -]*-----|\Z)",
     re.DOTALL,

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.contract.folder_files import is_own
 from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.artifacts.record import MODELFILES, missing_files
@@ -98,7 +99,8 @@ async def _delete_copy(
 
 
 def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
-    here = [entry for entry in files if (folder / entry.path).is_file()]
+    # A folder in it may have become a link to other files of the user.
+    here = [entry for entry in files if is_own(folder / entry.path, folder)]
     if len(missing_files(folder, here)) == len(here) and here:
         return 0, f"{folder} now holds something else, so it is kept"
     freed = 0
@@ -108,7 +110,9 @@ def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
             freed += entry.size_bytes
         for modelfile in folder.glob(MODELFILES) if here else ():
             modelfile.unlink()
-        for below in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+        for below in sorted(
+            (p for p in folder.rglob("*") if p.is_dir() and not p.is_symlink()), reverse=True
+        ):
             if not any(below.iterdir()):
                 below.rmdir()
         if folder.is_dir() and not any(folder.iterdir()):

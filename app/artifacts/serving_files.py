@@ -15,6 +15,7 @@ from app.artifacts.gguf_file import read_metadata
 from app.artifacts.record import folder_here
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
 from app.errors import UserError
+from app.paths import replace_text
 
 
 def hand_off(artifact: ArtifactSnapshot) -> tuple[ServeCommand, ...]:
@@ -36,7 +37,7 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
         return None
     path = folder_here(artifact) / command.modelfile_name
     try:
-        path.write_text(command.modelfile, encoding="utf-8")
+        replace_text(path, command.modelfile)  # never through a link of that name
     except OSError as error:
         raise UserError(
             f"{path} cannot be written: {error.strerror}", "Copy the artifact to another folder."

@@ -54,7 +54,10 @@ def read_cluster_file(path: Path) -> Cluster:
         UsageError: the file is missing, is not YAML, or says something that is not allowed.
     """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:  # a device would have no end
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise UsageError(f"{path} is too large: it has at most {MAX_FILE_BYTES} bytes")
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a text file in UTF-8: {error}") from error
@@ -63,8 +66,6 @@ def read_cluster_file(path: Path) -> Cluster:
             f"the cluster file {path} cannot be read: {error.strerror}",
             "Give the path of a YAML file with the key nodes.",
         ) from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise UsageError(f"{path} has {len(raw)} bytes; a file has at most {MAX_FILE_BYTES}")
     return parse_cluster(text, str(path))
 
 

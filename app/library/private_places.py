@@ -82,8 +82,8 @@ def _is_of_programs(path: PurePath) -> bool:
     [True, False]
     """
     # On Linux a folder with such a name is the user's own.
-    for users in ("Users", "Documents and Settings"):
-        if users in path.parts[:2]:
-            below = path.parts[path.parts.index(users) + 2 :]
-            return bool(below) and below[0] in _PROGRAMS
-    return False
+    parts = path.parts
+    return any(
+        users in ("Users", "Documents and Settings") and below in _PROGRAMS
+        for users, below in zip(parts, parts[2:], strict=False)
+    )

@@ -56,10 +56,12 @@ def read_run_file(path: Path) -> RunSpec:
         UsageError: the file is missing, is not YAML, or has invalid keys or values.
     """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:  # a device would have no end
+            raw = file.read(MAX_FILE_BYTES + 1)
         if len(raw) > MAX_FILE_BYTES:
             raise UsageError(
-                f"{path} has {len(raw)} bytes; a run file has at most {MAX_FILE_BYTES}"
+                f"{path} is too large: a run file has at most {MAX_FILE_BYTES} bytes",
+                "Give the path of a YAML file with at least the keys model and data.",
             )
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.artifacts import Origin
 from agents.errors import ExpectedError
 from agents.node.checkpoints import verify
 from agents.node.files import send
@@ -23,11 +24,15 @@ from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.data.hub import find_data as find_data_on_node
 from app.artifacts.bundle import bundle_artifact, read_artifact
 from app.artifacts.copies import copy_artifact, push_artifact
-from app.artifacts.record import add_folder
+from app.artifacts.deletion import delete_artifact
+from app.artifacts.record import add_folder, record_export
+from app.artifacts.serving import ServeCommand
+from app.artifacts.serving_files import write_modelfile
 from app.errors import UserError
 from app.library.data import find_data
 from app.library.models import find_model
 from app.runs.services import Services
+from tests.fakes.artifacts import make_folder
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.hub import TOKEN, open_hub
 from tests.fakes.models import write_model
@@ -226,6 +231,46 @@ def test_a_file_that_became_a_link_is_neither_pushed_nor_copied(
             assert hub.models.get("anna/poems", {}) == {}
     attack(given="an artifact whose card became a link", tried=f"to {where}", happened=said)
     assert str(model / "README.md") in said
+
+
+def test_deleting_an_artifact_deletes_nothing_behind_a_link(
+    services: Services, model: Path, tmp_path: Path, attack: Attack
+) -> None:
+    (model / "adapter").mkdir()
+    (model / "adapter" / "a.json").write_text("{}")
+    made = add_folder(services, model)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.json").write_text("{}")
+    (model / "adapter" / "a.json").unlink()
+    (model / "adapter").rmdir()
+    (model / "adapter").symlink_to(tmp_path / "mine")
+    asyncio.run(delete_artifact(services, made, None, True))
+    left = sorted(path.name for path in (tmp_path / "mine").iterdir())
+    attack(given="an artifact whose folder became a link", tried="delete it", happened=str(left))
+    assert left == ["a.json"]
+
+
+def test_a_modelfile_is_never_written_through_a_link(
+    services: Services, tmp_path: Path, attack: Attack
+) -> None:
+    origin = Origin(base="org/base", data="x.jsonl", run_id="r-1", run_name="poems", step=40)
+    folder = make_folder(tmp_path / "out", origin, "gguf", "Q8_0")
+    made = record_export(services, folder, "gguf", ("Q8_0",), origin)
+    (tmp_path / "profile").write_text("mine")
+    for name in ("Modelfile-Q8_0", "Modelfile-Q8_0.new"):
+        (folder / name).symlink_to(tmp_path / "profile")
+    command = ServeCommand(
+        runtime="ollama",
+        title="Ollama",
+        command="ollama run",
+        modelfile="FROM x",
+        modelfile_name="Modelfile-Q8_0",
+    )
+    write_modelfile(made, command)
+    said = (tmp_path / "profile").read_text()
+    attack(given="an artifact with a link for its Modelfile", tried="serve it", happened=said)
+    assert said == "mine"
+    assert (folder / "Modelfile-Q8_0").read_text() == "FROM x"
 
 
 @pytest.fixture

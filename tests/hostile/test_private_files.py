@@ -145,6 +145,21 @@ def test_a_pipe_as_data_is_refused_at_once(tmp_path: Path, attack: Attack) -> No
     assert "is a pipe, not a file" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "/proc/self/mem"])
+def test_a_device_as_run_file_is_refused_at_once(tmp_path: Path, name: str, attack: Attack) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RACKLESS_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -v 4000000; exec {sys.executable} -m app plan {name}"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    attack(given=f"the run file {name}", tried="rackless plan", happened=done.stderr)
+    assert done.returncode == 2
+    assert name in done.stderr
+
+
 def test_settings_of_programs_are_never_taken_for_a_model(services: Services, user: Path) -> None:
     for find in (find_model, find_tokenizer):
         with pytest.raises(UserError):

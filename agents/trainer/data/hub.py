@@ -154,6 +154,10 @@ def _refuse_same(name: str, held_out_from: str | None) -> None:
 
 def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
     dataset, _, config = name.partition(":")
+    if "/" in config or config in (".", ".."):
+        raise ExpectedError(
+            f"{name}: {config!r} is not a part of a data set.", "Write org/name or org/name:part"
+        )
     try:
         folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
     except Exception as error:
