@@ -78,8 +78,8 @@ class Tally:
     """Number of rows truncated to the maximum sequence length."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows by the key of their messages that the chat template leaves out."""
-    template_keys: set[str] = field(default_factory=set)
-    """Keys of messages that the chat template got."""
+    template_keys: Counter[str] = field(default_factory=Counter)
+    """Rows by the key of their messages that the chat template got."""
     _tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
@@ -130,7 +130,8 @@ class Tally:
             return found
         if found.kind not in ("reasoning", "unknown"):
             return found
-        count = self.dropped[key]
+        # A preview reads more rows than it renders.
+        count = round(found.count * self.dropped[key] / self.template_keys[key])
         return replace(found, kind="template", count=count) if count else None
 
     def check_usable(self, num_kept: int) -> None:

@@ -225,6 +225,15 @@ def test_reasoning_is_learned_where_the_template_has_a_place_and_named_where_not
     assert "It was Oren.Oren Dale." in learned
 
 
+def test_a_quick_preview_gives_the_share_of_all_rows_that_it_has_read(tmp_path):
+    user, answer = CHAT["messages"]
+    rows = [{"messages": [user, {**answer, "reasoning_content": "It was he."}]}] * 500
+    found = find(
+        look(write(tmp_path / "a.jsonl", rows), whole=False), "messages[].reasoning_content"
+    )
+    assert (found.kind, found.count, found.total) == ("template", 500, 500)
+
+
 def test_the_share_of_tokens_that_is_cut_is_told_with_the_worst_file(tmp_path, tokenizer):
     folder = tmp_path / "d"
     folder.mkdir()
