@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from agents.contract.messages import from_wire, to_wire
 from agents.contract.run import FileEntry
+from agents.contract.wire import ForeignValueError
 from app.artifact import ArtifactCopy, ArtifactSnapshot, CopyKind, CopyState
 from app.storage.database import Database
 
@@ -113,11 +114,22 @@ class ArtifactStore:
             (name, version),
         )
         return replace(
-            from_wire(ArtifactSnapshot, json.loads(about)),
+            _snapshot_of(json.loads(about)),
             version=version,
             measured=None if measured is None else json.loads(measured),
             copies=tuple(_copy_of(row) for row in rows),
         )
+
+
+def _snapshot_of(about: dict[str, Any]) -> ArtifactSnapshot:
+    """Return a stored artifact; without its files where one would lie outside of its folder.
+
+    A lying node may have made an older version store such a name: nothing is read or deleted by it.
+    """
+    try:
+        return from_wire(ArtifactSnapshot, about)
+    except ForeignValueError:
+        return from_wire(ArtifactSnapshot, {**about, "files": []})
 
 
 def content_sha256(files: Sequence[FileEntry]) -> str:

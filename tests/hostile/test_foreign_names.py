@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from agents.contract.run import RankPlacement, StreamChunk
+from agents.contract.run import FileEntry, RankPlacement, StreamChunk
 from agents.contract.spec import DataSpec, RunSpec
+from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.cli.main import run as rackless
 from app.errors import RacklessError
 from app.paths import Paths
 from app.runs.journals.history import RunHistory
 from app.runs.journals.mirror import Mirror
 from app.runs.journals.streams import store_chunk
+from app.storage.artifacts import ArtifactStore
 from app.storage.database import open_database
 from app.storage.runs import AttemptRecord, RunRecord, RunStore
 
@@ -226,3 +228,31 @@ async def test_the_agent_answers_requests_of_any_shape_with_a_declared_error(
     kinds = {requests[n - 1]["kind"]: (a["error"] or {}).get("kind") for n, a in answers.items()}
     attack(given="requests of a lying master", tried=", ".join(kinds), happened=f"{kinds}")
     assert "bug" not in kinds.values()
+
+
+def test_an_artifact_with_a_bad_file_name_in_an_old_database_is_listed_and_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, attack: Attack
+) -> None:
+    home, folder = tmp_path / "home", tmp_path / "model"
+    monkeypatch.setenv("RACKLESS_HOME", str(home))
+    folder.mkdir()
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear anna")
+    assert rackless(["artifacts", "list"]) == 0  # makes the home
+    store = ArtifactStore(open_database(Paths(home).database))
+    bad = FileEntry(path="../letter.txt", size_bytes=9, sha256="0" * 64)
+    place = ArtifactCopy(kind="folder", place=str(folder), made_s=1.7e9)
+    store.add(
+        ArtifactSnapshot(
+            name="poems", version=1, format="merged", size_bytes=9, created_s=1.7e9, files=(bad,),
+            copies=(place,),
+        )
+    )  # fmt: skip
+    capsys.readouterr()
+    code = rackless(["artifacts", "list"])
+    rackless(["artifacts", "delete", "poems", "--yes"])
+    said = capsys.readouterr()
+    attack(given="a stored artifact", tried=bad.path, happened=said.out + said.err)
+    assert code == 0
+    assert "poems" in said.out
+    assert letter.read_text() == "dear anna"
