@@ -105,12 +105,14 @@ def open_home() -> Home:
     """Create the agent's home folder if it is missing, and test that it is writable.
 
     Raises:
-        ExpectedError: it cannot be created or written, or is another user's.
+        ExpectedError: it cannot be created or written, is another user's, or is a folder for
+            something else.
     """
     named = os.environ.get("RACKLESS_AGENT_HOME")
     path = Path(named) if named else Path.home() / ".local" / "share" / "rackless-agent"
     home = Home(path.absolute())
     try:
+        _require_home(home)
         for folder in (home.path, home.telemetry, home.leases, home.runs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _keep_to_us(home.path)
@@ -118,6 +120,28 @@ def open_home() -> Home:
     except OSError as error:
         raise explain_os_error(error, f"preparing the agent's home folder {home.path}") from error
     return home
+
+
+def _require_home(home: Home) -> None:
+    """Refuse a folder with other things in it, since closing it would lock its users out.
+
+    Raises:
+        ExpectedError: nothing in it is ours.
+        OSError: it cannot be read.
+    """
+    folder = home.path
+    if not folder.is_dir() or home.telemetry.exists() or not folder.stat().st_mode & _OTHERS:
+        return
+    # A disk of its own has `lost+found` from the start. The agent's own program may be here
+    # already, in a folder that the master has made.
+    ours = ("lost+found", "agents")
+    others = [name for name in os.listdir(folder) if name not in ours and name[:1] != "."]
+    if others:
+        raise ExpectedError(
+            f"The agent's home folder {folder} holds other files, such as {min(others)}, and other "
+            "users of this node can open it; it would be closed to them.",
+            "Set RACKLESS_AGENT_HOME there to a new folder, such as one inside it",
+        )
 
 
 def _keep_to_us(folder: Path) -> None:

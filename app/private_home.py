@@ -13,6 +13,8 @@ from app.errors import UserError
 from app.paths import Paths, private_folder
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+# A disk of its own has the latter from the start.
+_NOBODYS = ("lost+found", "System Volume Information")
 
 
 def make_private(paths: Paths) -> str:
@@ -22,12 +24,15 @@ def make_private(paths: Paths) -> str:
         What to tell the user: the home was open until now; empty: nothing.
 
     Raises:
-        UserError: it belongs to another user, or its disk knows no modes.
+        UserError: it belongs to another user, is a folder for something else, or its disk knows no
+            modes.
         OSError: it cannot be created or changed.
     """
     home = private_folder(paths.home)
     if os.name != "posix":
         return ""
+    if _is_open(home):
+        _require_home(paths)
     was_open = _close(home)
     # A link to a larger disk; what lies there is just as private.
     if paths.runs.is_symlink() and paths.runs.is_dir():
@@ -38,6 +43,24 @@ def make_private(paths: Paths) -> str:
     if not was_open:
         return ""
     return f"Other users of this PC could read {home}, with its logs. Now only you can."
+
+
+def _require_home(paths: Paths) -> None:
+    """Refuse a folder with other things in it: closing `/srv` or `/etc` would lock its users out.
+
+    Raises:
+        UserError: nothing in it is ours.
+        OSError: it cannot be read.
+    """
+    names = [path.name for path in paths.home.iterdir()]
+    is_ours = any(n.startswith("rackless.") or n == paths.nodes_file.name for n in names)
+    others = [name for name in names if not name.startswith(".") and name not in _NOBODYS]
+    if others and not is_ours:
+        raise UserError(
+            f"{paths.home} holds other files, such as {min(others)}, and other users can open it; "
+            "as the home of Rackless it would be closed to them",
+            "Set RACKLESS_HOME to a new folder, such as one inside it.",
+        )
 
 
 def _close(folder: Path) -> bool:

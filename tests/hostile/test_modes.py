@@ -135,3 +135,42 @@ def test_a_home_of_an_agent_that_is_another_users_is_refused(tmp_path: Path) -> 
     home.mkdir(mode=0o777)
     os.chown(home, 12345, 12345)
     assert "belongs to another user of this node" in open_agent_home(home)
+
+
+def make_shared(folder: Path) -> Path:
+    """Return a folder such as /srv, with a file that all users of the PC read."""
+    (folder / "shared").mkdir(parents=True)
+    (folder / "shared" / "hosts").write_text("for all")
+    for path in (folder, folder / "shared"):
+        path.chmod(0o755)
+    (folder / "shared" / "hosts").chmod(0o644)
+    return folder
+
+
+def test_a_folder_of_other_things_is_never_closed_to_its_users(
+    tmp_path: Path, attack: Attack
+) -> None:
+    shared = make_shared(tmp_path / "srv")
+    before = find_open(shared)
+    refused = rackless(shared, "nodes", "list")
+    attack(given="RACKLESS_HOME=/srv", tried="nodes list", happened=refused.stderr)
+    assert refused.returncode == 1
+    assert "other files, such as shared" in refused.stderr
+    assert find_open(shared) == before
+    said = open_agent_home(shared)
+    attack(given="RACKLESS_AGENT_HOME=/srv", tried="open it", happened=said)
+    assert "other files, such as shared" in said
+    assert find_open(shared) == before
+    assert [path.name for path in shared.iterdir()] == ["shared"]
+
+
+def test_a_new_disk_is_closed_and_used(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    (disk / "lost+found").mkdir(parents=True)
+    disk.chmod(0o755)
+    assert open_agent_home(disk).strip() == "0o700"
+    disk = tmp_path / "other"
+    (disk / "lost+found").mkdir(parents=True)
+    disk.chmod(0o755)
+    assert rackless(disk, "nodes", "list").returncode == 0
+    assert find_open(disk) == []
