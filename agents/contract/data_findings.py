@@ -26,11 +26,14 @@ from agents.contract.data_meaning import (
     Consequence,
     find_kind,
     find_marker,
+    holds_media,
     is_empty,
     is_held_out,
     is_history,
     is_listed_tools,
     is_media,
+    is_rating,
+    is_reasoning,
     is_role,
     is_system_prompt,
     is_weighted,
@@ -64,6 +67,8 @@ class _Seen:
     num_good: int = 0
     num_other: int = 0
     """Values of a verdict's column that are no verdict."""
+    num_mixed: int = 0
+    """Lists of verdicts of both kinds."""
     has_false: bool = False
     is_noted: bool = False
     """Whether a rating is merely listed."""
@@ -88,6 +93,8 @@ class RowMeanings:
         said: set[tuple[str, str]] = set()
         for name, value in row.items():
             if name in used:
+                if name in TOOL_KEYS and not is_empty(value):
+                    self._count("skipped", name, "warn", place)
                 if data_format != "text" and name not in _NO_MESSAGES:
                     self._look_into(value, place, said)
             elif isinstance(name, str) and not is_empty(value):
@@ -125,11 +132,10 @@ class RowMeanings:
         if kind.kind == "unknown" and isinstance(value, (int, float)):
             self._count("unknown", name, "note", place)
             return
-        media = judge_media(name, value)
+        media = _judge_picture(name, value, kind, data_format)
         if media is not None:
-            hard = is_media(value) or data_format in kind.refused_in
-            self._count("media", name, media if hard else "warn", place)
-        elif kind.kind in ("verdict", "score"):
+            self._count("media", name, media, place)
+        elif kind.kind == "verdict" or (kind.kind == "score" and is_rating(name, value)):
             self._add_verdict(name, value, kind, data_format, place)
         elif kind.kind == "unknown" and data_format != "text" and says_no(value):
             self._count("verdict", name, "warn", place)
@@ -142,17 +148,20 @@ class RowMeanings:
         self, name: str, value: Any, kind: ColumnKind, data_format: str, place: int
     ) -> None:
         judged = judge_verdict(name, value)
-        if kind.kind == "score" and isinstance(value, (int, float)) and value is not False:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if kind.kind == "score" and is_number:
             judged = "other"  # of a rating, 0 and 1 are places on an unknown scale
         verdict = KIND["verdict"]
         seen = self._count(kind.kind, name, _consequence(verdict, data_format), place, first=False)
         if seen is None:
             return
-        seen.is_noted = data_format in kind.noted_in
+        seen.is_noted = data_format in KIND["score"].noted_in
         seen.num_bad += judged == "bad"
         seen.num_good += judged == "good"
         seen.num_other += judged == "other"
-        seen.has_false |= value is False or (isinstance(value, list) and False in value)
+        seen.num_mixed += judged == "mixed"
+        is_false = value is False or (isinstance(value, list) and False in value)
+        seen.has_false |= is_false and judged == "bad"
         seen.has_false |= kind.kind == "score" and says_no(value)
         if judged == "bad" and seen.row is None:
             seen.row = place
@@ -160,24 +169,34 @@ class RowMeanings:
     def _look_into(self, value: Any, place: int, said: set[tuple[str, str]]) -> None:
         """Count the keys of messages that are not read; each once per row."""
         for message in _messages_in(value):
-            if not isinstance(message, dict) or not (message.keys() - TURN_KEYS):
+            if not isinstance(message, dict):
+                continue
+            for key in _find_skipping(message):
+                self._say("skipped", key, "warn", place, said)
+            if not (message.keys() - TURN_KEYS):
                 continue
             for key, part in message.items():
                 if key in TURN_KEYS or key in CALL_KEYS or is_empty(part):
                     continue
-                kind, consequence = _judge_key(str(key), part, message)
-                if key in self._ignored:
-                    kind, consequence = "ignored", "note"
-                if (kind, str(key)) not in said:
-                    said.add((kind, str(key)))
-                    self._count(kind, f"{MESSAGES}{key}", consequence, place)
+                self._say(*_judge_key(str(key), part, message), place, said)
+
+    def _say(
+        self, kind: str, key: str, consequence: Consequence, place: int, said: set[tuple[str, str]]
+    ) -> None:
+        """Count a key of a message, once per row."""
+        if key in self._ignored:
+            kind, consequence = "ignored", "note"
+        if (kind, key) not in said:
+            said.add((kind, key))
+            self._count(kind, f"{MESSAGES}{key}", consequence, place)
 
     def _count(
         self, kind: str, column: str, consequence: Consequence, place: int, *, first: bool = True
     ) -> _Seen | None:
         seen = self._seen.get((kind, column))
         if seen is None:
-            if len(self._seen) >= MAX_COLUMNS:
+            # Columns that merely are there must not keep out those that mean something.
+            if len(self._seen) >= (MAX_COLUMNS if consequence == "note" else 2 * MAX_COLUMNS):
                 return None
             seen = self._seen[kind, column] = _Seen(consequence=consequence)
         seen.count += 1
@@ -200,11 +219,30 @@ class RowMeanings:
     def find(self) -> tuple[DataFinding, ...]:
         """Return what was found so far, the gravest first."""
         found = [self._finding(*key, seen) for key, seen in self._seen.items()]
-        return sort_findings(found)
+        # Other rows may have the same column with a value that means nothing.
+        known = {one.column for one in found if one.kind != "unknown"}
+        return sort_findings(
+            one for one in found if one.kind != "unknown" or one.column not in known
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether data is refused whatever follows: a 0 may turn out to be one class of many."""
+        return any(
+            one.consequence == "refuse"
+            and (
+                one.kind != "verdict"
+                or (seen := self._seen.get((one.kind, one.column))) is None
+                or seen.has_false
+            )
+            for one in self.find()
+        )
 
     def _finding(self, kind: str, column: str, seen: _Seen) -> DataFinding:
         count, consequence = seen.count, seen.consequence
-        is_counted = kind in ("verdict", "score") and seen.num_bad + seen.num_other + seen.num_good
+        is_counted = kind in ("verdict", "score") and (
+            seen.num_bad + seen.num_other + seen.num_good + seen.num_mixed
+        )
         if is_counted:
             kind, consequence = _judge_counts(kind, seen)
             count = seen.num_bad if kind == "verdict" else count
@@ -224,7 +262,8 @@ def _judge_counts(kind: str, seen: _Seen) -> tuple[str, Consequence]:
     is_scale = kind == "score" or seen.num_other > 0
     if seen.num_bad and (seen.has_false or not is_scale):
         return "verdict", seen.consequence
-    if kind == "score" or seen.num_bad:
+    is_rated = kind == "score" and seen.num_other > 0
+    if is_rated or seen.num_bad or seen.num_mixed:
         return "score", "note" if seen.is_noted else "warn"
     return "unknown", "note"
 
@@ -245,9 +284,22 @@ def _holds_meaning(kind: ColumnKind, name: str, value: Any, data_format: str) ->
         return is_listed_tools(value)
     if kind.kind == "split":
         return is_held_out(value)
+    if kind.kind == "reasoning":
+        return is_reasoning(name, value)
     if kind.kind == "turn":
         return data_format != "text" or is_role(value)
-    return kind.kind != "media"
+    return kind.kind not in ("media", "score")
+
+
+def _judge_picture(name: str, value: Any, kind: ColumnKind, data_format: str) -> Consequence | None:
+    """Return the consequence of a column of pictures, sound or video; None: it is none."""
+    media = judge_media(name, value)
+    if media is None or data_format in kind.refused_in:
+        return media
+    if data_format != "text" or holds_media(value):
+        return media if is_media(value) else "warn"
+    # A text stands for itself, whatever page or recording it comes from.
+    return "warn" if kind.kind == "media" else None
 
 
 def _meaning_of_known(
@@ -258,31 +310,64 @@ def _meaning_of_known(
         return None
     # UltraChat's prompt is the first message once more, and Alpaca's prompt holds its instruction.
     texts = list(_texts_of(row, used))
-    mine = value.strip() if isinstance(value, str) else ""
+    mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
     asked = list(_texts_of(row, used & {*QUESTION_KEYS, *CONVERSATION_KEYS}))[:1]
-    is_again = any(mine in text for text in texts) or any(
-        text.strip() and text.strip() in mine for text in asked
+    is_again = all(any(one in text for text in texts) for one in mine) or any(
+        text.strip() and text.strip() in one for text in asked for one in mine
     )
     if mine and is_again:
         return KIND["unknown"]
     return KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
 
 
-def _judge_key(key: str, part: Any, message: dict[str, Any]) -> tuple[str, Consequence]:
+def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
+    """Yield the keys for which a row is left out, as `agents.trainer.data.conversations` does."""
+    for key in CALL_KEYS & message.keys():
+        if not is_empty(message[key]):
+            yield key
+    if message.get("weight") not in (None, 1) and _answers(message):
+        yield "weight"
+    content = message.get("content")
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and not isinstance(part.get("text"), str):
+            yield f"content[].{str(part.get('type', 'part'))[:40]}"
+
+
+def _answers(message: dict[str, Any]) -> bool:
+    return (message.get("role") or message.get("from")) in ("assistant", "gpt", "bot", "model")
+
+
+def _judge_key(key: str, part: Any, message: dict[str, Any]) -> tuple[str, str, Consequence]:
     """Return what a message's key means, as long as no chat template has had a look at it."""
-    role = message.get("role") or message.get("from")
+    kind, consequence = _judge_value(key, part, message)
+    return kind, key, consequence
+
+
+def _judge_value(key: str, part: Any, message: dict[str, Any]) -> tuple[str, Consequence]:
     media = judge_media(key, part)
     if media is not None:
         return "media", media
     kind = find_kind(key)
     if kind.kind == "weight" and is_weighted(key, part):
-        answers = role in ("assistant", "gpt", "bot", "model")
-        return "weight", "refuse" if answers else "note"
-    if kind.kind == "verdict" and isinstance(part, bool) and judge_verdict(key, part) == "bad":
-        return "verdict", "refuse"
-    if kind.kind == "reasoning":
+        return "weight", "refuse" if _answers(message) else "note"
+    if kind.kind in ("verdict", "score"):
+        return _judge_rated(kind, key, part, message)
+    if kind.kind == "reasoning" and is_reasoning(key, part):
         return "reasoning", "warn"
     return "unknown", "note"
+
+
+def _judge_rated(
+    kind: ColumnKind, key: str, part: Any, message: dict[str, Any]
+) -> tuple[str, Consequence]:
+    """Return what a verdict or rating beside a message means."""
+    is_number = isinstance(part, (int, float)) and not isinstance(part, bool)
+    bad = judge_verdict(key, part) == "bad" and not is_number
+    if bad and (kind.kind == "verdict" or part is False or says_no(part)):
+        # A question may be a bad one: it is not learned.
+        return "verdict", "refuse" if isinstance(part, bool) or _answers(message) else "note"
+    is_rated = is_rating(key, part) and (is_number or kind.kind == "score")
+    return ("score", "warn") if is_rated and _answers(message) else ("unknown", "note")
 
 
 def _messages_in(value: Any) -> Sequence[Any]:

@@ -105,7 +105,7 @@ KINDS = (
             " helpfulness correctness coherence complexity verbosity quality confidence upvotes"
             " downvotes votes margin toxicity"
         ),
-        noted_in=("text",),
+        noted_in=("text", "preference"),
         says="rates the answers, which is not used: all are learned alike",
         hint="Take out the rows that should not be learned",
     ),
@@ -174,6 +174,12 @@ KINDS = (
         hint="Take these rows out if they make no sense without it",
     ),
     ColumnKind(
+        kind="skipped",
+        words=frozenset(),
+        says="is not trained, so these rows are left out",
+        hint="Take these rows out, or write what it says into the text",
+    ),
+    ColumnKind(
         kind="template",
         words=frozenset(),
         says="is left out, because the model's chat template has no place for it",
@@ -238,7 +244,27 @@ _MEDIA_SUFFIX = re.compile(
     r"\.(?:png|jpe?g|gif|webp|bmp|tiff?|heic|wav|mp3|flac|ogg|m4a|mp4|mkv|avi|mov|webm)$",
     re.IGNORECASE,
 )
-_WHERE_FROM = _words("url urls uri link links source src origin href homepage website")
+_WHERE_FROM = _words(
+    "url urls uri link links source src origin href homepage website avatar icon favicon logo"
+)
+_ABOUT = _words(
+    "model generator generated explanation reason reasons comment id type name source method by"
+    " count complete completed length time date"
+)
+"""Words that make of a column one about ratings, verdicts or reasoning, not one of them."""
+_FLAG_WORDS = _words(
+    "is in to do for be should shall use used usable train trained training trainable learn learned"
+    " learnable loss on this the row sample example message turn token tokens answer assistant"
+    " response completion weight weights mask masks masked enabled compute calculate"
+)
+_WEIGHTS = _words("weight weights mask masks masked")
+_LEARNING = _words("train trainable training learn learnable")
+_OTHER_WEIGHTS = _words(
+    "attention attn padding pad kg lb lbs gram grams body birth molecular atomic gross unit"
+    " shipping id idx index name type unk model"
+)
+"""Words that make of weights and masks those of a thing, or of a tokenizer."""
+_MAX_RATING_WORDS = 3
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # Markers of multimodal sets; `<video>` of a page in HTML has an end tag, and no marker has one.
 _MARKER = re.compile(
@@ -328,6 +354,19 @@ def is_media(value: Any) -> bool:
     return isinstance(value, (bytes, bytearray)) and len(value) > 0
 
 
+def holds_media(value: Any) -> bool:
+    """Return whether a value is a picture, sound or video itself, not the name of one.
+
+    >>> holds_media("a.png"), holds_media(["data:image/png;base64,AA"])
+    (False, True)
+    """
+    if isinstance(value, (list, tuple)):
+        return any(holds_media(one) for one in value[:_CHECKED_ITEMS])
+    if isinstance(value, str):
+        return value.lstrip()[:5].lower() == "data:" and is_media(value)
+    return is_media(value)
+
+
 def judge_media(name: str, value: Any) -> Consequence | None:
     """Return the consequence of a column that a picture's name has, or of a value that is one.
 
@@ -345,6 +384,8 @@ def judge_media(name: str, value: Any) -> Consequence | None:
 def judge_verdict(name: str, value: Any) -> str:
     """Return `bad`, `good`, or `other` for a value that is no verdict, such as a class of many.
 
+    A list may be `mixed`.
+
     >>> [judge_verdict("label", value) for value in (False, "True", 0, 3, "bad")]
     ['bad', 'good', 'bad', 'other', 'bad']
     >>> judge_verdict("is_toxic", True), judge_verdict("thumbs_down", False)
@@ -352,6 +393,8 @@ def judge_verdict(name: str, value: Any) -> str:
     """
     if isinstance(value, (list, tuple)):
         found = {judge_verdict(name, one) for one in value[:_CHECKED_ITEMS]}
+        if {"good", "bad"} <= found:
+            return "mixed"  # of several candidates, or turns; which of them is learned is not said
         return next((one for one in ("bad", "other", "good") if one in found), "other")
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
     text = text.strip().lower().replace("thumbs", "").strip(" _-.!")
@@ -389,14 +432,19 @@ def is_weighted(name: str, value: Any) -> bool:
     (False, True, True)
     >>> is_weighted("loss", 1.7), is_weighted("training_source", "web")
     (False, False)
+    >>> is_weighted("in_gsm8k_train", False), is_weighted("attention_mask", [1, 0])
+    (False, False)
     """
     words = set(split_name(name))
+    if words & _OTHER_WEIGHTS or (words & _LEARNING and not words <= _FLAG_WORDS):
+        return False
     if isinstance(value, (list, tuple)):
         flags = {str(one) for one in value if isinstance(one, (bool, int, float))}
         return len(flags) > 1 or any(is_weighted(name, one) for one in value[:1])
     if isinstance(value, str) and value.strip().lower() not in _FLAGS and not _is_number(value):
         return False
-    if not isinstance(value, (str, bool, int, float)) or (words == {"loss"} and value not in _FLAG):
+    is_loss = "loss" in words and not words & _WEIGHTS
+    if not isinstance(value, (str, bool, int, float)) or (is_loss and value not in _FLAG):
         return False
     # A `loss_mask` of 1 is learned, a message that is `masked` is not.
     is_skipping = bool(words & _SKIPPING) and "loss" not in words
@@ -411,6 +459,43 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_rating(name: str, value: Any) -> bool:
+    """Return whether a value is a place on a scale, rather than a text about ratings.
+
+    >>> is_rating("score", "4.5"), is_rating("quality", "very poor"), is_rating("points", ["a: b"])
+    (True, True, False)
+    >>> is_rating("quality_explanation", "poor"), is_rating("reward_model", "org/name")
+    (False, False)
+    """
+    if set(split_name(name)) & _ABOUT:
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(is_rating(name, one) for one in value[:_CHECKED_ITEMS])
+    if isinstance(value, dict):
+        return any(is_rating(name, one) for one in value.values())
+    if isinstance(value, str) and not _is_number(value):
+        words = value.split()
+        return 0 < len(words) <= _MAX_RATING_WORDS and not re.search(r"[:/\n]|\w-\d", value)
+    return isinstance(value, (bool, int, float, str))
+
+
+def is_reasoning(name: str, value: Any) -> bool:
+    """Return whether a value is reasoning, rather than a flag or figure about it.
+
+    >>> is_reasoning("reasoning", "on"), is_reasoning("is_reasoning_complete", [True])
+    (False, False)
+    >>> is_reasoning("thinking", "The river is long."), is_reasoning("cot", [{"text": "First"}])
+    (True, True)
+    """
+    if set(split_name(name)) & _ABOUT:
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(is_reasoning(name, one) for one in value[:_CHECKED_ITEMS])
+    if isinstance(value, dict):
+        return any(is_reasoning(name, one) for one in value.values())
+    return isinstance(value, str) and value.strip().lower() not in {*_FLAGS, "on", "off"}
 
 
 def says_no(value: Any) -> bool:

@@ -44,6 +44,7 @@ class RowJudge:
         self._meanings = RowMeanings(data.ignore_columns)
         self._files: list[Path] = []
         self._number = 0
+        self._misfit = ""
 
     def begin(self, path: Path) -> None:
         """Begin with another file."""
@@ -63,10 +64,12 @@ class RowJudge:
 
     def _judge(self, row: dict[str, Any]) -> None:
         if self._format == "auto":
-            with contextlib.suppress(ValueError):
+            try:
                 self._format = choose_format(
                     {key: value for key, value in row.items() if key not in self._ignored}
                 )
+            except ValueError as error:
+                self._misfit = self._misfit or f"row {self._number}: {error}"
         if self._format != "auto":
             place = (len(self._files) - 1) * _FILE_ROWS + self._number
             self._meanings.add(row, self._format, place)
@@ -86,8 +89,13 @@ class RowJudge:
         """Refuse data that would be trained wrongly; `name` is its name in the message.
 
         Raises:
-            UserError: it would; the message names column and share.
+            UserError: it would; the message names column and share. Or no row has a known form.
         """
+        if self._format == "auto" and self._misfit:
+            raise UserError(
+                f"{name} has no usable row: {self._misfit}",
+                "Rename its columns; nothing was started.",
+            )
         refused = refusals(self.find())
         if refused:
             message, hint = say_refusal(name, refused)

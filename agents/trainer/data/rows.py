@@ -183,7 +183,7 @@ class RowReader:
                 if self.format == "auto" and KINDS.get(path.suffix.lower()) == "text":
                     _refuse_json(path, value)
                 row = self._read(last, value)
-                if self._tally.num_rows % _CHECKED_ROWS == 0:
+                if self._tally.num_rows % _CHECKED_ROWS == 0 and self._meanings.is_settled:
                     self._refuse_wrong()
                 if isinstance(row, ConversationRow):
                     yield row

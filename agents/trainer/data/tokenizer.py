@@ -29,7 +29,11 @@ def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
         )
     except ExpectedError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
+    except Exception as error:
+        # The library of the tokenizers raises bare ones for a file it cannot use.
+        known = (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError)
+        if type(error) is not Exception and not isinstance(error, known):
+            raise
         words = str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
         raise ExpectedError(
             f"The tokenizer in {path} cannot be loaded: {words}.",

@@ -105,7 +105,10 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
         )
     except (torch.OutOfMemoryError, ExpectedError):
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (
+        *(OSError, ValueError, KeyError, RuntimeError, ImportError),
+        *(AssertionError, AttributeError, TypeError),  # odd values of config.json
+    ) as error:
         raise ExpectedError(
             f"The model in {path} cannot be loaded: {_first_line(error)}.",
             "The folder needs config.json and model.safetensors of a causal language model",
