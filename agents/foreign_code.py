@@ -237,7 +237,8 @@ def _read_references(folder: Path) -> Iterator[tuple[str, str]]:
             path = folder / name
             if path.stat().st_size <= _MOST_BYTES:
                 found = json.loads(path.read_bytes())
-                for value in found.get("auto_map", {}).values():
+                named = found.get("auto_map") if isinstance(found, dict) else None
+                for value in named.values() if isinstance(named, dict) else [named]:
                     for one in value if isinstance(value, list) else [value]:
                         if isinstance(one, str):
                             yield name, one

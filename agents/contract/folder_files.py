@@ -91,10 +91,12 @@ def is_network_path(name: str) -> bool:
 def _allowed(root: Path) -> list[Path]:
     real = root.resolve()
     allowed = [real, hub_cache(os.environ).resolve()]
-    # A cache may lie elsewhere than this user's settings say: it is known by its structure.
-    for parent in real.parents:
+    # A cache may lie elsewhere than this user's settings say: it is known by its structure. One of
+    # its repositories may be a link to another disk, where it may have another name.
+    for parent in (*real.parents, *root.absolute().parents):
         if parent.name == "snapshots" and parent.parent.name.startswith(_REPOSITORIES):
-            allowed.append(parent.parent / "blobs")
+            # The blobs themselves are not resolved: a stranger's archive can link them anywhere.
+            allowed.append(parent.parent.resolve() / "blobs")
     return allowed
 
 

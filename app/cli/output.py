@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, TextIO
 
@@ -58,16 +58,24 @@ class Output:
     def raw(self, data: bytes) -> None:
         """Print a part of a log or an answer without a newline; nothing with --json.
 
-        What would act on the terminal is shown as an escape. A lone carriage return, with which a
-        progress bar writes over itself, begins a new line.
+        On a terminal, what would act on it is shown as an escape, and a lone carriage return, with
+        which a progress bar writes over itself, begins a new line. A file or program gets the bytes
+        as they are.
         """
+        if self.as_json:
+            return
+        # What only looks like a stream, as in tests, has neither.
+        is_terminal, binary = self._out.isatty(), getattr(self._out, "buffer", None)
+        if binary is not None and not is_terminal:
+            self._out.flush()
+            self._put(lambda: (binary.write(data), binary.flush()))
+            return
         text = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
         self._write(show_foreign(text, keep="\n\t"))
 
     def _write(self, text: str) -> None:
         if not self.as_json:
-            self._out.write(text)
-            self._out.flush()
+            self._put(lambda: (self._out.write(text), self._out.flush()))
 
     def note(self, text: str) -> None:
         """Print progress for people on stderr; nothing with --json."""
@@ -122,9 +130,12 @@ class Output:
         self._write(_WIPE)
 
     def _print(self, text: str) -> None:
+        # Flushed: the reader of a pipe follows a run live.
+        self._put(lambda: print(text, file=self._out, flush=True))
+
+    def _put(self, write: Callable[[], object]) -> None:
         try:
-            # Flushed: the reader of a pipe follows a run live.
-            print(text, file=self._out, flush=True)
+            write()
         except BrokenPipeError:
             raise  # its reader has gone, which is no error
         except OSError as error:

@@ -351,3 +351,27 @@ def test_a_link_that_the_user_names_is_followed_to_the_file_itself(
     (tmp_path / "mine" / "short.jsonl").symlink_to(data / "a.jsonl")
     found = find_data(str(tmp_path / "mine" / "short.jsonl"), "data.train", services.hashes)
     assert (found.root, found.member) == (str(data), "a.jsonl")
+
+
+def test_a_repository_of_the_hub_that_is_a_link_to_another_disk_is_followed(
+    services: Services, letter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """People move large ones, and give them names of their own."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    moved = tmp_path / "disk" / "tiny"
+    snapshot = moved / "snapshots" / "1234"
+    snapshot.mkdir(parents=True)
+    (moved / "blobs").mkdir()
+    write_model(moved / "blobs")
+    for path in sorted((moved / "blobs").iterdir()):
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    named = tmp_path / "hf" / "hub" / "models--org--tiny"
+    named.parent.mkdir(parents=True)
+    named.symlink_to(moved)
+    sent = find_model(str(named / "snapshots" / "1234"), services.hashes)
+    assert [file.path for file in sent.files] == [path.name for path in sorted(snapshot.iterdir())]
+    # Of an archive whose blobs are a link to anywhere, none is followed.
+    (moved / "blobs").rename(tmp_path / "elsewhere")
+    (moved / "blobs").symlink_to(tmp_path / "elsewhere")
+    said = refuse(lambda: find_model(str(named / "snapshots" / "1234"), services.hashes))
+    assert "leads out of" in said

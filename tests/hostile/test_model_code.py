@@ -169,6 +169,22 @@ def test_a_gguf_export_names_the_code_that_it_refuses(
     assert refused.value.hint
 
 
+@pytest.mark.parametrize("odd", [["evil.Tokenizer", None], "evil.Tokenizer", 5])
+def test_code_is_refused_by_name_beside_an_auto_map_in_an_odd_form(
+    evil: Evil, tmp_path: Path, attack: Callable[..., None], odd: object
+) -> None:
+    model = copy_model(tmp_path / "model")
+    change_json(model / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
+    change_json(model / "tokenizer_config.json", auto_map=odd)
+    evil.give_code(model)
+    load = "import transformers; transformers.AutoConfig.from_pretrained(arguments[0])"
+    done = run_child(evil, load, str(model))
+    last = done.stderr.strip().splitlines()[-1]
+    attack(given=f"auto_map: {odd} of a tokenizer", tried="to load the config", happened=last)
+    assert evil.ran == ""
+    assert "wants to run code of its own: evil.Config (named in config.json)" in done.stderr
+
+
 LOADS = {
     "tokenizer, config and model": "[getattr(transformers, name).from_pretrained(arguments[0], "
     "trust_remote_code=True) for name in ('AutoTokenizer', 'AutoConfig', 'AutoModelForCausalLM')]",
