@@ -181,7 +181,11 @@ def _longest(config: Mapping[str, Any]) -> int | None:
     factor, first = scaling.get("factor"), scaling.get("original_max_position_embeddings")
     if not isinstance(factor, int | float) or not 1 <= factor <= _MAX_FACTOR:
         return most
-    return max(most, int(factor * first)) if isinstance(first, int) else most
+    if isinstance(first, int):
+        return max(most, int(factor * first))
+    # Vicuna's config keeps the unscaled length, and names no other one.
+    kind = scaling.get("rope_type", scaling.get("type"))
+    return int(factor * most) if kind in ("linear", "dynamic") else most
 
 
 def _check_rank(spec: RunSpec, config: Mapping[str, Any]) -> Iterator[Misfit]:

@@ -7,6 +7,7 @@ is found has a kind; a finding is an error only if no run can come of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ MAX_INDEX_BYTES = 64 << 20
 TRAINABLE_METHODS = ("bitsandbytes",)
 """Values of quant_method whose weights an adapter can be trained on."""
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+_NARROW = re.compile(r"F[468](_|$)")
 _AGAIN = "Copy or download the file again"
 _OTHER_MODEL = "Name a causal language model, such as a folder of Llama, Qwen, Mistral or Gemma"
 _SAVE_AGAIN = "Save it again with model.save_pretrained(folder, safe_serialization=True)"
@@ -329,7 +331,10 @@ def _compare(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> li
     """Return what is wrong with the tensors themselves."""
     # Without a word of it in the config, as a converter that died leaves them.
     packed = next((n for n in tensors if n.endswith((".qweight", ".qzeros", ".weight_packed"))), "")
-    narrow = next((n for n, one in tensors.items() if one.dtype.startswith(("F8", "F6", "F4"))), "")
+    # Scales beside weights may be narrow in a model that is not.
+    narrow = next(
+        (n for n, one in tensors.items() if _NARROW.match(one.dtype) and n.endswith(".weight")), ""
+    )
     if not quantization_of(config) and (packed or narrow):
         message = f"holds quantized weights, such as {_printable(packed or narrow)}"
         return [ModelFinding(kind="quantized", message=message, hint=_ORIGINAL)]

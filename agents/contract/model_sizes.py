@@ -59,8 +59,17 @@ def find_odd_sizes(config: Mapping[str, Any]) -> Iterator[str]:
     for name in _LISTS:
         if not isinstance(text.get(name), list | None):
             yield f"{name} is {show(text[name])}; it must be a list"
+    yield from _check_padding(config)
     if not isinstance(text.get("model_type", ""), str):
         yield f"model_type is {show(text['model_type'])}; it must be a name"
+
+
+def _check_padding(config: Mapping[str, Any]) -> Iterator[str]:
+    own = config.get("text_config")
+    own = own if isinstance(own, Mapping) else config
+    padding, vocab = own.get("pad_token_id"), own.get("vocab_size")
+    if type(padding) is int and type(vocab) is int and not -vocab <= padding < vocab:
+        yield f"pad_token_id is {show(padding)}, and there are {vocab:,} tokens"
 
 
 def _check_size(name: str, value: Any, limits: _Limits) -> Iterator[str]:

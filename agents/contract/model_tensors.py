@@ -8,6 +8,7 @@ only what all share, the numbering of their layers and the size of the vocabular
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,13 +20,14 @@ _LAYER = re.compile(r"(.*?\b(?:layers|h|blocks|block|layer))\.(\d{1,9})\.(.+)")
 _SPLIT = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
+_FEED_FORWARD_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+_QUERY_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 _USUAL = (*_SPLIT, *_GATED, *_NORMS)
 FAMILIES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), _USUAL),
-    **dict.fromkeys(
-        ("gemma2", "gemma3", "gemma3_text"),
-        (*_USUAL, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    ),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "gemma"), _USUAL),
+    "qwen3": (*_USUAL, *_QUERY_NORMS),
+    "gemma2": (*_USUAL, *_FEED_FORWARD_NORMS),
+    **dict.fromkeys(("gemma3", "gemma3_text"), (*_USUAL, *_FEED_FORWARD_NORMS, *_QUERY_NORMS)),
     "phi3": (
         "self_attn.qkv_proj",
         "self_attn.o_proj",
@@ -36,6 +38,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe"), (*_SPLIT, *_NORMS)),
 }
 """Modules with a weight in every layer, by family."""
+_ALIKE = frozenset({
+    *FAMILIES, "apertus", "arcee", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2",
+    "diffllama", "ernie4_5", "exaone4", "falcon", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neo",
+    "gpt_neox", "gptj", "granite", "helium", "hunyuan_v1_dense", "mpt", "nemotron", "olmo", "olmo2",
+    "olmo3", "olmoe", "opt", "persimmon", "phi", "phimoe", "seed_oss", "smollm3", "stablelm",
+    "starcoder2", "xglm",
+}) - {"qwen2_moe", "qwen3_moe"}  # fmt: skip
+"""Families whose layers all have the same weights."""
+_EXPERT = re.compile(r"(.*\bexperts)\.(\d{1,6})\.(.+)")
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text")
 _OWN_HEAD_WIDTH = (*_TIED, "qwen3", "qwen3_moe")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
@@ -58,8 +69,11 @@ def find_tensor_problems(
         yield "it has no layers"
     yield from _find_missing_layers(text, groups)
     yield from _find_missing_parts(text, groups)
+    yield from _find_missing_in_some(text, groups)
+    yield from _find_missing_experts(text, groups)
     yield from _find_missing_ends(config, text, tensors)
     if not packed:
+        yield from _find_no_embedding(text, tensors)
         yield from _find_misshapen(text, tensors)
 
 
@@ -111,6 +125,45 @@ def _find_missing_parts(
             if f"{part}.weight" not in there:
                 yield f"{main}.{number}.{part}.weight is missing"
                 return
+
+
+def _find_missing_in_some(
+    text: Mapping[str, Any], groups: Mapping[str, dict[int, set[str]]]
+) -> Iterator[str]:
+    """Yield a weight that one layer lacks and at least half of them have."""
+    main, count = _find_main(text, groups)
+    if text.get("model_type") not in _ALIKE:
+        return
+    layers = {number: names for number, names in groups.get(main, {}).items() if number < count}
+    held = Counter(name for names in layers.values() for name in names if name.endswith(".weight"))
+    usual = {name for name, times in held.items() if 2 * times >= len(layers)}
+    for number in sorted(layers):
+        if missing := sorted(usual - layers[number]):
+            yield f"{main}.{number}.{missing[0]} is missing"
+            return
+
+
+def _find_missing_experts(
+    text: Mapping[str, Any], groups: Mapping[str, dict[int, set[str]]]
+) -> Iterator[str]:
+    main, layers = _find_main(text, groups)
+    keys = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((text[key] for key in keys if type(text.get(key)) is int), 0)
+    for number, names in sorted(groups.get(main, {}).items()):
+        held: dict[str, set[int]] = {}
+        for found in filter(None, map(_EXPERT.fullmatch, names if number < layers else ())):
+            held.setdefault(f"{found[1]}.#.{found[3]}", set()).add(int(found[2]))
+        for name, experts in sorted(held.items()):
+            if missing := sorted(set(range(count)) - experts):
+                yield f"{main}.{number}.{name.replace('#', str(missing[0]))} is missing"
+                return
+
+
+def _find_no_embedding(text: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
+    vocab = _size(text, "vocab_size")
+    rows = {one.shape[0] for one in tensors.values() if len(one.shape) == 2}
+    if vocab is not None and text.get("model_type") not in FAMILIES and vocab not in rows:
+        yield f"the embedding is missing: no matrix has {vocab:,} rows, one for each token"
 
 
 def _find_missing_ends(

@@ -20,6 +20,9 @@ MAX_TEMPLATE_BYTES = 4 << 20
 _QUICK_BYTES = 1 << 20
 _SOURCES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v3",
             "tekken.json", "tiktoken.model", "vocab.txt")  # fmt: skip
+_MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_NO_SOURCE = (b"<!DOCTYPE", b"<html", b"version https://git-lfs")
 _ROUGH = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
@@ -60,9 +63,12 @@ def read_tokenizer(folder: Path, *, whole: bool) -> TokenizerFiles:
             problems.append((name, f"cannot be used: it {error.strerror}"))
     problems += _find_template_problems(folder)
     tokenizer = found.get("tokenizer.json")
-    if tokenizer is not None and not isinstance(tokenizer.get("model"), dict):
-        problems.append(("tokenizer.json", "has no object named model"))
+    if tokenizer is not None:
+        problems += [("tokenizer.json", text) for text in _find_model_problems(tokenizer)]
     settings = found.get("tokenizer_config.json") or {}
+    problems += [("tokenizer_config.json", text) for text in _find_setting_problems(settings)]
+    if "tokenizer.json" not in found and not problems:
+        problems += _find_source_problems(folder)
     templates = ("chat_template.jinja", "chat_template.json")
     return TokenizerFiles(
         problems=tuple(problems),
@@ -71,6 +77,57 @@ def read_tokenizer(folder: Path, *, whole: bool) -> TokenizerFiles:
         or any((folder / name).exists() for name in templates),
         highest=_find_highest(tokenizer or {}),
     )
+
+
+def _find_model_problems(tokenizer: dict[str, Any]) -> Iterator[str]:
+    """Yield what keeps the library of the tokenizers from reading tokenizer.json."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    if not isinstance(model, dict):
+        yield "has no object named model"
+        return
+    kind = model.get("type")
+    if kind is not None and kind not in _MODELS:
+        yield f"has a model of the unknown type {ascii(kind)[:40]}"
+    elif not isinstance(model.get("vocab"), (dict, list)) or not model["vocab"]:
+        yield "has no vocabulary"
+    if added is not None and not (
+        isinstance(added, list) and all(isinstance(one, dict) for one in added)
+    ):
+        yield "has added_tokens that are no list of objects"
+
+
+def _find_setting_problems(settings: dict[str, Any]) -> Iterator[str]:
+    for name in _SPECIAL:
+        if not isinstance(settings.get(name), (str, dict, type(None))):
+            yield f"has an {name} that is no text"
+    # Some models have several templates, each with a name.
+    if not isinstance(settings.get("chat_template"), (str, list, dict, type(None))):
+        yield "has a chat_template that is no text"
+
+
+def _find_source_problems(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the files from which a tokenizer would be made."""
+    for name in (*_SOURCES, "vocab.json", "merges.txt"):
+        try:
+            with open_regular(folder / name, folder) as file:
+                start = file.read(64).lstrip()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield name, f"cannot be used: it {error.strerror}"
+            continue
+        if not start:
+            yield name, "is empty"
+        elif start.startswith(_NO_SOURCE):
+            yield name, "is a page or a pointer, not the file itself"
+    try:
+        _read_object(folder / "vocab.json", MAX_JSON_BYTES, whole=True)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        yield "vocab.json", str(error)
+    except OSError:
+        pass  # named above
 
 
 def _is_there(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from agents.contract.messages import to_wire
-from agents.contract.model_fit import find_refusals
+from agents.contract.model_fit import find_misfits, find_refusals
 from agents.contract.model_folder import inspect_model
 from agents.contract.node import ModelRefusal
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
@@ -179,6 +179,29 @@ def adapter(folder: Path) -> None:
     base = {"base_model_name_or_path": "org/base", "peft_type": "LORA"}
     (folder / "adapter_config.json").write_text(json.dumps(base))
     (folder / "adapter_model.safetensors").write_bytes(pack({"a.weight": (2, 2)}))
+
+
+def tokenizer(**changes: Any) -> Break:
+    model = {**TOKENIZER["model"], **changes}  # type: ignore[dict-item]
+    return file("tokenizer.json", json.dumps({**TOKENIZER, "model": model}))
+
+
+def gpt2(lost: str) -> Break:
+    """Write another family, with experts, without one of its weights."""
+
+    def change(folder: Path) -> None:
+        shapes: dict[str, tuple[int, ...]] = {"wte.weight": (48, 8), "ln_f.weight": (8,)}
+        for number in range(2):
+            parts = {"attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "ln_1": (8,)}
+            parts |= {f"mlp.experts.{expert}.up": (8, 16) for expert in range(2)}
+            shapes |= {f"h.{number}.{name}.weight": shape for name, shape in parts.items()}
+        shapes.pop(lost, None)
+        sizes = {"vocab_size": 48, "n_embd": 8, "n_layer": 2, "n_head": 2, "num_experts": 2}
+        said = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
+        (folder / "config.json").write_text(json.dumps(said))
+        (folder / "model.safetensors").write_bytes(pack(shapes))
+
+    return change
 
 
 DEEP = b"[" * 200_000
@@ -355,6 +378,37 @@ ZOO: dict[str, tuple[Break, str]] = {
         "holds quantized weights",
     ),
     "FP8 without a word": (tensors(lambda s: None, dtype="F8_E4M3", width=1), "holds quantized"),
+    # ---- what a library would stumble over on the nodes
+    "padding beyond the vocabulary": (config(pad_token_id=99), "pad_token_id is 99, and there are"),
+    "tokenizer of an unknown type": (tokenizer(type="Foo"), "a model of the unknown type 'Foo'"),
+    "tokenizer without words": (tokenizer(vocab={}), "has no vocabulary"),
+    "added tokens by name": (
+        file("tokenizer.json", json.dumps({**TOKENIZER, "added_tokens": {"a": 1}})),
+        "added_tokens that are no list",
+    ),
+    "end token that is a number": (
+        file("tokenizer_config.json", '{"eos_token": 5}'),
+        "has an eos_token that is no text",
+    ),
+    "template that is a number": (
+        file("tokenizer_config.json", '{"chat_template": 5}'),
+        "has a chat_template that is no text",
+    ),
+    "empty sentencepiece": (
+        without("tokenizer.json", then=file("tokenizer.model", "")),
+        "tokenizer.model is empty",
+    ),
+    "pointer instead of sentencepiece": (
+        without("tokenizer.json", then=file("tokenizer.model", "version https://git-lfs.x")),
+        "tokenizer.model is a page or a pointer",
+    ),
+    "vocabulary that is cut": (
+        without("tokenizer.json", then=file("vocab.json", '{"a": 1')),
+        "vocab.json is not JSON",
+    ),
+    "a layer of GPT-2 without its matrix": (gpt2("h.1.attn.c_attn.weight"), "c_attn.weight is mis"),
+    "GPT-2 without its embedding": (gpt2("wte.weight"), "no matrix has 48 rows"),
+    "one expert missing": (gpt2("h.0.mlp.experts.1.up.weight"), "experts.1.up.weight is missing"),
 }  # fmt: skip
 
 
@@ -460,6 +514,45 @@ def test_targets_that_match_pass(targets: Any, tmp_path: Path) -> None:
     found = inspect_model(write_model(tmp_path / "model"))
     spec = make_run(tmp_path, adapter=AdapterSpec(targets=targets))
     assert find_refusals("m", found, spec) == ()
+
+
+ODD: dict[str, Break] = {
+    "weights of 64 bits": tensors(lambda s: None, dtype="F64", width=8),
+    "added matrix of another use": tensors(lambda s: s.update({"value_head.weight": (1, 128)})),
+    "another family": gpt2(""),
+    "padding before the first token": config(pad_token_id=-1),
+    "several templates": file("tokenizer_config.json", '{"chat_template": [{"name": "a"}]}'),
+    "tokenizer of sentencepiece": without(
+        "tokenizer.json", then=file("tokenizer.model", b"\n\x0b\n\x05<unk>")
+    ),
+    "text form of a tiktoken": without("tokenizer.json", then=file("tokenizer.model", "IQ== 0\n")),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_folder_that_is_merely_unusual_passes(name: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    ODD[name](folder)
+    assert inspect_model(folder).findings == ()
+
+
+def test_a_narrow_scale_beside_wide_weights_is_no_quantized_model(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    path = folder / "model.safetensors"
+    size = struct.unpack("<Q", path.read_bytes()[:8])[0]
+    header = json.loads(path.read_bytes()[8 : 8 + size])
+    end = max(one["data_offsets"][1] for name, one in header.items() if name != "__metadata__")
+    scale = {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [end, end + 1]}
+    path.write_bytes(pack_header({**header, "model.layers.0.self_attn.k_scale": scale}, end + 1))
+    assert inspect_model(folder).findings == ()
+
+
+def test_a_length_within_linear_scaling_needs_no_warning(tmp_path: Path) -> None:
+    scaling = {"type": "linear", "factor": 4.0}
+    found = inspect_model(write_model(tmp_path / "model", rope_scaling=scaling))
+    for asked, kinds in ((4 * 64, []), (4 * 64 + 1, ["sequence_tokens"])):
+        spec = make_run(tmp_path, sequence_tokens=asked)
+        assert [one.key for one in find_misfits(spec, found)] == kinds
 
 
 @pytest.mark.parametrize("shards", [True, False])
