@@ -103,10 +103,15 @@ class Services:
         """Claim the launch of a run inside the block, also against other processes of this home.
 
         Raises:
-            UserError: it is being launched already.
+            UserError: it is being launched already, or a link lies in place of its folder.
         """
+        folder = self.paths.run(run_id)
+        if folder.is_symlink():
+            raise UserError(
+                f"{folder} is a symbolic link, so nothing is written there", "Remove the link."
+            )
         # A file lock ends with its process, so a killed launcher never blocks the run.
-        path = private_folder(self.paths.run(run_id)) / _LAUNCH_LOCK
+        path = private_folder(folder) / _LAUNCH_LOCK
         handle = try_locked(path)
         for _ in range(_LOCK_TRIES):
             if handle is not None:
@@ -144,6 +149,18 @@ class Services:
         Raises:
             UnsafeName: the id of the run leads elsewhere.
         """
+        self.remove_link(run_id)
         folder = self.paths.run(run_id)
         if not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_link(self, run_id: str) -> None:
+        """Remove a link that lies in place of the run's folder, and nothing that it leads to.
+
+        Raises:
+            UnsafeName: the id of the run leads elsewhere.
+        """
+        folder = self.paths.run(run_id)
+        if folder.is_symlink():
+            with contextlib.suppress(OSError):
+                folder.unlink()

@@ -80,3 +80,31 @@ def test_a_log_that_does_not_fit_on_the_disk_is_an_error_of_the_world(
         )
     assert done.returncode == 1
     assert "the output cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize("planted", ["a link", "a pipe", "a link in place of the run", "a loop"])
+def test_a_file_that_is_not_our_mirror_is_no_log(
+    logs: tuple[list[str], dict[str, str]], tmp_path: Path, attack: Attack, planted: str
+) -> None:
+    command, environ = logs
+    letter = tmp_path / "letter.log"
+    letter.write_text("dear anna")
+    run = tmp_path / "home" / "runs" / "r-1"
+    file = run / "attempts" / "1" / "pc" / "rank-0.log"
+    file.unlink()
+    if planted == "a pipe":
+        os.mkfifo(file)
+    elif planted == "a link in place of the run":
+        file.symlink_to(letter)
+        run.rename(tmp_path / "elsewhere")
+        run.symlink_to(tmp_path / "elsewhere")
+    else:
+        file.symlink_to(letter if planted == "a link" else file)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    attack(given=planted, tried="print it as a log", happened=done.stdout or "nothing is printed")
+    assert (done.returncode, done.stdout) == (0, "")
+    deleted = [*command[:-2], "delete", "r-1"]
+    done = subprocess.run(deleted, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not os.path.lexists(run)
+    assert letter.read_text() == "dear anna"

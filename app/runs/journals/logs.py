@@ -1,4 +1,7 @@
-"""Find the mirrored logs of a run's ranks."""
+"""Find the mirrored logs of a run's ranks.
+
+A mirror is a file that we wrote: a link would show another file, and a pipe would never end.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from agents.contract.logcap import read_pieces
 from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX, attempt_of_folder, rank_of_log
-from app.paths import Paths
+from app.paths import Paths, leads_through_link
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +36,14 @@ def find_logs(
     paths: Paths, run_id: str, rank: int | None = None, attempt: int | None = None
 ) -> tuple[LogFile, ...]:
     """Return the logs of a run, oldest attempt first; None for `rank` or `attempt` means all."""
-    found = []
+    found: list[LogFile] = []
+    if paths.run(run_id).is_symlink():
+        return ()
     for path in paths.run(run_id).glob(f"{ATTEMPTS}/*/*/*{LOG_SUFFIX}"):
         of_rank, number = rank_of_log(path.name), attempt_of_folder(path.parts[-3])
         if of_rank is not None and number is not None:
             file = LogFile(rank=of_rank, node=path.parts[-2], attempt=number, path=path)
-            if rank in (None, file.rank) and attempt in (None, file.attempt):
+            is_wanted = rank in (None, file.rank) and attempt in (None, file.attempt)
+            if is_wanted and path.is_file() and not leads_through_link(path, paths.runs):
                 found.append(file)
     return tuple(sorted(found, key=lambda file: (file.attempt, file.rank, file.node)))

@@ -119,6 +119,7 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
             f"Stop it first: rackless runs stop {run_id}",
         )
     await asyncio.to_thread(refuse_exported, services, run_id)
+    services.remove_link(run_id)
     # Marked as launching so that nothing in this process judges the run meanwhile.
     with services.launching(run_id):
         names = services.pool.names()
