@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.contract.lock import read_lock_text
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, OnMessage
@@ -65,11 +64,15 @@ def parse_lock(text: str) -> EnvironmentLock:
     Raises:
         ValueError: a line has another form, a package has no hash, or a name is repeated.
     """
+    from agents.contract.lock import read_lock_text  # here and below: most commands read none
+
     packages = read_lock_text(text).packages
     return _lock(text, {one.name: one.version for one in packages if not one.marker})
 
 
 def _lock(text: str, requirements: dict[str, str]) -> EnvironmentLock:
+    from agents.contract.lock import read_lock_text
+
     # Hashed sorted: only other packages or versions change the hash.
     lines = "".join(f"{name}=={version}\n" for name, version in sorted(requirements.items()))
     return EnvironmentLock(

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -559,3 +561,11 @@ def test_a_length_within_linear_scaling_needs_no_warning(tmp_path: Path) -> None
 def test_a_whole_model_passes(tmp_path: Path, services: Services, shards: bool) -> None:
     (write_shards if shards else write_model)(tmp_path / "model")
     assert asyncio.run(start_run(services, make_run(tmp_path)))
+
+
+def test_an_agent_answers_before_it_loads_what_inspects_models() -> None:
+    code = (
+        "import sys, agents.serve.handlers.node; print('agents.contract.model_fit' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

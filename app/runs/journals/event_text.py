@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.contract.data import DataFinding
-from agents.contract.data_findings import list_columns
 from agents.contract.wire import WireError, from_wire
 from app.events import RunEvent, RunEventKind, Severity
 from app.presentation.result_text import describe_certificate
@@ -94,6 +93,9 @@ def _describe_preview(line: Line, node: str, rank: int | None) -> Description:
     text = f"data format {text_of(line, 'format')}: {used}"
     fill = number_of(line, "fill")
     packed = f", packed to {show_share(fill)}" if fill is not None else ""
+    # Imported on use: a list of runs does not need it.
+    from agents.contract.data_findings import list_columns
+
     unused = [one for one in _findings(line) if one.kind == "unknown"]
     note = f"; not used: {list_columns(unused)}" if unused else ""
     return "info", f"{text}, {learned:,} of them trained on{packed}{note}", False
