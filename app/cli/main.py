@@ -83,9 +83,7 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as end:  # --help and --version
         return int(end.code or 0)
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 1  # whoever read our output has gone
     except KeyboardInterrupt as error:
         _tell(error, command, as_json)
         return INTERRUPTED
@@ -95,6 +93,16 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 -- the outermost edge of the command line
         _tell_fault(error, command, as_json)
         return 1
+    finally:
+        _drop_what_cannot_be_written()
+
+
+def _drop_what_cannot_be_written() -> None:
+    # Python flushes once more when it ends, and would complain and exit with 120.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: BaseException, command: str, as_json: bool) -> None:
