@@ -5,6 +5,7 @@ The master checks before it sends data, a node before it reads them; here, so th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -168,6 +169,15 @@ def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
                     "Write one row per line",
                 )
         yield None
+
+
+def explain_bad_json(error: ValueError | RecursionError) -> str:
+    """Return what is wrong with a text that `json.loads` refused, without a full stop."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "a number has too many digits"  # https://docs.python.org/3/library/json.html#json.loads
 
 
 def find_delimiter(path: Path) -> str:

@@ -51,7 +51,9 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def read_said(line: str | bytes) -> dict[str, Any]:
-    """Return the object in a line that a job printed; empty: a library printed the line."""
+    """Return the object in a line that a program printed; empty: a library or a login script
+    printed the line.
+    """
     try:
         value = parse_json(line)
     except WireError:

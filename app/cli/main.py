@@ -99,6 +99,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _drop_what_cannot_be_written() -> None:
     # Python flushes once more when it ends, and would complain and exit with 120.
+    if sys.stdout is None:  # a window without a console, on Windows
+        return
     try:
         sys.stdout.flush()
     except OSError:

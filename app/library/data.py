@@ -24,6 +24,7 @@ from agents.contract.data_files import (
     MAX_LINE_CHARS,
     Misfit,
     TableLines,
+    explain_bad_json,
     find_delimiter,
     find_kind,
     find_line_end,
@@ -336,7 +337,7 @@ def _check_json_lines(path: Path, lines: Iterable[str | None], count: _RowCount)
         try:
             row = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
-            count.add_broken(path, number, f"not valid JSON: {_reason(error)}")
+            count.add_broken(path, number, f"not valid JSON: {explain_bad_json(error)}")
             continue
         if isinstance(row, dict):
             count.add_whole(row)
@@ -376,7 +377,7 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
             value, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             number = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            raise _broken(path, number, f"not valid JSON: {_reason(error)}") from error
+            raise _broken(path, number, f"not valid JSON: {explain_bad_json(error)}") from error
         if isinstance(value, dict):
             count.add_whole(value)
         else:
@@ -429,14 +430,6 @@ def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> N
             names = names or [name.strip() for name in fields]
     except csv.Error as error:
         raise _broken(path, reader.line_num, f"not valid CSV: {error}") from error
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return "a number has too many digits"  # https://docs.python.org/3/library/json.html#json.loads
 
 
 def _broken(path: Path, number: int, reason: str) -> UserError:

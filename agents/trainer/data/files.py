@@ -25,6 +25,7 @@ from agents.contract.data_files import (
     MAX_LINE_CHARS,
     Misfit,
     TableLines,
+    explain_bad_json,
     find_delimiter,
     find_kind,
     find_line_end,
@@ -138,15 +139,7 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        return ValueError(f"not valid JSON: {_say(error)}")
-
-
-def _say(error: ValueError | RecursionError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return "a number has too many digits"  # https://docs.python.org/3/library/json.html#json.loads
+        return ValueError(f"not valid JSON: {explain_bad_json(error)}")
 
 
 def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
@@ -202,7 +195,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
             if may_go_on and len(text) - place > _MAX_CHARS:
                 raise _too_long(path, number + 1) from error
             if not may_go_on:
-                raise _broken(path, number + 1, _say(error)) from error
+                raise _broken(path, number + 1, explain_bad_json(error)) from error
             block = file.read(max(_BLOCK_CHARS, len(text) - place))
             text, place, ended = text[place:] + block, 0, not block
             continue

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from agents.contract.json_text import parse_json
+from agents.contract.json_text import read_said
 from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.names import MAX_PATH_CHARACTERS, is_reserved
 from agents.contract.run import FileEntry
@@ -111,7 +111,7 @@ class Receiver:
             raise _too_slow(self._name, "confirm that everything is stored") from error
         # From the end: login scripts may print before the answer.
         for line in reversed(output.splitlines()):
-            answer = _read_object(line)
+            answer = read_said(line)
             if answer.get("ok"):
                 return str(answer.get("path", ""))
             if "ok" in answer:
@@ -161,7 +161,7 @@ class Sender:
             async with asyncio.timeout(HEADER_TIMEOUT_S):
                 while left_bytes > 0:
                     line = await self._line()
-                    header = _read_object(line)
+                    header = read_said(line)
                     if "files" in header:
                         return self._check(header["files"])
                     if header.get("ok") is False:
@@ -291,14 +291,6 @@ def find_clash(paths: Iterable[str]) -> str:
         files.add(name)
         folders.update(above)
     return ""
-
-
-def _read_object(line: bytes) -> dict[str, Any]:
-    try:
-        value = parse_json(line)
-    except WireError:
-        return {}  # a line of a login script
-    return value if isinstance(value, dict) else {}
 
 
 def _refusal(name: str, answer: dict[str, Any]) -> UserError:
