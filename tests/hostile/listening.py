@@ -72,6 +72,7 @@ class Watch:
         self._command = [*enter, "sh", "-c", LOOK]
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._seen: dict[tuple[str, str, str], Door] = {}
+        self._holders: dict[tuple[str, str, str], list[str]] = {}
 
     def __enter__(self) -> Watch:
         self._shell = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -109,13 +110,16 @@ class Watch:
             address, port = local, rest[0]
         else:
             address, _, port = local.rpartition(":")
-        known = self._seen.get((protocol, address, port))
-        if known is not None and known.owner:
+        key = (protocol, address, port)
+        known, holders = self._seen.get(key), re.findall(r"pid=(\d+)", line)
+        # A process may bind a socket and hand it to the one that it was bound for.
+        if known is not None and known.owner and holders == self._holders[key]:
             return
-        commands = [read_command(pid) for pid in re.findall(r"pid=(\d+)", line)]
+        commands = [read_command(pid) for pid in holders]
         owner, reason = explain(" | ".join(filter(None, commands)) or line)
-        door = Door(self._where, protocol, address.strip("[]"), port, owner, reason)
-        self._seen[protocol, address, port] = door
+        if known is None or owner:
+            self._seen[key] = Door(self._where, protocol, address.strip("[]"), port, owner, reason)
+            self._holders[key] = holders
 
 
 def read_command(pid: str) -> str:

@@ -132,7 +132,7 @@ def test_a_stranger_on_the_network_reads_and_writes_nothing_and_the_run_goes_on(
             "ranks that listen and train",
         )
         expect_the_key_nowhere(master, first)
-        store, others = split_store(watches[first])
+        store, others = wait_for(lambda: split_store(watches[first]), "the store of the ranks")
         seen = ask_stranger(stranger, first, store, [*others, *ranks])
         done = count_steps(first)
         wait_for(lambda: count_steps(first) > done + 5, "steps after the stranger")
@@ -161,14 +161,14 @@ def expect_the_key_nowhere(master: Master, node: Node) -> None:
             assert key[0].encode() not in place.read_bytes(), place
 
 
-def split_store(watch: Watch) -> tuple[Door, list[Door]]:
-    """Return the store of the first node, and Gloo's sockets there.
+def split_store(watch: Watch) -> tuple[Door, list[Door]] | None:
+    """Return the store of the first node, and Gloo's sockets there; None: it was not seen yet.
 
     Where rank 0 itself holds the store, as torch does it, that is the socket on all interfaces.
     """
     ranks = watch.find("rank of a run")
     stores = watch.find("store of") or [d for d in ranks if d.address in ("*", "::", "0.0.0.0")]
-    return stores[0], [door for door in ranks if door not in stores]
+    return (stores[0], [door for door in ranks if door not in stores]) if stores else None
 
 
 def count_steps(node: Node) -> int:
