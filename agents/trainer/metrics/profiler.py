@@ -14,6 +14,7 @@ import contextlib
 import gzip
 import shutil
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -79,8 +80,7 @@ class TraceRecorder:
         self._first_step = first_step
         self._began_s = time.monotonic()
         try:
-            self._profile = make_profile(self._device)
-            self._profile.start()
+            self._profile = start_profile(self._device)
         except Exception as error:  # noqa: BLE001 - a trace must never end a training
             self._profile = None
             self._report_failure(error)
@@ -120,13 +120,18 @@ class TraceRecorder:
         self._journal.write("trace_failed", first_step=self._first_step, message=message)
 
 
-def make_profile(device: torch.device) -> profile:
-    """Return a profiler of the CPU and of the device."""
+def start_profile(device: torch.device) -> profile:
+    """Return a profiler that records the CPU and the device from now on."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    # There is one cycle only; without `acc_events` torch warns that others would be forgotten.
-    return profile(activities=activities, acc_events=True)
+    made = profile(activities=activities)
+    with warnings.catch_warnings():
+        # There is one cycle only. `acc_events` would quiet torch too, but a trace that does not fit
+        # on the disk would then stay open after it is deleted, and keep the disk full.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+        made.start()
+    return made
 
 
 def write_trace(made: profile, path: Path) -> int:

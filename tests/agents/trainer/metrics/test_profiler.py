@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from agents.trainer.metrics.profiler import (
-    make_profile,
     own_times,
     rank_rows,
+    start_profile,
     summarise,
     write_trace,
 )
@@ -45,8 +45,7 @@ def test_a_profile_of_a_gpu_names_its_kernels(tmp_path):
         pytest.skip("needs an NVIDIA GPU")
     device = torch.device("cuda")
     values = torch.randn(1024, 1024, device=device)
-    made = make_profile(device)
-    made.start()
+    made = start_profile(device)
     for _ in range(20):
         values = (values @ values).tanh()
     torch.cuda.synchronize()
