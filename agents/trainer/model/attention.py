@@ -5,7 +5,10 @@ segments apart. It needs no mask: Transformers builds masks only for the attenti
 knows, so a model that asks for one gets None.
 
 On GPUs FlashAttention processes all segments in one call. On CPUs, and for what it does not
-support (fp32 and fp64, soft-capped scores, wide heads), each segment is a call of its own.
+support (fp32 and fp64, soft-capped scores, sinks, wide heads), each segment is a call of its own.
+
+A sink is a logit of a head that takes part in each softmax and whose weight is dropped, so that a
+query may attend to nothing (Xiao et al. 2023, arXiv:2309.17453; gpt-oss learns it).
 
 Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
 """
@@ -79,6 +82,8 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     """Attend causally within each segment; has the signature of Transformers' attention functions.
 
     Args:
+        softcap: Scores become softcap * tanh(score / softcap) before the softmax.
+        s_aux: Sink of each query head (H,), a logit; None without sinks.
         bounds_S: See `Segments`. Tensors rather than numbers, so that one compiled layer serves
             every micro-batch.
         host_bounds_S: See `Segments`.
@@ -90,8 +95,8 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     Raises:
         ValueError: The model needs a feature that this function does not support.
     """
-    if attention_mask is not None or dropout or s_aux is not None:
-        raise ValueError("masks, dropout of scores and attention sinks are not supported")
+    if attention_mask is not None or dropout:
+        raise ValueError("masks and dropout of scores are not supported")
     if windows is not None:
         windows.append(sliding_window)
     query, key, value = query_1HMD, key_1HMD, value_1HMD
@@ -102,6 +107,7 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     if (
         query.is_cuda
         and softcap is None
+        and s_aux is None
         and query.dtype in _NARROW
         and query.shape[-1] == value.shape[-1] <= _WIDEST_HEAD
     ):
@@ -114,7 +120,7 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     parts = []
     for start, stop in pairwise(host_bounds_S.tolist()):
         one = [x[:, :, start:stop] for x in (query, key, value)]
-        parts.append(_attend_one(one[0], one[1], one[2], scaling, sliding_window, softcap))
+        parts.append(_attend_one(one[0], one[1], one[2], scaling, sliding_window, softcap, s_aux))
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 
@@ -129,22 +135,29 @@ def _attend_one(
     scaling: float | None,
     window: int | None,
     softcap: float | None,
+    sink_H: Tensor | None,
 ) -> Tensor:
     """Attend causally over one segment (1, H, T, D)."""
     length = query.shape[2]
     key, value = (_repeat_heads(x, query.shape[1]) for x in (key, value))
-    if softcap is None and (window is None or length <= window):
+    plain = softcap is None and sink_H is None
+    if plain and (window is None or length <= window):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     place_T = torch.arange(length, device=query.device)
     distance_TT = place_T[:, None] - place_T
     allowed_TT = (distance_TT >= 0) & (distance_TT < (window or length))
-    if softcap is None:
+    if plain:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=allowed_TT, scale=scaling
         )
     # Gemma 2's order: scale, cap, mask, softmax in fp32 at least (Gemma Team 2024, 2408.00118).
     scores_1HTT = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
-    scores_1HTT = torch.tanh(scores_1HTT / softcap) * softcap
+    if softcap is not None:
+        scores_1HTT = torch.tanh(scores_1HTT / softcap) * softcap
     wide = torch.promote_types(query.dtype, torch.float32)
     scores_1HTT = scores_1HTT.to(wide).masked_fill(~allowed_TT, -torch.inf)
-    return scores_1HTT.softmax(-1).to(query.dtype) @ value
+    if sink_H is None:
+        return scores_1HTT.softmax(-1).to(query.dtype) @ value
+    sink_1HT1 = sink_H.to(wide).reshape(1, -1, 1, 1).expand(1, -1, length, 1)
+    weights_1HTT = torch.cat([scores_1HTT, sink_1HT1], dim=-1).softmax(-1)[..., :-1]
+    return weights_1HTT.to(query.dtype) @ value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ SMALL = {
     "pad_token_id": 0,
 }
 HALF = ["sliding_attention", "full_attention"]
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 5},
     "qwen2": {"use_sliding_window": True, "sliding_window": 5, "layer_types": HALF},
@@ -39,7 +41,10 @@ FAMILIES = {
     "phi3": {"sliding_window": 5},
     "cohere": {},
     "granite": {"logits_scaling": 4.0},
-}
+    "gpt_oss": {
+        "sliding_window": 5, "layer_types": HALF, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
 APART = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
