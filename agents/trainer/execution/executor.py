@@ -18,13 +18,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from agents.contract.micro_shapes import group_examples
 from agents.errors import ExpectedError
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.gpu_pressure import GpuPressure
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model import fused_linear
-from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch, group_examples
+from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.objective import LOSS, NUM_SUMS, Objective
 from agents.trainer.optim.flat_parameters import FlatParameters

@@ -35,7 +35,7 @@ def flash_attention(
     key_MHD: Tensor,
     value_MHD: Tensor,
     bounds_S: Tensor,
-    host_bounds_S: Tensor,
+    host_extent_2: Tensor,
     scale: float,
     window: int,
 ) -> Tensor:
@@ -46,12 +46,13 @@ def flash_attention(
         key_MHD: Keys of the same type.
         value_MHD: Values of the same type.
         bounds_S: First token of each segment and the total number of tokens, int32 on the GPU.
-        host_bounds_S: The same bounds in host memory.
+            The last segments may be empty.
+        host_extent_2: See `Segments`.
         scale: Factor of the scores.
         window: Number of tokens that each token attends to, itself included; 0 for all before it.
     """
     out_MHD: Tensor
-    out_MHD, _ = _attend(query_MHD, key_MHD, value_MHD, bounds_S, host_bounds_S, scale, window)
+    out_MHD, _ = _attend(query_MHD, key_MHD, value_MHD, bounds_S, host_extent_2, scale, window)
     return out_MHD
 
 
@@ -61,12 +62,12 @@ def _attend(
     key_MHD: Tensor,
     value_MHD: Tensor,
     bounds_S: Tensor,
-    host_bounds_S: Tensor,
+    host_extent_2: Tensor,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor]:
-    # Read from the copy in host memory: reading the one on the GPU would wait for the device.
-    longest, equal = _measure(host_bounds_S)
+    # In host memory: reading the bounds on the GPU would wait for the device.
+    longest, equal = host_extent_2.tolist()
     window = window if 0 < window < longest else 0
     if _takes_cudnn(query_MHD, equal, window):
         return _attend_cudnn(query_MHD, key_MHD, value_MHD, equal, scale)
@@ -95,11 +96,11 @@ def _attend_backward(
     out_MHD: Tensor,
     lse_HM: Tensor,
     bounds_S: Tensor,
-    host_bounds_S: Tensor,
+    host_extent_2: Tensor,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    longest, equal = _measure(host_bounds_S)
+    longest, equal = host_extent_2.tolist()
     window = window if 0 < window < longest else 0
     if _takes_cudnn(query_MHD, equal, window):
         inputs = (gradient_MHD, query_MHD, key_MHD, value_MHD, out_MHD)
@@ -133,9 +134,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, gradient_MHD: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    query, key, value, bounds, host_bounds, out, lse = ctx.saved_tensors
+    query, key, value, bounds, host_extent, out, lse = ctx.saved_tensors
     gradients = _attend_backward(
-        gradient_MHD, query, key, value, out, lse, bounds, host_bounds, ctx.scale, ctx.window
+        gradient_MHD, query, key, value, out, lse, bounds, host_extent, ctx.scale, ctx.window
     )
     return (*gradients, None, None, None, None)
 
@@ -185,14 +186,6 @@ def _has_cudnn(device: torch.device) -> bool:
         torch.backends.cudnn.is_available()
         and torch.cuda.get_device_capability(device) >= _CUDNN_CAPABILITY
     )
-
-
-def _measure(host_bounds_S: Tensor) -> tuple[int, int]:
-    """Return the longest segment's length, and the common length of all segments or 0."""
-    bounds = host_bounds_S.numpy()
-    lengths = bounds[1:] - bounds[:-1]
-    longest = int(lengths.max())
-    return longest, longest if int(lengths.min()) == longest else 0
 
 
 def _window(window: int) -> dict[str, int]:

@@ -43,10 +43,26 @@ class Segments:
     """The bounds as int32 in host memory."""
     bounds_S: Tensor
     """The bounds as int32 on the device."""
+    host_extent_2: Tensor
+    """Length that no segment exceeds, and the common length of all segments or 0; int32 in host
+    memory. The first one may be greater than the longest segment, so that it repeats."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Segments:
-        """Lay out segments of these lengths."""
+    def of(cls, lengths: Sequence[int], device: torch.device, longest: int = 0) -> Segments:
+        """Lay out segments of these lengths, which may be 0.
+
+        Args:
+            lengths: Tokens of each segment.
+            device: Device of the bounds.
+            longest: Length that no segment exceeds; 0 for the longest of them.
+
+        Raises:
+            ValueError: A segment is longer than `longest`.
+        """
+        most = max(lengths)
+        if longest and most > longest:
+            raise ValueError(f"a segment of {most} tokens is longer than {longest}")
+        common = most if min(lengths) == most else 0
         bounds = [0]
         for length in lengths:
             bounds.append(bounds[-1] + length)
@@ -54,7 +70,12 @@ class Segments:
         on_device = host
         if device.type == "cuda":
             on_device = host.pin_memory().to(device, non_blocking=True)
-        return cls(bounds=tuple(bounds), host_bounds_S=host, bounds_S=on_device)
+        return cls(
+            bounds=tuple(bounds),
+            host_bounds_S=host,
+            bounds_S=on_device,
+            host_extent_2=torch.tensor([longest or most, common], dtype=torch.int32),
+        )
 
 
 def register() -> None:
@@ -71,6 +92,7 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     *,
     bounds_S: Tensor,
     host_bounds_S: Tensor,
+    host_extent_2: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -87,6 +109,7 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
         bounds_S: See `Segments`. Tensors rather than numbers, so that one compiled layer serves
             every micro-batch.
         host_bounds_S: See `Segments`.
+        host_extent_2: See `Segments`.
         windows: Collects the sliding window that each layer passes, to check that it does.
 
     Returns:
@@ -114,7 +137,7 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         window = sliding_window or 0
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        out_MHD = flash_attention(q, k, v, bounds_S, host_bounds_S, scale, window)
+        out_MHD = flash_attention(q, k, v, bounds_S, host_extent_2, scale, window)
         return out_MHD.unsqueeze(0), None
     # Read from host memory, because reading the device's copy would wait for it.
     parts = []

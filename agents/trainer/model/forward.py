@@ -94,6 +94,7 @@ class Forward:
         if self.flat:
             settings["bounds_S"] = batch.segments.bounds_S
             settings["host_bounds_S"] = batch.segments.host_bounds_S
+            settings["host_extent_2"] = batch.segments.host_extent_2
             settings["position_ids"] = batch.position_1M
         if isinstance(self.head, Head):
             return self._body(input_ids=batch.ids_1M, **settings).last_hidden_state

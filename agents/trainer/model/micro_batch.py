@@ -1,4 +1,4 @@
-"""Split a rank's slice of a batch into micro-batches that fit its memory, and lay them out.
+"""Lay examples out as micro-batches; `contract.micro_shapes` divides them.
 
 A micro-batch is one flat row: segments end to end, with positions restarting at 0 in each, so that
 no padding is needed however unequal the rows are. On GPUs the end of the row is padded to a size
@@ -10,7 +10,6 @@ Shape letters: M tokens of the flat row, N targets (tokens whose prediction coun
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agents.contract.micro_shapes import round_up_tokens
 from agents.trainer.data.examples import Example
 from agents.trainer.model.attention import Segments
 
 CPU_TOKENS = 4096
 """Micro-batch size on CPUs, in tokens; larger ones are no faster."""
-# A multiple of the tile sizes of matrix products.
-_SIZE_STEP = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,53 +51,6 @@ class MicroBatch:
     @property
     def num_tokens(self) -> int:
         return self.segments.bounds[-1]
-
-
-def group_examples(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Return micro-batches as lists of indices; each has at most `max_tokens`, or is one example.
-
-    Their number is that of first fit, the longest first (Johnson 1973): at most 11/9 of the fewest
-    possible. They are then filled alike, the emptiest first (Graham 1969), as a small one would
-    leave the card half idle. A card that is too small shows it at once.
-
-    >>> group_examples([5, 9, 4, 8], max_tokens=13)
-    [[1, 2], [3, 0]]
-    >>> [len(group) for group in group_examples([1] * 16, max_tokens=3)]
-    [3, 3, 3, 3, 2, 2]
-    """
-    order = sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i))
-    first = _fit_first(num_tokens, order, max_tokens)
-    groups: list[list[int]] = [[] for _ in first]
-    heap = [(0, place) for place in range(len(first))]
-    for index in order:
-        filled, place = heap[0]
-        if groups[place] and filled + num_tokens[index] > max_tokens:
-            return first  # the emptiest group has no room, so an even distribution fails
-        groups[place].append(index)
-        heapq.heapreplace(heap, (filled + num_tokens[index], place))
-    return groups
-
-
-def _fit_first(num_tokens: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:
-    groups: list[list[int]] = []
-    room: list[int] = []
-    for index in order:
-        place = next((p for p, left in enumerate(room) if num_tokens[index] <= left), len(groups))
-        if place == len(groups):
-            groups.append([])
-            room.append(max_tokens)
-        groups[place].append(index)
-        room[place] -= num_tokens[index]
-    return groups
-
-
-def round_up_tokens(num_tokens: int) -> int:
-    """Return the size that a flat row is padded to on GPUs.
-
-    >>> [round_up_tokens(n) for n in (3, 100, 2048, 2049)]
-    [64, 128, 2048, 2112]
-    """
-    return -(-num_tokens // _SIZE_STEP) * _SIZE_STEP
 
 
 def build_micro_batch(examples: Sequence[Example], device: torch.device) -> MicroBatch:

@@ -25,13 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.contract.micro_shapes import group_examples
 from agents.contract.spec import RunSpec
 from agents.trainer.data.cache import prune
 from agents.trainer.data.examples import Examples
 from agents.trainer.data.order import choose_rows, count_steps
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.micro_batch import CPU_TOKENS, build_micro_batch, group_examples
+from agents.trainer.model.micro_batch import CPU_TOKENS, build_micro_batch
 from agents.trainer.model.model import choose_dtype
 from agents.trainer.objectives.dpo import sum_log_probabilities
 from agents.trainer.rank.device import explain_out_of_memory

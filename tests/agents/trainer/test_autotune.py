@@ -13,12 +13,12 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from agents.contract.layer_plan import LayerPlan, Needs
+from agents.contract.micro_shapes import group_examples
 from agents.trainer.autotune import name_setting, prove
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.setting import ExecutionSetting
 from agents.trainer.execution.tuner import Tuner
 from agents.trainer.kernels import compiling
-from agents.trainer.model.micro_batch import group_examples
 from tests.agents.trainer.execution.test_layers import CPU, make_executor, make_part
 from tests.agents.trainer.execution.test_tuner import NEEDS
 from tests.agents.trainer.optim.test_optimizer_reserve import make_reserve

@@ -28,10 +28,10 @@ class _Cut(Exception):
     """Raised when both passes are known."""
 
 
-def _attend(module, query, key, value, mask, *, bounds_S, host_bounds_S, **_):  # noqa: N803
+def _attend(module, query, key, value, mask, *, bounds_S, host_extent_2, **_):  # noqa: N803
     query, key = query.to(value.dtype), key.to(value.dtype)  # as attention.attend_segments does
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return flash_attention.flash_attention(q, k, v, bounds_S, host_bounds_S, 1.0, 0).unsqueeze(
+    return flash_attention.flash_attention(q, k, v, bounds_S, host_extent_2, 1.0, 0).unsqueeze(
         0
     ), None
 
@@ -64,6 +64,7 @@ def make_layer(family: str, spec: RunSpec, sizes: dict[str, int]):
         "position_embeddings": angles,
         "bounds_S": segments.bounds_S,
         "host_bounds_S": segments.host_bounds_S,
+        "host_extent_2": segments.host_extent_2,
     }
     return made, body.layers[0], hidden, settings
 

@@ -12,7 +12,11 @@ def test_wide_queries_beside_narrow_values_are_computed_as_autocast_would(softca
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
     segments = Segments.of([5, 4], torch.device("cpu"))
-    bounds = {"bounds_S": segments.bounds_S, "host_bounds_S": segments.host_bounds_S}
+    bounds = {
+        "bounds_S": segments.bounds_S,
+        "host_bounds_S": segments.host_bounds_S,
+        "host_extent_2": segments.host_extent_2,
+    }
     narrow = [x.bfloat16() for x in (query, key, value)]
     with torch.autocast("cpu", torch.bfloat16):
         mixed, _ = attend_segments(None, query, key, narrow[2], None, **bounds, softcap=softcap)
