@@ -1,0 +1,150 @@
+"""Benchmarks of the engine: their rows are what they claim, and tiny runs print every line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+
+from tests.bench import bench_chat, bench_host
+from tests.bench.chat_rows import draw_lengths, make_rows, write_rows
+from tests.bench.fresh_process import Emit, run_fresh
+from tests.bench.our_training import RunFailed, make_spec, run_trainer, summarize
+from tests.bench.peer_training import (
+    Bounds,
+    PeerJob,
+    choose_attention,
+    load_peft,
+    make_batches,
+)
+
+LENGTHS = [16, 90, 41, 500, 23, 64]
+SHAPE = "llama-3.2-3b"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    """End the process that others are forked from, once all tests are done."""
+    yield
+    forkserver._forkserver._stop()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a benchmark with arguments and return what it prints."""
+
+    def run(main: Callable[[], object], *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["bench", "--cpu", *arguments])
+        main()
+        said = capfd.readouterr().out
+        assert "failed" not in said
+        return said
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    scale = replace(bench_chat.TINY, layers=2)
+    (saved,) = run_fresh(bench_chat.save_in_process, folder, SHAPE, scale)
+    assert saved["seconds"] > 0
+    return folder
+
+
+def test_lengths_have_the_mean_that_was_asked_for() -> None:
+    lengths = draw_lengths(4000, mean=300, sigma=0.8, most=1 << 20)
+    assert sum(lengths) / len(lengths) == pytest.approx(300, rel=0.05)
+    assert max(draw_lengths(4000, mean=300, sigma=0.8, most=1024)) == 1024
+
+
+def test_our_data_path_reads_the_tokens_that_peers_get(tmp_path: Path, model: Path) -> None:
+    from agents.trainer.data.store import open_examples
+
+    rows = make_rows(LENGTHS, 768)
+    assert [len(row.ids) for row in rows] == LENGTHS
+    spec = make_spec("lora", ("q_proj",), sequence_tokens=512, max_steps=1, batch_sequences=6)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    figures = summarize(run_trainer(tmp_path, "once", spec, model, path, "cpu"))
+    (folder,) = (p for p in (tmp_path / "cache" / "tokens").iterdir() if p.is_dir())
+    examples = open_examples(folder)
+    assert examples is not None
+    for place, row in enumerate(rows):
+        (segment,) = examples[place].segments
+        assert segment.ids.tolist() == row.ids
+        assert segment.is_target.tolist() == row.is_target
+    assert figures["tokens_per_s"] == pytest.approx(sum(LENGTHS) / figures["step_s"])
+    targets = sum(sum(row.is_target) for row in rows)
+    assert 0.5 < targets / sum(LENGTHS) < 0.7
+
+
+def test_a_run_that_fails_says_why(tmp_path: Path, model: Path) -> None:
+    spec = make_spec("lora", ("no_such_layer",), max_steps=1)
+    path = write_rows(tmp_path / "rows.jsonl", make_rows(LENGTHS, 768))
+    with pytest.raises(RunFailed, match="no_such_layer"):
+        run_trainer(tmp_path, "once", spec, model, path, "cpu")
+
+
+def compare_losses(emit: Emit, shape: str) -> None:
+    """Report the mean loss of rows in one micro-batch, and of the same rows one by one."""
+    import torch
+
+    rows = make_rows(LENGTHS[:3], 768)
+    job = PeerJob(
+        engine="peft", shape=shape, kind="lora", lengths=(), limit=512, step_tokens=1,
+        layers=4, size="tiny", device="cpu",
+    )  # fmt: skip
+    model = load_peft(job, choose_attention(job))
+
+    def mean_loss(*together) -> tuple[float, int]:
+        batch, prepare = next(make_batches(job, together, 1, choose_attention(job), Bounds()))
+        prepare()
+        assert sorted(batch.lengths) == sorted(len(row.ids) for row in together)
+        with torch.no_grad():
+            loss = float(model(**batch.inputs).loss)
+        return loss, sum(sum(row.is_target) for row in together)
+
+    together, count = mean_loss(*rows)
+    alone = sum(loss * size for loss, size in map(mean_loss, rows))
+    emit({"together": together, "alone": alone / count})
+
+
+@pytest.mark.parametrize("shape", [SHAPE, "gemma-2-2b", "qwen3.5-9b"])
+def test_the_rows_of_a_peer_do_not_see_each_other(shape: str) -> None:
+    (found,) = run_fresh(compare_losses, shape)
+    assert found["together"] == pytest.approx(found["alone"], rel=1e-5)
+
+
+def fail_late(emit: Emit) -> None:
+    emit({"first": 1})
+    raise ValueError("second")
+
+
+def test_what_a_process_reports_before_it_fails_is_kept() -> None:
+    first, second = run_fresh(fail_late)
+    assert first == {"first": 1}
+    assert second["error"] == "ValueError: second"
+
+
+def test_chat_prints_its_ratios(bench: Callable[..., str], tmp_path: Path) -> None:
+    out = tmp_path / "cells.jsonl"
+    said = bench(bench_chat.main, "--only", "gemma-2-2b:qlora:8", "--out", str(out))
+    assert "unsloth:" in said  # its error, on a PC without it
+    (line,) = [one for one in said.splitlines() if one.startswith("= ")]
+    ratios = [float(one) for one in re.findall(r"(?:of peft|packed|rows|d) (\d+\.\d+)", line)]
+    assert len(ratios) == 5
+    assert min(ratios) > 0
+    assert out.read_text().count("\n") == 1
+
+
+def test_host_prints_its_ratios(bench: Callable[..., str]) -> None:
+    said = bench(bench_host.main, "--only", "phi-3-mini:lora")
+    assert re.search(r"ours \d+\.\d+ ms; peft \d+\.\d+ ms; \d+\.\d+ of peft", said), said
+    slow = bench(bench_host.main, "--slow", "--only", "qwen2.5-7b:lora", "--modes", "unpacked")
+    (share,) = re.findall(r"unpacked: (\d\.\d+) of the ideal", slow)
+    assert 0 < float(share) < 1
