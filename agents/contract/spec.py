@@ -147,6 +147,9 @@ class AdapterSpec:
     dora: bool = False
     """Train magnitude and direction of each weight column separately (Liu et al. 2024,
     arXiv:2402.09353)."""
+    experts: bool = False
+    """Whether the experts of a mixture get an adapter, too: matrices of their own for each expert,
+    in the layout of PEFT's `target_parameters`, which has neither dropout nor DoRA."""
 
     def __post_init__(self) -> None:
         _are_finite(self)
@@ -169,9 +172,19 @@ class AdapterSpec:
             _are_distinct("targets", self.targets)
         elif refusal := refuse_pattern(self.targets):
             raise ValueError(f"targets {refusal}")
-        for name in ("rslora", "dora"):
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        for name in ("rslora", "dora", "experts"):
             if self.kind == "full" and getattr(self, name):
                 raise ValueError(f"{name} is true; it must be false with kind full")
+        if self.experts and self.dropout:
+            raise ValueError(
+                f"dropout is {self.dropout}; it must be 0 with experts: true, whose adapters have "
+                "none"
+            )
+        if self.experts and self.dora:
+            raise ValueError("dora is true; it must be false with experts: true, which has none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -153,12 +153,16 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: JobProgress) ->
     from peft import PeftModel
     from peft.tuners.lora import LoraLayer
 
-    adapted = PeftModel.from_pretrained(model, checkpoint.path)
+    from agents.trainer.model.experts import names_as_they_are
+
+    with names_as_they_are():
+        adapted = PeftModel.from_pretrained(model, checkpoint.path)
     layers = [(n, m) for n, m in adapted.named_modules() if isinstance(m, LoraLayer)]
     # Before any weight is written: a tied head would change the embeddings as well.
     _untie_head(adapted, [layer.get_base_layer() for _, layer in layers])
     for index, (name, layer) in enumerate(layers, start=1):
-        weight = layer.get_base_layer().weight
+        # An adapter on experts belongs to one parameter of theirs, which has all of them.
+        weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
         for adapter in layer.active_adapters:
             # peft would add in the type of the weight, and round twice.
             merged = weight.float() + layer.get_delta_weight(adapter).float()
@@ -180,7 +184,8 @@ def _untie_head(model: Any, adapted: Sequence[Any]) -> None:
 
     embeddings = model.get_input_embeddings()
     for layer in adapted:
-        if layer is not embeddings and layer.weight is embeddings.weight:
+        is_tied = getattr(layer, "weight", None) is embeddings.weight  # experts have none
+        if layer is not embeddings and is_tied:
             layer.weight = torch.nn.Parameter(embeddings.weight.detach().clone())
             # Otherwise loading would tie the two again. Multimodal models have two configs.
             for config in (model.config, model.config.get_text_config()):

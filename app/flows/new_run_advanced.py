@@ -75,6 +75,13 @@ ADVANCED: tuple[Field, ...] = (
         is_wide=True,
         help="Often better at a small rank, but each step is slower.",
     ),
+    _adapter(
+        key="experts",
+        label="Adapters on the experts of a mixture, too",
+        kind="tick",
+        is_wide=True,
+        help="Matrices for each expert, which take much memory. Needs dropout 0, and no DoRA.",
+    ),
     _learning(
         key="optimizer",
         label="Optimizer",

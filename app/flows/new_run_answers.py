@@ -50,6 +50,7 @@ class RunAnswers:
     dropout: str = "0.05"
     rslora: str = NO
     dora: str = NO
+    experts: str = NO
     optimizer: str = "adamw"
     schedule: str = "cosine"
     warmup_share: str = "0.03"
@@ -151,6 +152,7 @@ def to_answers(spec: RunSpec) -> RunAnswers:
         dropout=_shown(adapter.dropout),
         rslora=_tick(adapter.rslora),
         dora=_tick(adapter.dora),
+        experts=_tick(adapter.experts),
         optimizer=spec.optimizer,
         schedule=spec.schedule,
         warmup_share=_shown(spec.warmup_share),
@@ -288,6 +290,7 @@ def _adapter(answers: RunAnswers) -> AdapterSpec:
             targets=read_targets(answers.targets),
             rslora=answers.rslora == YES,
             dora=answers.dora == YES,
+            experts=answers.experts == YES,
         )
     try:  # not asked, so of no effect: kept if usable, so that a run file comes back as it was
         return AdapterSpec(

@@ -23,7 +23,7 @@ from app.flows.new_run_answers import (
 )
 from app.text import capitalize
 
-ADAPTER_KEYS = frozenset({"rank", "alpha", "dropout", "targets", "rslora", "dora"})
+ADAPTER_KEYS = frozenset({"rank", "alpha", "dropout", "targets", "rslora", "dora", "experts"})
 Problem = tuple[str, str]
 """A problem, as (field key, sentence)."""
 

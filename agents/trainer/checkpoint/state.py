@@ -31,6 +31,7 @@ from agents.trainer.checkpoint.sharded_files import (
     read_shards,
     write_shards,
 )
+from agents.trainer.model.experts import name_targets_for_peft
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout
 from agents.trainer.optim.loss_scale import LossScale
@@ -145,6 +146,7 @@ def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
         key: sorted(value) if isinstance(value, set) else value
         for key, value in model.lora.to_dict().items()
     }
+    plain |= name_targets_for_peft(model.lora, model.module)
     # PEFT puts the path on this node there, and sets in their order in memory: copies of the
     # checkpoint on two nodes would differ.
     plain["base_model_name_or_path"] = spec.model

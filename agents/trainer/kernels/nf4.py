@@ -16,7 +16,7 @@ Shape letters: O outputs, I inputs of the layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -157,15 +157,63 @@ def dequantize(layer: Any) -> Tensor:
     return weight_OI
 
 
+def dequantize_parts(
+    parts: Sequence[Tensor], size: Sequence[int], dtype: torch.dtype, group_blocks: int
+) -> Tensor:
+    """Return weights of any shape from the tensors of `split_state`.
+
+    Args:
+        parts: Packed weights, 8-bit constants, their code, constants of groups, offset, NF4 values.
+        size: Shape of the weights.
+        dtype: Their type.
+        group_blocks: Number of blocks that share the constant of a group.
+    """
+    packed, scale8, *_ = parts
+    if triton is not None and packed.is_cuda and packed.numel() % scale8.numel() == 0:
+        weights = torch.empty(*size, dtype=dtype, device=packed.device)
+        _launch_parts(_dequantize_kernel, parts, weights, group_blocks)
+        return weights
+    return _dequantize_by_library(parts, size, dtype, group_blocks)
+
+
+def _dequantize_by_library(
+    parts: Sequence[Tensor], size: Sequence[int], dtype: torch.dtype, group_blocks: int
+) -> Tensor:
+    from bitsandbytes import functional
+
+    packed, scale8, code, group, offset, values = parts
+    shape = torch.Size(size)
+    nested = functional.QuantState(
+        absmax=group, code=code, blocksize=group_blocks, dtype=torch.float32
+    )
+    state = functional.QuantState(
+        absmax=scale8, shape=shape, code=values, quant_type="nf4", dtype=dtype,
+        blocksize=2 * -(-packed.numel() // scale8.numel()), offset=offset, state2=nested,
+    )  # fmt: skip
+    found: Tensor = functional.dequantize_4bit(packed.view(-1, 1), state)
+    return found.reshape(shape)
+
+
+def split_state(packed: Tensor, state: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of a bitsandbytes `QuantState` in the order of `dequantize_parts`."""
+    nested = state.state2
+    return (packed.view(-1), state.absmax, nested.code, nested.absmax, state.offset, state.code)
+
+
 def _launch(kernel: Any, layer: Any, weight_OI: Tensor) -> None:
     """Launch a kernel over all blocks of a layer's weights."""
     parts = [getattr(layer, f"nf4_{name}") for name in _PARTS]
-    num_blocks = layer.nf4_scale8.numel()
-    block_bytes = layer.nf4_packed.numel() // num_blocks
+    _launch_parts(kernel, parts, weight_OI, layer.nf4_group_blocks)
+
+
+def _launch_parts(kernel: Any, parts: Sequence[Tensor], weights: Tensor, group_blocks: int) -> None:
+    packed, scale8, *_ = parts
+    num_blocks = scale8.numel()
+    block_bytes = packed.numel() // num_blocks
     size = max(1, _BYTES_AT_ONCE // block_bytes)
     kernel[(triton.cdiv(num_blocks, size),)](
-        *parts, weight_OI, num_blocks,
-        block_bytes=block_bytes, group_blocks=layer.nf4_group_blocks, size=size,
+        *parts, weights, num_blocks,
+        block_bytes=block_bytes, group_blocks=group_blocks, size=size,
     )  # fmt: skip
 
 
@@ -178,15 +226,8 @@ def register(model: nn.Module) -> int:
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if state is None or not _supports(module, state):
             continue
-        parts = {
-            "packed": module.weight.data.view(-1),
-            "scale8": state.absmax,
-            "code": state.state2.code,
-            "group": state.state2.absmax,
-            "offset": state.offset,
-            "values": state.code,
-        }
-        for name, tensor in parts.items():
+        parts = split_state(module.weight.data, state)
+        for name, tensor in zip(_PARTS, parts, strict=True):
             module.register_buffer(f"nf4_{name}", tensor, persistent=False)
         module.nf4_dtype, module.nf4_group_blocks = state.dtype, state.state2.blocksize
         module.nf4_dequantized, module.nf4_has_sole_reader = None, False

@@ -14,10 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
 
 # FLOPs per weight and token: frozen and trained, for both passes, and recomputed.
 _FROZEN, _TRAINED, _RECOMPUTED = 4, 6, 2
+# Keys of a config: experts of a layer, and those that a token is routed to.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 # FLOPs of attention per layer, feature and pair of tokens, halved for the causal mask.
 _ATTENTION, _ATTENTION_RECOMPUTED = 6, 2
 
@@ -92,6 +96,7 @@ def read_flops(module: nn.Module) -> ModelFlops:
         else:
             frozen += size
     in_frozen, in_trained = _experts(module, config)
+    trained -= _idle_adapters(module, config)
     return ModelFlops(
         frozen=frozen + in_frozen,
         trained=trained + in_trained,
@@ -127,10 +132,7 @@ def _matrix(part: nn.Module) -> tuple[int, bool]:
 
 def _experts(module: nn.Module, config: Any) -> tuple[int, int]:
     """Return frozen and trained weights of experts kept as one tensor (E, out, in) per matrix."""
-    num_experts = 0
-    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
-        num_experts = num_experts or int(getattr(config, name, 0) or 0)
-    num_used = int(getattr(config, "num_experts_per_tok", 0) or 0)
+    num_experts, num_used = _read_experts(config)
     if not num_experts or not num_used:
         return 0, 0
     sizes = [
@@ -139,6 +141,27 @@ def _experts(module: nn.Module, config: Any) -> tuple[int, int]:
         if parameter.dim() == 3 and parameter.shape[0] == num_experts
     ]
     return sum(s for s, on in sizes if not on), sum(s for s, on in sizes if on)
+
+
+def _idle_adapters(module: nn.Module, config: Any) -> int:
+    """Return the weights of adapters on experts that a token does not meet."""
+    num_experts, num_used = _read_experts(config)
+    sizes = (
+        _matrix(layer)[0]
+        for part in module.modules()
+        if isinstance(part, ParamWrapper) and part.num_experts == num_experts
+        for layer in (*part.lora_A.values(), *part.lora_B.values())
+    )
+    return sum(size - size * num_used // num_experts for size in sizes)
+
+
+def _read_experts(config: Any) -> tuple[int, int]:
+    """Return the experts of a layer, and those that a token is routed to; 0 without any."""
+
+    def read(names: Iterable[str]) -> int:
+        return next((int(n) for one in names if (n := getattr(config, one, None))), 0)
+
+    return read(_EXPERTS), read(_USED)
 
 
 def _attention_width(config: Any) -> int:

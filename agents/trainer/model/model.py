@@ -25,7 +25,9 @@ from transformers.pytorch_utils import Conv1D
 from agents.contract.spec import AdapterSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
+from agents.trainer.model import experts
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
+from agents.trainer.model.nf4_experts import find_routers
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -89,13 +91,19 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
-    if full:
-        _refuse_quantized(path)
+    method = _read_quantization(path)
+    if full and method:
+        raise ExpectedError(
+            f"The model in {path} is already quantized, so its weights cannot be fully trained.",
+            "Use adapter: {kind: lora}, or use the model that it was made from",
+        )
     if full and dtype in _NARROW:
         dtype = torch.float32  # master weights; autocast computes in half precision
     settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
     settings["trust_remote_code"] = False
-    if spec.adapter.kind == "qlora":
+    if method == "mxfp4":
+        settings["quantization_config"] = _dequantize_mxfp4(spec, path)
+    elif spec.adapter.kind == "qlora":
         settings["quantization_config"] = _nf4(dtype)
     if device.type == "cuda" or spec.adapter.kind == "qlora":
         settings["device_map"] = {"": device}
@@ -117,6 +125,7 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     model.eval()  # see the module's docstring
     model.requires_grad_(False)
     _keep_layout(model)
+    experts.use_own_products(model)
     _refuse_long_sequences(model, spec.sequence_tokens, path)
     return model
 
@@ -145,16 +154,29 @@ def _refuse_long_sequences(model: nn.Module, sequence_tokens: int, path: Path) -
                 )
 
 
-def _refuse_quantized(path: Path) -> None:
+def _read_quantization(path: Path) -> str:
+    """Return by which method the model's files are quantized; empty: they are not."""
     try:
         config = json.loads((path / "config.json").read_bytes())
     except (OSError, ValueError):
-        return  # loading the model reports this better
-    if config.get("quantization_config"):
+        return ""  # loading the model reports this better
+    settings = config.get("quantization_config") if isinstance(config, dict) else None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    return str(method or ("unknown" if settings else ""))
+
+
+def _dequantize_mxfp4(spec: RunSpec, path: Path) -> Any:
+    """Return the settings that load experts in MXFP4, as gpt-oss has them, in the run's type."""
+    if spec.adapter.kind == "qlora":
         raise ExpectedError(
-            f"The model in {path} is already quantized, so its weights cannot be fully trained.",
-            "Use adapter: {kind: lora}, or use the model that it was made from",
+            f"The experts of the model in {path} are in MXFP4 already, which is not turned into "
+            "NF4.",
+            "Use adapter: {kind: lora}, which trains on them in 16 bits, or a copy of the model in "
+            "bf16",
         )
+    from transformers import Mxfp4Config
+
+    return Mxfp4Config(dequantize=True)
 
 
 def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None:
@@ -181,9 +203,9 @@ def _nf4(dtype: torch.dtype) -> Any:
             f"of this node does not have ({error}).",
             "Use adapter: {kind: lora}, or build the environment with rackless nodes setup",
         ) from error
-    from transformers import BitsAndBytesConfig
+    from agents.trainer.model.nf4_experts import ExpertsNf4Config
 
-    return BitsAndBytesConfig(
+    return ExpertsNf4Config(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -249,7 +271,7 @@ def build_trained_model(
         _drop(model, non_text)
         model.requires_grad_(True)
     else:
-        lora = _lora_config(spec.adapter, non_text)
+        lora = _lora_config(spec.adapter, model, non_text)
         adapted = _add_adapter(model, lora, spec, non_text)
         _drop(model, non_text)  # not earlier: PEFT requires modules that its settings exclude
         model = adapted
@@ -276,7 +298,11 @@ def build_trained_model(
     )
 
 
-def _lora_config(adapter: AdapterSpec, non_text: Sequence[str]) -> LoraConfig:
+def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]) -> LoraConfig:
+    left_out = list(non_text)
+    if adapter.targets == "all-linear":
+        # A router that is a linear layer is no part to adapt unless somebody names it.
+        left_out += [name for name, _ in find_routers(model)]
     targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
@@ -286,7 +312,8 @@ def _lora_config(adapter: AdapterSpec, non_text: Sequence[str]) -> LoraConfig:
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
         target_modules=targets,
-        exclude_modules=rf"({'|'.join(map(re.escape, non_text))})(\..*)?" if non_text else None,
+        target_parameters=experts.name_targets(model) if adapter.experts else None,
+        exclude_modules=rf"({'|'.join(map(re.escape, left_out))})(\..*)?" if left_out else None,
         task_type="CAUSAL_LM",
     )
 
@@ -313,14 +340,19 @@ def _add_adapter(
                     "which is not a linear layer.",
                     hint,
                 )
+    if spec.adapter.experts and not lora.target_parameters:
+        raise ExpectedError(
+            "adapter.experts is true, but this model has no experts that an adapter fits.",
+            "Set adapter.experts to false",
+        )
     try:
-        peft_model: nn.Module = get_peft_model(model, lora)
+        with experts.names_as_they_are():
+            peft_model: nn.Module = get_peft_model(model, lora)
     except ValueError as error:
-        if "lora_dropout" in str(error):
-            hint = "Set adapter.dropout to 0: layers of experts have none"
         raise ExpectedError(
             f"The adapter does not fit this model: {_first_line(error)}.", hint
         ) from error
+    experts.connect_adapters(peft_model)
     return peft_model
 
 

@@ -101,7 +101,7 @@ def test_lists_become_tuples() -> None:
         (
             f"{RIGHT}adapter: {{zzz: 3}}\n",
             "run.yaml, line 3: adapter.zzz is not known; the keys under adapter are kind, rank, "
-            "alpha, dropout, targets, rslora, dora",
+            "alpha, dropout, targets, rslora, dora, experts",
         ),
         (
             f"{RIGHT}adapter: {{kind: lroa}}\n",

@@ -1,0 +1,231 @@
+"""Compute the experts of a mixture by grouped products, with adapters and NF4 weights.
+
+Registered with Transformers' interface for experts, so no model is forked: classes keep their
+router, their activation and their shared experts. Routing weights are applied before the second
+product instead of behind it, which is the same sum and keeps its results out of memory.
+
+An adapter on experts has matrices of its own for each expert, in PEFT's layout for
+`target_parameters`, so that PEFT loads what was trained. PEFT itself would form weight + update for
+all experts in each pass.
+
+Shape letters: T tokens, K experts of a token, S = T * K rows sorted by expert, E experts, H hidden
+features, O outputs of the first product.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from peft.utils import transformers_weight_conversion
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from agents.trainer.kernels.grouped_linear_op import (
+    GroupedShape,
+    multiply,
+    reorder,
+    sort_by_expert,
+)
+from agents.trainer.model.nf4_experts import (
+    find_packed,
+    find_routers,
+    is_experts,
+    name_matrices,
+)
+
+NAME = "rackless"
+_ADAPTER = "default"
+
+
+def forward_experts(
+    module: Any, hidden_TH: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Return the weighted sum of each token's experts (T, H).
+
+    Args:
+        module: Module of experts of any class that Transformers' interface knows.
+        hidden_TH: Tokens.
+        top_k_index: Experts of each token (T, K).
+        top_k_weights: Their weights (T, K).
+    """
+    first, second = name_matrices(module)
+    route = sort_by_expert(top_k_index, module.num_experts)
+    top_k = top_k_index.shape[-1]
+    dtype = _compute_dtype(module, hidden_TH)
+    x_TH = hidden_TH.to(dtype)
+    y_SO = _multiply(module, first, x_TH, route, top_k, gathers=True)
+    if module.has_bias:
+        expert_S = top_k_index.reshape(-1).index_select(0, route[0])
+        y_SO = y_SO + F.embedding(expert_S, getattr(module, f"{first}_bias")).to(dtype)
+    z_SI = module._apply_gate(y_SO) if module.has_gate else module.act_fn(y_SO)
+    weight_S = reorder(top_k_weights.reshape(-1), route[0], route[1])
+    z_SI = z_SI * weight_S[:, None].to(dtype)
+    found_TH = _multiply(module, second, z_SI.to(dtype), route, top_k, gathers=False)
+    if module.has_bias:
+        # Each token's biases, weighted: a product with a narrow matrix instead of K copies.
+        one_hot_TKE = F.one_hot(top_k_index, module.num_experts).to(dtype)
+        share_TE = (one_hot_TKE * top_k_weights[..., None].to(dtype)).sum(dim=1)
+        found_TH = found_TH + share_TE @ getattr(module, f"{second}_bias").to(dtype)
+    return found_TH.to(hidden_TH.dtype)
+
+
+def _compute_dtype(module: Any, hidden_TH: Tensor) -> torch.dtype:
+    kind = hidden_TH.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    dtype: torch.dtype = getattr(module, name_matrices(module)[1]).dtype
+    return dtype
+
+
+def _multiply(
+    module: Any, name: str, x: Tensor, route: list[Tensor], top_k: int, *, gathers: bool
+) -> Tensor:
+    weight, packed = getattr(module, name), find_packed(module, name)
+    size = weight.shape[1:] if module.is_transposed else weight.shape[:0:-1]
+    wrapper = module.__dict__.get("expert_adapters", {}).get(name)
+    is_adapted = wrapper is not None and not wrapper.disable_adapters
+    shape = GroupedShape(
+        num_experts=module.num_experts,
+        num_inputs=size[0],
+        num_outputs=size[1],
+        is_transposed=module.is_transposed,
+        group_blocks=packed.group_blocks if packed is not None else 0,
+        top_k=top_k,
+        gathers=gathers,
+        sums=not gathers,
+        rank=wrapper.r[_ADAPTER] if is_adapted else 0,
+    )
+    adapter, scale = [], 1.0
+    if is_adapted:
+        adapter = [wrapper.lora_A[_ADAPTER].weight, wrapper.lora_B[_ADAPTER].weight]
+        scale = float(wrapper.scaling[_ADAPTER])
+    weights = packed.parts if packed is not None else [weight]
+    return multiply(x, route, weights, adapter, shape.as_list(), scale)
+
+
+class ExpertAdapter(ParamWrapper):
+    """PEFT's wrapper of one parameter, which leaves the products to `forward_experts`."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the output of the module of experts."""
+        found: Tensor = self.base_layer(x, *args, **kwargs)
+        return found
+
+
+def find_experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the modules of experts that our products compute, with their names."""
+    for name, module in model.named_modules():
+        if is_experts(module) and not isinstance(module, ParamWrapper):
+            yield name, module
+
+
+def name_targets(model: nn.Module) -> list[str]:
+    """Return PEFT's `target_parameters` for all experts of a model, such as `experts.down_proj`."""
+    return sorted(
+        {
+            f"{name.rpartition('.')[2]}.{matrix}"
+            for name, module in find_experts(model)
+            for matrix in name_matrices(module)
+        }
+    )
+
+
+def use_own_products(model: Any) -> bool:
+    """Let `forward_experts` compute the experts of a model; return whether it has any."""
+    if not any(True for _ in find_experts(model)):
+        return False
+    ALL_EXPERTS_FUNCTIONS.register(NAME, forward_experts)
+    model.set_experts_implementation(NAME)
+    for _, router in find_routers(model):
+        _keep_exact(router)
+    return True
+
+
+@contextmanager
+def names_as_they_are() -> Iterator[None]:
+    """Keep PEFT from changing the targets of an adapter inside the block.
+
+    PEFT takes `gate_proj`, `up_proj` and `down_proj` for experts in models that had a linear layer
+    per expert in Transformers 4, also where they name a shared expert or a dense layer: these would
+    get no adapter, and the experts one of twice the rank.
+    """
+    usual = transformers_weight_conversion.convert_peft_config_for_transformers
+    transformers_weight_conversion.convert_peft_config_for_transformers = _leave_as_is
+    try:
+        yield
+    finally:
+        transformers_weight_conversion.convert_peft_config_for_transformers = usual
+
+
+def name_targets_for_peft(lora: LoraConfig, model: nn.Module) -> dict[str, Any]:
+    """Return the settings of an adapter's config file that let PEFT load it without that change.
+
+    A linear layer whose name PEFT would take for experts is named by its weight, which has the same
+    layout of adapters. These have no dropout in PEFT, and a finished adapter needs none.
+    """
+    changed = copy.deepcopy(lora)
+    base: Any = model.get_base_model()  # type: ignore[operator, unused-ignore]
+    transformers_weight_conversion.convert_peft_config_for_transformers(changed, base, None)
+    if not changed.target_parameters or lora.use_dora:
+        return {}
+    kept: set[str] = set()
+    taken: set[str] = set()
+    for name, module in base.named_modules():
+        if isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper):
+            is_kept = any(f".{name}".endswith(f".{one}") for one in changed.target_modules or ())
+            (kept if is_kept else taken).add(name)
+    if not taken:
+        return {}
+    parameters = {*(lora.target_parameters or ()), *(f"{name}.weight" for name in taken)}
+    return {
+        "target_modules": sorted(kept),
+        "target_parameters": sorted(parameters),
+        "lora_dropout": 0.0,
+    }
+
+
+def _leave_as_is(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def connect_adapters(model: nn.Module) -> None:
+    """Hand the adapters that PEFT made for experts over to `forward_experts`."""
+    for module in list(model.modules()):
+        if isinstance(module, ParamWrapper):
+            module.__class__ = ExpertAdapter
+            base: Any = module.get_base_layer()
+            base.__dict__.setdefault("expert_adapters", {})[module.parameter_name] = module
+
+
+def _keep_exact(router: Any) -> None:
+    """Keep autocast away from a router: it computes in the types that its class chose.
+
+    Classes that route in float32 would be rounded to half precision, which changes choices.
+    """
+    kind = type(router)
+    if issubclass(kind, _ExactRouter):
+        return
+    if kind not in _exact_kinds:
+        _exact_kinds[kind] = type(kind.__name__, (_ExactRouter, kind), {})
+    router.__class__ = _exact_kinds[kind]
+
+
+class _ExactRouter:
+    """Mixin that precedes the class of a router."""
+
+    def forward(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return what the class returns without autocast."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            dtype = next(self.parameters()).dtype
+            return super().forward(hidden.to(dtype), *args, **kwargs)  # type: ignore[misc]
+
+
+_exact_kinds: dict[type, type] = {}
