@@ -162,6 +162,8 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
             spec, base, tokenizer, plain_template=plain_template, device=device
         )
         forward = _make_forward(model, device, spec.sequence_tokens)
+        for message in forward.limits if attempt.rank == 0 else ():
+            context.journal.write("warning", message=message, hint="")
         parameters = strategy.place(model, resumed.layout if resumed else "backward")
         reference = None
         if needs_reference_table(spec):

@@ -16,7 +16,7 @@ Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -74,8 +74,61 @@ class Segments:
             bounds=tuple(bounds),
             host_bounds_S=host,
             bounds_S=on_device,
-            host_extent_2=torch.tensor([longest or most, common], dtype=torch.int32),
+            host_extent_2=_extent(longest or most, common),
         )
+
+    def split(self, most_tokens: int, place_M: Tensor) -> Segments:
+        """Return these segments, each cut from its beginning on into pieces of `most_tokens`.
+
+        The bounds on the device follow from `place_M`, the place of each token in its segment, and
+        their number from sizes alone, so that a recorded pass serves other rows.
+        """
+        if int(self.host_extent_2[0]) <= most_tokens:
+            return self
+        pieces: list[int] = []
+        for start, stop in pairwise(self.bounds):
+            full, rest = divmod(stop - start, most_tokens)
+            pieces += [most_tokens] * full + [rest] * bool(rest)
+        found = Segments.of(pieces, torch.device("cpu"), most_tokens)
+        num_tokens = len(place_M)
+        token_M = torch.arange(num_tokens, device=place_M.device, dtype=torch.int32)
+        starts_M = torch.where(place_M % most_tokens == 0, token_M, num_tokens).sort().values
+        most = min(len(self.bounds) + num_tokens // most_tokens, num_tokens)
+        bounds_S = F.pad(starts_M[:most], (0, 1), value=num_tokens).int()
+        return replace(found, bounds_S=bounds_S, host_extent_2=_extent(most_tokens))
+
+
+def _extent(longest: int, common: int = 0) -> Tensor:
+    return torch.tensor([longest, common], dtype=torch.int32)
+
+
+def find_chunk(config: Any) -> int | None:
+    """Return the width of chunked attention in tokens, or None: no layer has it (Llama 4)."""
+    if "chunked_attention" not in (getattr(config, "layer_types", None) or ()):
+        return None
+    return int(config.attention_chunk_size)
+
+
+def take_temperatures(model: nn.Module) -> list[Any]:
+    """Let `attend_segments` scale queries by their places; return the layers that do so.
+
+    Layers without rotary angles do it themselves in Llama 4, by the place in the whole row.
+    """
+    tuned = [
+        module
+        for module in model.modules()
+        if getattr(module, "attn_temperature_tuning", False) and hasattr(module, "floor_scale")
+    ]
+    for module in tuned:
+        module.attn_temperature_tuning = False
+        module.tunes_by_place = not module.use_rope
+    return tuned
+
+
+def return_temperatures(tuned: Sequence[Any]) -> None:
+    """Undo `take_temperatures`."""
+    for module in tuned:
+        module.attn_temperature_tuning, module.tunes_by_place = True, False
 
 
 def register() -> None:
@@ -99,6 +152,8 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     windows: list[int | None] | None = None,
+    chunks: Segments | None = None,
+    place_M: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend causally within each segment; has the signature of Transformers' attention functions.
@@ -111,6 +166,8 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
         host_bounds_S: See `Segments`.
         host_extent_2: See `Segments`.
         windows: Collects the sliding window that each layer passes, to check that it does.
+        chunks: Segments cut into chunks, for layers that attend within those.
+        place_M: Place of each token in its segment, for layers that scale queries by it.
 
     Returns:
         The output (1, M, H, D), and no weights.
@@ -122,6 +179,11 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
         raise ValueError("masks and dropout of scores are not supported")
     if windows is not None:
         windows.append(sliding_window)
+    if chunks is not None and _is_chunked(module):
+        bounds_S, host_bounds_S = chunks.bounds_S, chunks.host_bounds_S
+        host_extent_2 = chunks.host_extent_2
+    if getattr(module, "tunes_by_place", False):
+        query_1HMD = _scale_by_place(module, query_1HMD, place_M)
     query, key, value = query_1HMD, key_1HMD, value_1HMD
     if value.dtype in _NARROW:
         # Rotary embeddings have fp32 angles, so autocast's half-precision queries and keys come
@@ -145,6 +207,17 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
         one = [x[:, :, start:stop] for x in (query, key, value)]
         parts.append(_attend_one(one[0], one[1], one[2], scaling, sliding_window, softcap, s_aux))
     return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _is_chunked(module: Any) -> bool:
+    return bool(module.config.layer_types[module.layer_idx] == "chunked_attention")
+
+
+def _scale_by_place(module: Any, query_1HMD: Tensor, place_M: Tensor) -> Tensor:
+    """Scale queries up with their distance from the beginning (Nakanishi 2025, 2501.19399)."""
+    blocks_M = torch.floor((place_M.float() + 1.0) / module.floor_scale)
+    scale_M1 = (torch.log1p(blocks_M) * module.attn_scale + 1.0).unsqueeze(-1)
+    return (query_1HMD * scale_M1).to(query_1HMD.dtype)
 
 
 def _repeat_heads(x_1HMD: Tensor, num_heads: int) -> Tensor:

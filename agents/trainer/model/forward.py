@@ -1,10 +1,10 @@
 """Forward passes over flat rows: the model's body, and its head only where a loss is computed.
 
 The capabilities of a model class are detected once, by comparing its own attention and logits with
-ours on a few tokens. One segment at a time goes through a class whose attention does not use
-Transformers' registry, that carries state from token to token, or whose rotary angles depend on
-the length of the input. A class whose logits `head` cannot compute uses its own head. Both
-fallbacks are slower and as correct.
+ours on a few tokens, and by changing one segment: no other may notice. One segment at a time goes
+through a class that fails this, or whose rotary angles depend on the length of the input. A class
+whose logits `head` cannot compute uses its own head. Both fallbacks are slower and as correct, and
+`Forward.limits` tells of them.
 
 Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts), H hidden
 features, V entries of the vocabulary.
@@ -23,14 +23,19 @@ import torch
 from torch import Tensor, nn
 
 from agents.trainer.data.examples import Example, Segment
-from agents.trainer.model import attention, fused_linear, positions
+from agents.trainer.model import attention, fused_linear, positions, recurrent_layers
 from agents.trainer.model.head import FullLogitsHead, Head, find_head
 from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
 
 _PROBE_TOKENS = (7, 5)
+# The first token of a first segment that differs in every place.
+_OTHER_TOKEN = 20
 # Maximum difference between two ways to compute logits, relative to the largest logit.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
+# What a change of one segment may change in another, as a share of the tolerance: kernels round
+# differently where experts get other numbers of tokens.
+_LEAK = 0.1
 
 
 class Forward:
@@ -49,10 +54,15 @@ class Forward:
         self._model = model
         self._device = device
         self._causal: Any = model.module if model.lora is None else model.module.get_base_model()
-        self._body: nn.Module = self._causal.base_model
+        self._body = _find_body(self._causal)
         self._ropes = positions.find_length_dependent(self._body, max_tokens)
         self.flat = False
         """Whether several segments go through the model in one pass."""
+        self.limits: tuple[str, ...] = ()
+        """What is slower with this class than with others, and why: sentences for people."""
+        # What the flat pass needs beside the bounds of its segments.
+        self._chunk_tokens = attention.find_chunk(self._causal.config.get_text_config())
+        self._needs_places = recurrent_layers.route(self._body) or self._chunk_tokens is not None
         self.head: Head | FullLogitsHead = FullLogitsHead()
         with torch.no_grad():
             self._detect()
@@ -92,10 +102,16 @@ class Forward:
     def _run(self, batch: MicroBatch, **more: Any) -> Tensor:
         settings = {"use_cache": False, **more}
         if self.flat:
-            settings["bounds_S"] = batch.segments.bounds_S
-            settings["host_bounds_S"] = batch.segments.host_bounds_S
-            settings["host_extent_2"] = batch.segments.host_extent_2
+            segments = batch.segments
+            settings["bounds_S"] = segments.bounds_S
+            settings["host_bounds_S"] = segments.host_bounds_S
+            settings["host_extent_2"] = segments.host_extent_2
             settings["position_ids"] = batch.position_1M
+            if self._needs_places:
+                places = recurrent_layers.find_places(segments.bounds_S, batch.position_1M)
+                settings |= places
+                if self._chunk_tokens:
+                    settings["chunks"] = segments.split(self._chunk_tokens, places["place_M"])
         if isinstance(self.head, Head):
             return self._body(input_ids=batch.ids_1M, **settings).last_hidden_state
         return self._causal(input_ids=batch.ids_1M, **settings).logits
@@ -113,6 +129,8 @@ class Forward:
     def _detect(self) -> None:
         """Detect what this model class supports; see the module's docstring."""
         batch = build_micro_batch([_build_probe()], self._device)
+        name = type(self._causal).__name__
+        limits = []
         with self._autocast():
             expected_MV = self._run_per_segment(batch)
             head = find_head(self._causal, self._model.dtype)
@@ -120,38 +138,68 @@ class Forward:
                 self.head = head
                 if not self._agrees(lambda: head.logits(self._run_per_segment(batch)), expected_MV):
                     self.head = FullLogitsHead()
-            self.flat = self._can_be_flat(batch, expected_MV)
+            if isinstance(self.head, FullLogitsHead):
+                limits.append(
+                    f"{name} computes its logits in a way of its own, so they are kept for all "
+                    "tokens, which takes memory."
+                )
+            obstacle = self._find_obstacle(batch, expected_MV)
+        self.flat = obstacle is None
+        if obstacle is not None:
+            limits.append(
+                f"Rows go through {name} one at a time, because {obstacle}: a batch takes as many "
+                "passes as it has rows, so short rows train slower."
+            )
+        self.limits = tuple(limits)
 
-    def _can_be_flat(self, batch: MicroBatch, expected_MV: Tensor) -> bool:
-        config = self._causal.config
-        usual = config._attn_implementation
-        if self._ropes or not self._can_route_attention():
-            return False
-        attention.register()
-        self._causal.set_attn_implementation(attention.NAME)
+    def _find_obstacle(self, batch: MicroBatch, expected_MV: Tensor) -> str | None:
+        """Return why several segments cannot go through this class in one pass, or None."""
+        if self._ropes:
+            return (
+                "its rotary angles depend on the length of the row, and rows are longer than "
+                f"{min(rope.max_tokens for rope in self._ropes):,} tokens"
+            )
+        if not self._causal._can_set_attn_implementation():
+            return "it computes attention itself, not by Transformers' registry"
+        usual = self._causal.config._attn_implementation
+        tuned = attention.take_temperatures(self._body)
+        self._needs_places = self._needs_places or bool(tuned)
         self.flat = True
+        try:
+            attention.register()
+            self._causal.set_attn_implementation(attention.NAME)
+            obstacle = self._try_flat(batch, expected_MV)
+        except (TypeError, ValueError, AttributeError, RuntimeError, KeyError) as error:
+            # Lack of memory says nothing about the class.
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            obstacle = f"packed rows fail ({lines[0][:150]})"
+        if obstacle is not None:
+            self.flat = False
+            attention.return_temperatures(tuned)
+            self._causal.set_attn_implementation(usual)
+        return obstacle
+
+    def _try_flat(self, batch: MicroBatch, expected_MV: Tensor) -> str | None:
         windows: list[int | None] = []
+        found_MV = self._compute_logits(batch, windows=windows)
+        if not self._is_close(found_MV, expected_MV):
+            return "its logits for packed rows differ from those of each row"
+        other = build_micro_batch([_build_probe(first_token=_OTHER_TOKEN)], self._device)
+        last = slice(batch.segments.bounds[1], batch.segments.bounds[2])
+        found_MV, expected_MV = self._compute_logits(other)[last], found_MV[last]
+        if not self._is_close(found_MV, expected_MV, _LEAK):
+            return "its layers let a row see the row before it"
         # The probe is shorter than any window, so agreeing logits do not show that the layers pass
         # theirs on; the collected windows do.
-        if self._agrees(lambda: self._try_flat(batch, windows), expected_MV) and (
-            any(windows) == _has_sliding_window(config.get_text_config())
-        ):
-            return True
-        self.flat = False
-        self._causal.set_attn_implementation(usual)
-        return False
+        if any(windows) != _has_sliding_window(self._causal.config.get_text_config()):
+            return "its layers do not pass on their sliding windows"
+        return None
 
-    def _try_flat(self, batch: MicroBatch, windows: list[int | None]) -> Tensor:
-        found_M = self._run(batch, windows=windows)[0]
+    def _compute_logits(self, batch: MicroBatch, **more: Any) -> Tensor:
+        found_M = self._run(batch, **more)[0]
         return self.head.logits(found_M) if isinstance(self.head, Head) else found_M
-
-    def _can_route_attention(self) -> bool:
-        config = self._causal.config.get_text_config()
-        # Other types, such as linear attention, carry state across the bounds of segments.
-        kinds = set(getattr(config, "layer_types", None) or ())
-        return kinds <= {"full_attention", "sliding_attention"} and bool(
-            self._causal._can_set_attn_implementation()
-        )
 
     def _agrees(self, compute: Callable[[], Tensor], expected_MV: Tensor) -> bool:
         try:
@@ -161,11 +209,21 @@ class Forward:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             return False
+        return self._is_close(found_MV, expected_MV)
+
+    def _is_close(self, found_MV: Tensor, expected_MV: Tensor, share: float = 1.0) -> bool:
         if found_MV.shape != expected_MV.shape:
             return False
         expected_MV = expected_MV.to(found_MV.dtype)
         error_of = (found_MV - expected_MV).abs().max() / expected_MV.abs().max()
-        return bool(error_of <= _TOLERANCES[self._model.dtype])
+        return bool(error_of <= share * _TOLERANCES[self._model.dtype])
+
+
+def _find_body(causal: Any) -> nn.Module:
+    """Return the model without its head."""
+    body: nn.Module = causal.base_model
+    # Llama 4's text class names a body that it does not have.
+    return getattr(causal, "model", body) if body is causal else body
 
 
 def _has_sliding_window(config: Any) -> bool:
@@ -176,10 +234,12 @@ def _has_sliding_window(config: Any) -> bool:
     return bool(getattr(config, "sliding_window", None))
 
 
-def _build_probe(lengths: tuple[int, ...] = _PROBE_TOKENS) -> Example:
+def _build_probe(lengths: tuple[int, ...] = _PROBE_TOKENS, first_token: int = 3) -> Example:
+    """Return segments of these lengths; `first_token` begins the first one, the others with 3."""
     parts = []
-    for length in lengths:
+    for place, length in enumerate(lengths):
         is_target = np.ones(length, dtype=np.bool_)
         is_target[0] = False
-        parts.append(Segment(0, np.arange(3, 3 + length, dtype=np.int32), is_target))
+        first = 3 if place else first_token
+        parts.append(Segment(0, np.arange(first, first + length, dtype=np.int32), is_target))
     return Example(tuple(parts))

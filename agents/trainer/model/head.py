@@ -115,6 +115,7 @@ def find_head(model: nn.Module, dtype: torch.dtype) -> Head | None:
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+    scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
     softcap = getattr(config, "final_logit_softcapping", None)
     return Head(last.weight, last.bias, scale, float(softcap) if softcap else None, dtype)
 

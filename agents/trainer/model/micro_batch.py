@@ -59,7 +59,8 @@ def build_micro_batch(examples: Sequence[Example], device: torch.device) -> Micr
     lengths = [len(segment.ids) for segment in segments]
     num_tokens = sum(lengths)
     padding = round_up_tokens(num_tokens) - num_tokens if device.type == "cuda" else 0
-    ids_M = np.zeros(num_tokens + padding, dtype=np.int64)
+    # A pad token's embedding may be all 0, and norms without an epsilon divide by its length.
+    ids_M = np.full(num_tokens + padding, segments[-1].ids[-1], dtype=np.int64)
     np.concatenate([segment.ids for segment in segments], out=ids_M[:num_tokens])
     is_target_M = np.concatenate([segment.is_target for segment in segments])
     place_N = np.flatnonzero(is_target_M)

@@ -38,6 +38,9 @@ _DTYPES = {
 _NARROW = (torch.bfloat16, torch.float16)
 # Module names of learned position embeddings (GPT-2, OPT, GPT-BigCode).
 _LEARNED_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
+# PEFT adapts no output projection of these families' Mamba layers: kernels for training skip it.
+_MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+_MAMBA_OUTPUT = "out_proj"
 # PEFT inserts the adapter's name into parameter names, and removes it in files.
 _ADAPTER = ".default."
 
@@ -298,11 +301,26 @@ def build_trained_model(
     )
 
 
+def find_mamba_outputs(model: nn.Module) -> list[str]:
+    """Return the projections of Mamba layers that PEFT refuses to adapt in this family."""
+    if model.config.model_type not in _MAMBA_TYPES:
+        return []
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return [name for name in linears if name.endswith(f".{_MAMBA_OUTPUT}")]
+
+
+def _is_more_than_linear(module: nn.Module) -> bool:
+    """Return whether it is a class of one model, as Llama 4's router, which returns a tuple."""
+    own = type(module).__module__.startswith("transformers.models.")
+    return isinstance(module, nn.Linear) and own
+
+
 def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]) -> LoraConfig:
     left_out = list(non_text)
     if adapter.targets == "all-linear":
         # A router that is a linear layer is no part to adapt unless somebody names it.
         left_out += [name for name, _ in find_routers(model)]
+        left_out += find_mamba_outputs(model)
     targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
@@ -323,7 +341,11 @@ def _add_adapter(
 ) -> nn.Module:
     out = tuple(f"{name}." for name in non_text)
     modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
-    layers = {name for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
+    layers = {
+        name
+        for name, one in modules.items()
+        if isinstance(one, (nn.Linear, Conv1D)) and not _is_more_than_linear(one)
+    }
     usable = sorted({name.rpartition(".")[2] for name in layers})
     hint = f"Use all-linear, or names from {', '.join(usable)}"
     targets = spec.adapter.targets

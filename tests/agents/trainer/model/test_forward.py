@@ -1,8 +1,8 @@
-"""Segments that share a flat row never see each other, in every family of models."""
+"""What a model's class can do is tried: packed rows where they are exact, else a row at a time."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
 
 import numpy as np
 import pytest
@@ -11,11 +11,13 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agents.trainer.data.examples import Example, Segment
+from agents.trainer.model import recurrent_layers
 from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.head import FullLogitsHead, Head
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import TrainedModel
+from tests.agents.trainer.model.families import SEEN, make_family
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -29,22 +31,6 @@ SMALL = {
     "pad_token_id": 0,
 }
 HALF = ["sliding_attention", "full_attention"]
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 5},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "layer_types": HALF},
-    "qwen3": {},
-    "gemma": {},
-    "gemma2": {"sliding_window": 5, "layer_types": HALF, "final_logit_softcapping": 3.0},
-    "gemma3_text": {"sliding_window": 5, "layer_types": HALF},
-    "phi": {"num_key_value_heads": 4},
-    "phi3": {"sliding_window": 5},
-    "cohere": {},
-    "granite": {"logits_scaling": 4.0},
-    "gpt_oss": {
-        "sliding_window": 5, "layer_types": HALF, "num_local_experts": 4, "num_experts_per_tok": 2,
-    },
-}  # fmt: skip
 APART = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
@@ -101,19 +87,49 @@ def gradients(model, loss):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, *APART])
-def test_packed_rows_are_those_of_the_model_itself(kind):
-    model = make(kind, {**FAMILIES, **APART}[kind])
+@pytest.mark.parametrize("kind", APART)
+def test_classes_without_the_registry_take_a_row_at_a_time(kind):
+    model = make(kind, APART[kind])
     expected = expected_loss(model)
     expected_gradients = gradients(model, expected)
     forward = Forward(wrap(model), CPU)
-    assert forward.flat == (kind in FAMILIES)
+    assert not forward.flat
+    (limit,) = forward.limits
+    assert type(model).__name__ in limit
+    assert "because it computes attention itself" in limit
     assert isinstance(forward.head, Head)
     batch = build_micro_batch([Example(tuple(SEGMENTS))], CPU)
     loss = forward.head.sum_loss(forward.features(batch), batch.label_N)
     assert loss.item() == pytest.approx(expected.item(), rel=2e-6)
     found = gradients(model, loss)
     assert (found - expected_gradients).abs().max() < 1e-4 * expected_gradients.abs().max()
+
+
+def test_layers_that_let_rows_see_each_other_are_noticed(monkeypatch):
+    """As with a class whose state goes on from row to row, whatever it is called with."""
+    model = make_family("Qwen3.5", SEEN)
+    for name in ("causal_conv1d_fn", "torch_chunk_gated_delta_rule"):
+        plain = getattr(sys.modules[type(model).__module__], name)
+        plain = getattr(plain, "rackless_plain", plain)
+        monkeypatch.setattr(sys.modules[type(model).__module__], name, plain)
+    monkeypatch.setattr(recurrent_layers, "_FUNCTIONS", {})
+    forward = Forward(wrap(model), CPU)
+    assert not forward.flat
+    assert "one at a time, because its logits for packed rows differ" in forward.limits[0]
+    batch = build_micro_batch([Example(tuple(SEGMENTS))], CPU)
+    loss = forward.head.sum_loss(forward.features(batch), batch.label_N)
+    assert loss.item() == pytest.approx(expected_loss(model).item(), rel=2e-6)
+
+
+def test_a_small_leak_is_noticed_where_logits_seem_to_agree():
+    """Half precision forgives differences in logits that are larger than what leaks."""
+    model = make("llama", {}, torch.bfloat16)
+    layer = model.model.layers[0]
+    plain = layer.mlp.forward
+    layer.mlp.forward = lambda x: plain(x) + 0.02 * x.mean(1, keepdim=True)
+    forward = Forward(wrap(model, torch.bfloat16), CPU)
+    assert not forward.flat
+    assert "its layers let a row see the row before it" in forward.limits[0]
 
 
 TURNS = {
@@ -136,6 +152,10 @@ def test_angles_that_depend_on_the_length_are_those_of_each_row_alone(kind):
     expected = sum(expected_loss(make(kind, TURNS[kind]), [part]).item() for part in parts)
     forward = Forward(wrap(make(kind, TURNS[kind])), CPU, 40)
     assert not forward.flat
+    assert (
+        "rotary angles depend on the length of the row, and rows are longer than 16"
+        in (forward.limits[0])
+    )
     batch = build_micro_batch([Example(tuple(parts))], CPU)
     for _ in range(2):
         loss = forward.head.sum_loss(forward.features(batch), batch.label_N)
@@ -156,6 +176,7 @@ def test_a_head_of_unknown_making_is_left_to_the_model():
     expected = expected_loss(model)
     forward = Forward(wrap(model), CPU)
     assert isinstance(forward.head, FullLogitsHead)
+    assert "computes its logits in a way of its own" in forward.limits[0]
     assert forward.flat
     batch = build_micro_batch([Example(tuple(SEGMENTS))], CPU)
     loss = forward.head.sum_loss(forward.features(batch), batch.label_N)
@@ -167,4 +188,6 @@ def test_a_window_that_attention_is_not_told_of_is_noticed():
     for layer in model.model.layers:
         layer.self_attn.config.sliding_window = None  # asks for none any more
     model.config.layer_types = HALF
-    assert not Forward(wrap(model), CPU).flat
+    forward = Forward(wrap(model), CPU)
+    assert not forward.flat
+    assert "its layers do not pass on their sliding windows" in forward.limits[0]

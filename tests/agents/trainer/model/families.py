@@ -1,0 +1,124 @@
+"""Tiny models of every family that is fine-tuned today, with one layer of each kind that it has.
+
+`SEEN` was at hand while the code was written; `UNSEEN` has other sizes, odd numbers of heads, other
+biases and ties, and was tried afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HALF = ["sliding_attention", "full_attention"]
+LINEAR = ["linear_attention", "full_attention"]
+DELTA: dict[str, Any] = {
+    "layer_types": LINEAR, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 3,
+}  # fmt: skip
+FEW_EXPERTS: dict[str, Any] = {
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+}  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2,
+    "mamba_expand": 2, "mamba_d_conv": 4, "mamba_chunk_size": 4,
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 6, "head_dim": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1,
+    "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, **FEW_EXPERTS,
+}  # fmt: skip
+
+SEEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 3": ("llama", {}),
+    "Mistral": ("mistral", {"sliding_window": 5}),
+    "Ministral": ("ministral", {"sliding_window": 5, "layer_types": HALF}),
+    "Ministral 3": ("ministral3", {}),
+    "Qwen2.5": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "layer_types": HALF}),
+    "Qwen3": ("qwen3", {}),
+    "Qwen3-MoE": ("qwen3_moe", FEW_EXPERTS),
+    "Qwen3-Next": ("qwen3_next", {
+        **DELTA, **FEW_EXPERTS, "shared_expert_intermediate_size": 16,
+    }),
+    "Qwen3.5": ("qwen3_5_text", DELTA),
+    "Gemma": ("gemma", {}),
+    "Gemma 2": ("gemma2", {
+        "sliding_window": 5, "layer_types": HALF, "final_logit_softcapping": 3.0,
+    }),
+    "Gemma 3": ("gemma3_text", {"sliding_window": 5, "layer_types": HALF}),
+    "Gemma 3n": ("gemma3n_text", {
+        "sliding_window": 5, "layer_types": HALF * 2, "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2, "intermediate_size": [48] * 4, "laurel_rank": 4,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
+        "activation_sparsity_pattern": [0.0] * 4,
+    }),
+    "Gemma 4": ("gemma4_text", {
+        "sliding_window": 5, "layer_types": HALF * 2, "num_hidden_layers": 4, "global_head_dim": 16,
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 97,
+    }),
+    "Phi": ("phi", {"num_key_value_heads": 4}),
+    "Phi-4": ("phi3", {"sliding_window": 5}),
+    "Cohere": ("cohere", {}),
+    "Command A": ("cohere2", {"sliding_window": 5, "layer_types": HALF}),
+    "OLMo 2": ("olmo2", {}),
+    "OLMo 3": ("olmo3", {"sliding_window": 5, "layer_types": HALF}),
+    "SmolLM3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "GLM-4": ("glm4", {}),
+    "GLM-4.5": ("glm4_moe", {
+        **FEW_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }),
+    "gpt-oss": ("gpt_oss", {"sliding_window": 5, "layer_types": HALF, **FEW_EXPERTS}),
+    "Granite": ("granite", {"logits_scaling": 4.0}),
+    "Granite 4": ("granitemoehybrid", {
+        **MAMBA, **FEW_EXPERTS, "layers_block_type": LINEAR, "layer_types": LINEAR,
+        "shared_intermediate_size": 24,
+    }),
+    "Llama 4": ("llama4_text", {
+        **FEW_EXPERTS, "num_hidden_layers": 3, "attention_chunk_size": 6, "floor_scale": 4,
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+        "no_rope_layers": [1, 0, 1], "moe_layers": [1], "intermediate_size_mlp": 40,
+    }),
+    "DeepSeek-V2": ("deepseek_v2", {
+        **LATENT, "topk_method": "greedy", "mlp_layer_types": ["dense", "sparse"],
+    }),
+    "DeepSeek-V3": ("deepseek_v3", LATENT),
+    "Falcon-H1": ("falcon_h1", {**MAMBA, "mamba_d_ssm": 64, "lm_head_multiplier": 0.5}),
+    "Nemotron-H": ("nemotron_h", {
+        "num_hidden_layers": 3, "layers_block_type": ["mamba", "attention", "mlp"],
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 6, "n_groups": 2,
+        "chunk_size": 4,
+    }),
+    "LFM2": ("lfm2", {
+        "layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 8,
+    }),
+    "Mamba 2": ("mamba2", {
+        "num_heads": 8, "head_dim": 8, "state_size": 6, "n_groups": 2, "chunk_size": 4, "expand": 2,
+    }),
+}  # fmt: skip
+
+UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {}
+
+
+def make_family(
+    name: str, families: dict[str, tuple[str, dict[str, Any]]], dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Return a model with random weights, large enough that attention and caps matter."""
+    torch.manual_seed(3)
+    kind, more = families[name]
+    config = AutoConfig.for_model(kind, **{**SMALL, **more})
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)
+            else:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
