@@ -301,12 +301,15 @@ def build_trained_model(
     )
 
 
-def find_mamba_outputs(model: nn.Module) -> list[str]:
-    """Return the projections of Mamba layers that PEFT refuses to adapt in this family."""
-    if model.config.model_type not in _MAMBA_TYPES:
-        return []
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return [name for name in linears if name.endswith(f".{_MAMBA_OUTPUT}")]
+def find_unfit_linears(model: nn.Module) -> list[str]:
+    """Return the linear layers whose class or family no adapter fits."""
+    is_mamba = model.config.model_type in _MAMBA_TYPES
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and (_is_more_than_linear(module) or (is_mamba and name.endswith(f".{_MAMBA_OUTPUT}")))
+    ]
 
 
 def _is_more_than_linear(module: nn.Module) -> bool:
@@ -320,7 +323,7 @@ def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]
     if adapter.targets == "all-linear":
         # A router that is a linear layer is no part to adapt unless somebody names it.
         left_out += [name for name, _ in find_routers(model)]
-        left_out += find_mamba_outputs(model)
+        left_out += find_unfit_linears(model)
     targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
