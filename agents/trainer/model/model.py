@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model import experts
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.nf4_experts import find_routers
+from agents.trainer.model.weights import Report, read_by_threads
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -86,8 +88,16 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
-def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
+def load_model(
+    spec: RunSpec, path: Path, device: torch.device, report: Report | None = None
+) -> nn.Module:
     """Return the base model on the device, every parameter frozen.
+
+    Args:
+        spec: Of the run.
+        path: Folder of the model.
+        device: Of this rank.
+        report: Called with the progress of reading to a GPU; None: nobody asks.
 
     Raises:
         ExpectedError: The folder has no model that can be loaded.
@@ -110,10 +120,13 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
         settings["quantization_config"] = _nf4(dtype)
     if device.type == "cuda" or spec.adapter.kind == "qlora":
         settings["device_map"] = {"": device}
+    # On a CPU the mapped files are the weights, where their type is the right one.
+    reading = read_by_threads(device, report) if device.type == "cuda" else nullcontext()
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            path, output_loading_info=True, **settings
-        )
+        with reading:
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                path, output_loading_info=True, **settings
+            )
     except (torch.OutOfMemoryError, ExpectedError):
         raise
     except (
