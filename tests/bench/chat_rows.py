@@ -1,8 +1,9 @@
 """Conversations of unlike length, as text for our data path and as tokens for our peers.
 
 Lengths are log-normal, as those of public chat data are. Every word of the tokenizer is one token,
-so a row has just the tokens that were drawn, in every engine. Questions and answers alternate; only
-the answers are learned, about 60 % of the tokens.
+so a row has just the tokens that were drawn, in every engine. Words are added tokens, since some
+families build the rest of a tokenizer by themselves, whatever its file says. Questions and answers
+alternate; only the answers are learned, about 60 % of the tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 BEGIN, END = 1, 2
 _SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 _USER, _ASSISTANT = 4, 5
-_MOST_WORDS = 32000
+_MOST_WORDS = 512
 _SHARE = 0.6
 _SHORTEST = 16
 _TURN_TOKENS = 400
@@ -78,7 +79,7 @@ def _make_row(length: int, words: int, draw: random.Random) -> ChatRow:
             ids += [role, *said, END]
             is_target += [False, *[role == _ASSISTANT] * (count + 1)]
             name = _SPECIAL[role].strip("<|>")
-            messages.append({"role": name, "content": " ".join(f"w{word}" for word in said)})
+            messages.append({"role": name, "content": _write(said)})
     return ChatRow(messages=messages, ids=ids, is_target=is_target)
 
 
@@ -121,12 +122,15 @@ def _join(question: list[int], answer: list[int]) -> ChatRow:
     before = len(question) + 4
     return ChatRow(
         messages=[
-            {"role": _SPECIAL[role].strip("<|>"), "content": " ".join(f"w{w}" for w in text)}
-            for role, text in said
+            {"role": _SPECIAL[role].strip("<|>"), "content": _write(text)} for role, text in said
         ],
         ids=ids,
         is_target=[place >= before for place in range(len(ids))],
     )
+
+
+def _write(tokens: Sequence[int]) -> str:
+    return "".join(f"<w{token}>" for token in tokens)
 
 
 def write_rows(path: Path, rows: Sequence[ChatRow]) -> Path:
@@ -153,22 +157,33 @@ def write_pairs(path: Path, pairs: Sequence[Pair]) -> Path:
 
 
 def make_tokenizer(words: int) -> Any:
-    """Return a tokenizer whose word `w17` is the token 17."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    """Return a tokenizer whose word `<w17>` is the token 17."""
+    from tokenizers import AddedToken, Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    known = [*_SPECIAL, *(f"w{i}" for i in range(len(_SPECIAL), min(words, _MOST_WORDS)))]
-    vocabulary = {word: place for place, word in enumerate(known)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=_SPECIAL[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    known = [f"<w{i}>" for i in range(len(_SPECIAL), min(words, _MOST_WORDS))]
+    vocabulary = {word: place for place, word in enumerate([*_SPECIAL, *known])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.add_special_tokens(list(_SPECIAL))
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in known])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, chat_template=_TEMPLATE, pad_token=_SPECIAL[0],
-        bos_token=_SPECIAL[1], eos_token=_SPECIAL[2], unk_token=_SPECIAL[0],
+        bos_token=_SPECIAL[1], eos_token=_SPECIAL[2],
         additional_special_tokens=list(_SPECIAL[3:]), model_max_length=1 << 20,
     )  # fmt: skip
 
 
 def save_tokenizer(folder: Path, words: int) -> None:
-    """Save the tokenizer beside a model."""
+    """Save the tokenizer beside a model.
+
+    Raises:
+        ValueError: the model's family reads it in another way.
+    """
+    from transformers import AutoTokenizer
+
     make_tokenizer(words).save_pretrained(folder)
+    (row,) = make_rows([40], words)
+    text = make_tokenizer(words).apply_chat_template(row.messages, tokenize=False)
+    found = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if found(text, add_special_tokens=False)["input_ids"] != row.ids:
+        raise ValueError(f"{type(found).__name__} reads other tokens from {folder}")

@@ -117,21 +117,30 @@ def choose_attention(job: PeerJob) -> str:
     return VARLEN
 
 
-def load_peft(job: PeerJob, attention: str) -> Any:
-    """Return the model with its adapters."""
-    from peft import LoraConfig, get_peft_model
+def load_base(job: PeerJob, attention: str) -> Any:
+    """Return the base model, in 4 bits for `qlora`."""
+    config = make_config(job.shape, layers=job.layers, size=job.size)
+    base = make_model(config, job.device, attention)
+    base.config.use_cache = False
+    return quantize_linears(base) if job.kind == "qlora" else base
 
-    base = make_model(make_config(job.shape, layers=job.layers, size=job.size), job.device,
-                      attention)  # fmt: skip
-    if job.kind == "qlora":
-        quantize_linears(base)
-    config = LoraConfig(
+
+def describe_adapter(job: PeerJob) -> Any:
+    """Return PEFT's description of the adapters."""
+    from peft import LoraConfig
+
+    return LoraConfig(
         r=job.rank, lora_alpha=2 * job.rank, lora_dropout=0.0, use_dora=job.dora,
         target_modules=list(SHAPES[job.shape].targets), task_type="CAUSAL_LM",
     )  # fmt: skip
-    model = get_peft_model(base, config, autocast_adapter_dtype=False)
-    model.config.use_cache = False
-    return model.train()
+
+
+def load_peft(job: PeerJob, attention: str) -> Any:
+    """Return the model with its adapters."""
+    from peft import get_peft_model
+
+    base = load_base(job, attention)
+    return get_peft_model(base, describe_adapter(job), autocast_adapter_dtype=False).train()
 
 
 def set_recompute(model: Any, recompute: str) -> None:

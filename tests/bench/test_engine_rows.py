@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import bench_chat, bench_host
-from tests.bench.chat_rows import draw_lengths, make_rows, write_rows
+from tests.bench import bench_chat, bench_host, bench_preferences
+from tests.bench.chat_rows import draw_lengths, make_rows, save_tokenizer, write_rows
+from tests.bench.engine_shapes import SHAPES, make_config
 from tests.bench.fresh_process import Emit, run_fresh
 from tests.bench.our_training import RunFailed, make_spec, run_trainer, summarize
 from tests.bench.peer_training import (
@@ -83,6 +84,18 @@ def test_our_data_path_reads_the_tokens_that_peers_get(tmp_path: Path, model: Pa
     assert 0.5 < targets / sum(LENGTHS) < 0.7
 
 
+def read_tokens(emit: Emit, root: Path) -> None:
+    """Report the families that take the tokenizer as it is."""
+    for shape in SHAPES:
+        make_config(shape, layers=4, size="tiny").save_pretrained(root / shape)
+        save_tokenizer(root / shape, 768)
+        emit({"shape": shape})
+
+
+def test_every_family_reads_the_same_tokens(tmp_path: Path) -> None:
+    assert [found.get("shape") for found in run_fresh(read_tokens, tmp_path)] == list(SHAPES)
+
+
 def test_a_run_that_fails_says_why(tmp_path: Path, model: Path) -> None:
     spec = make_spec("lora", ("no_such_layer",), max_steps=1)
     path = write_rows(tmp_path / "rows.jsonl", make_rows(LENGTHS, 768))
@@ -148,3 +161,10 @@ def test_host_prints_its_ratios(bench: Callable[..., str]) -> None:
     slow = bench(bench_host.main, "--slow", "--only", "qwen2.5-7b:lora", "--modes", "unpacked")
     (share,) = re.findall(r"unpacked: (\d\.\d+) of the ideal", slow)
     assert 0 < float(share) < 1
+
+
+def test_preferences_print_their_ratios(bench: Callable[..., str]) -> None:
+    said = bench(bench_preferences.main, "--engines", "trl,peft,ours")
+    ratios = re.findall(r"= .* DPO: (\d+\.\d+) of (\w+)", said)
+    assert [engine for _, engine in ratios] == ["trl", "peft"], said
+    assert min(float(ratio) for ratio, _ in ratios) > 0
