@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import bench_chat, bench_host, bench_preferences
+from tests.bench import bench_chat, bench_host, bench_preferences, bench_settings
 from tests.bench.chat_rows import draw_lengths, make_rows, save_tokenizer, write_rows
 from tests.bench.engine_shapes import SHAPES, make_config
 from tests.bench.fresh_process import Emit, run_fresh
@@ -168,3 +168,10 @@ def test_preferences_print_their_ratios(bench: Callable[..., str]) -> None:
     ratios = re.findall(r"= .* DPO: (\d+\.\d+) of (\w+)", said)
     assert [engine for _, engine in ratios] == ["trl", "peft"], said
     assert min(float(ratio) for ratio, _ in ratios) > 0
+
+
+def test_settings_print_their_share_of_the_best(bench: Callable[..., str]) -> None:
+    said = bench(bench_settings.main, "--only", "chat-3b-lora")
+    assert said.count("micro-batch, recomputed, offloaded") == 2, said
+    (share,) = re.findall(r"lowest (\d\.\d+) of the best", said)
+    assert 0 < float(share) <= 1
