@@ -4,8 +4,9 @@ A micro-batch is one row of segments laid end to end, so nothing is padded; this
 segments apart. It needs no mask: Transformers builds masks only for the attention names that it
 knows, so a model that asks for one gets None.
 
-On GPUs FlashAttention processes all segments in one call. On CPUs, and for what it does not
-support (fp32 and fp64, soft-capped scores, sinks, wide heads), each segment is a call of its own.
+On GPUs FlashAttention or, for soft-capped scores, sinks and wide heads, `segment_attention`
+processes all segments in one call. On CPUs, in fp32 and in fp64 each segment is a call of its own;
+inside a compiled layer those calls are one operator, since their bounds are data.
 
 A sink is a logit of a head that takes part in each softmax and whose weight is dropped, so that a
 query may attend to nothing (Xiao et al. 2023, arXiv:2309.17453; gpt-oss learns it).
@@ -25,6 +26,7 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from agents.trainer.kernels import segment_attention
 from agents.trainer.kernels.flash_attention import flash_attention
 
 NAME = "rackless_segments"
@@ -189,24 +191,23 @@ def attend_segments(  # noqa: PLR0913 - Transformers calls it with these
         # Rotary embeddings have fp32 angles, so autocast's half-precision queries and keys come
         # out as fp32. The next product would cast them back anyway.
         query, key = query.to(value.dtype), key.to(value.dtype)
-    if (
-        query.is_cuda
-        and softcap is None
-        and s_aux is None
-        and query.dtype in _NARROW
-        and query.shape[-1] == value.shape[-1] <= _WIDEST_HEAD
-    ):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        window = sliding_window or 0
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = sliding_window or 0
+    is_plain = not softcap and s_aux is None
+    is_narrow = query.is_cuda and query.dtype in _NARROW
+    if is_plain and not is_narrow and not torch.compiler.is_compiling():
+        # PyTorch's kernels hold no scores of a whole segment, but the loop around them cannot be
+        # compiled.
+        return _attend_each(query, key, value, host_bounds_S, scale, window), None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if is_plain and is_narrow and query.shape[-1] == value.shape[-1] <= _WIDEST_HEAD:
         out_MHD = flash_attention(q, k, v, bounds_S, host_extent_2, scale, window)
-        return out_MHD.unsqueeze(0), None
-    # Read from host memory, because reading the device's copy would wait for it.
-    parts = []
-    for start, stop in pairwise(host_bounds_S.tolist()):
-        one = [x[:, :, start:stop] for x in (query, key, value)]
-        parts.append(_attend_one(one[0], one[1], one[2], scaling, sliding_window, softcap, s_aux))
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+    else:
+        out_MHD = segment_attention.attend(
+            q, k, v, bounds_S, host_bounds_S,
+            sinks_H=s_aux, scale=scale, window=window, softcap=softcap or 0.0,
+        )  # fmt: skip
+    return out_MHD.unsqueeze(0), None
 
 
 def _is_chunked(module: Any) -> bool:
@@ -220,40 +221,35 @@ def _scale_by_place(module: Any, query_1HMD: Tensor, place_M: Tensor) -> Tensor:
     return (query_1HMD * scale_M1).to(query_1HMD.dtype)
 
 
+def _attend_each(
+    query_1HMD: Tensor,
+    key_1HMD: Tensor,
+    value_1HMD: Tensor,
+    host_bounds_S: Tensor,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Return attention (1, M, H, D), computed segment by segment."""
+    parts = []
+    # Read from host memory, because reading the device's copy would wait for it.
+    for start, stop in pairwise(host_bounds_S.tolist()):
+        length = stop - start
+        if not length:
+            continue
+        query, key, value = (x[:, :, start:stop] for x in (query_1HMD, key_1HMD, value_1HMD))
+        key, value = (_repeat_heads(x, query.shape[1]) for x in (key, value))
+        allowed_TT = None
+        if 0 < window < length:
+            place_T = torch.arange(length, device=query.device)
+            distance_TT = place_T[:, None] - place_T
+            allowed_TT = (distance_TT >= 0) & (distance_TT < window)
+        parts.append(
+            F.scaled_dot_product_attention(
+                query, key, value, attn_mask=allowed_TT, is_causal=allowed_TT is None, scale=scale
+            )
+        )
+    return torch.cat(parts, dim=2).transpose(1, 2)
+
+
 def _repeat_heads(x_1HMD: Tensor, num_heads: int) -> Tensor:
     return x_1HMD.repeat_interleave(num_heads // x_1HMD.shape[1], dim=1)
-
-
-def _attend_one(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-    sink_H: Tensor | None,
-) -> Tensor:
-    """Attend causally over one segment (1, H, T, D)."""
-    length = query.shape[2]
-    key, value = (_repeat_heads(x, query.shape[1]) for x in (key, value))
-    plain = softcap is None and sink_H is None
-    if plain and (window is None or length <= window):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    place_T = torch.arange(length, device=query.device)
-    distance_TT = place_T[:, None] - place_T
-    allowed_TT = (distance_TT >= 0) & (distance_TT < (window or length))
-    if plain:
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=allowed_TT, scale=scaling
-        )
-    # Gemma 2's order: scale, cap, mask, softmax in fp32 at least (Gemma Team 2024, 2408.00118).
-    scores_1HTT = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
-    if softcap is not None:
-        scores_1HTT = torch.tanh(scores_1HTT / softcap) * softcap
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores_1HTT = scores_1HTT.to(wide).masked_fill(~allowed_TT, -torch.inf)
-    if sink_H is None:
-        return scores_1HTT.softmax(-1).to(query.dtype) @ value
-    sink_1HT1 = sink_H.to(wide).reshape(1, -1, 1, 1).expand(1, -1, length, 1)
-    weights_1HTT = torch.cat([scores_1HTT, sink_1HT1], dim=-1).softmax(-1)[..., :-1]
-    return weights_1HTT.to(query.dtype) @ value
