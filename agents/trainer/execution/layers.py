@@ -31,6 +31,10 @@ from agents.trainer.execution.activation_offload import Offloader
 from agents.trainer.kernels import nf4
 from agents.trainer.model.model import TrainedModel
 
+# Llama-2-7B with NF4 weights on an H200, rows of 2,048 tokens, two and one at once: 17,510 instead
+# of 12,742 tokens/s, 14,975 instead of 7,910; activations 13.0 instead of 18.9 GiB.
+_COST_OF_EAGER = "1.4 to 1.9 times the time and half as much memory again for activations"
+
 
 class LayerStack:
     """The decoder layers of a model.
@@ -167,11 +171,12 @@ class LayerStack:
         """Run the layers uncompiled from now on, and warn."""
         self.compiled = False
         self.set(self.plan)
+        kinds = sorted({type(layer).__name__ for layer in self._layers})
         lines = str(error).strip().splitlines()
         first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:200]
         self._warn(
-            "The layers of this model cannot be compiled here, so training is slower "
-            f"({type(error).__name__}: {first}).",
+            f"{' and '.join(kinds)} cannot be compiled here ({type(error).__name__}: {first}). "
+            f"These layers run uncompiled, which takes {_COST_OF_EAGER}.",
             "",
         )
 
