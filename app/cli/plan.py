@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from app.core.core import Core
     from app.library.sent_files import SentFiles
     from app.planning.candidate import Candidate, GpuPlan, Plan
+    from app.planning.model_parts import ModelPart
 
 MOST_SHOWN = 6
 """Maximum number of alternatives in the human form; --json has all."""
@@ -67,6 +68,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     _print_list("What would help", [advice.text for advice in plan.advice], out)
     others = plan.others if plan.chosen is not None else plan.others[1:]
     _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
+    print_parts(plan.parts, out)
     _print_list("Assumed", list(plan.assumptions), out)
     rows = [f"{caption}: {text}" for caption, text in describe_first_rows(plan.findings)]
     _print_list("Data, by its first rows", rows, out)
@@ -79,6 +81,13 @@ def print_sent(sent: Sequence[SentFiles], out: Output) -> None:
     from app.library.sent_files import say_sent
 
     _print_list("Sent from this PC to the nodes", [say_sent(one) for one in sent], out)
+
+
+def print_parts(parts: Sequence[ModelPart], out: Output) -> None:
+    """Print which parts of the model get no adapter or stay in 16 bits."""
+    from app.presentation.plan_text import describe_parts
+
+    _print_list("Left as it is", describe_parts(parts), out)
 
 
 def _print_gpus(candidate: Candidate, out: Output) -> None:
@@ -129,6 +138,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "others": [_candidate(candidate) for candidate in plan.others],
         "advice": [{"text": one.text, "change": dict(one.change)} for one in plan.advice],
         "assumptions": list(plan.assumptions),
+        "parts": plain(plan.parts),
         "findings": plain(plan.findings),
         "warnings": [{"key": one.key, "text": one.text} for one in plan.warnings],
         "miss": plain(plan.miss),

@@ -35,6 +35,7 @@ from app.events import (
 )
 from app.planning.candidate import Plan
 from app.planning.forecast_accuracy import ForecastComparison
+from app.planning.model_parts import ModelPart
 
 if TYPE_CHECKING:
     from app.artifacts.deletion import DeletedArtifact
@@ -103,6 +104,7 @@ class RunsApi(Protocol):
         ask_remote: bool = True,
         check_data: bool = True,
     ) -> Plan: ...
+    async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]: ...
     async def start(
         self,
         spec: RunSpec,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from app.forecasts.planner import Planner
     from app.planning.candidate import Plan
     from app.planning.forecast_accuracy import ForecastComparison
+    from app.planning.model_parts import ModelPart
 
 CERTIFICATE_S = 1800.0
 """Longest wait for the certificate of a resumed run, loading included, in seconds."""
@@ -316,6 +317,16 @@ class CoreRuns:
         # Replayed samples are up to ten minutes old; what others hold on a GPU has changed since.
         if isinstance(event, SampleArrived) and not event.replayed:
             self._samples[event.node] = event.sample
+
+    async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]:
+        """Return the parts of a run's model that get no adapter or stay in 16 bits.
+
+        Empty if the model's sizes are not known here.
+        """
+        try:
+            return await self._find_planner().list_parts(spec)
+        except UserError:
+            return ()
 
     def _find_planner(self) -> Planner:
         from app.forecasts.planner import Planner

@@ -33,6 +33,7 @@ from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanReques
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
 from app.planning.measurement_limits import find_fault
 from app.planning.misses import find_miss
+from app.planning.model_parts import ModelPart, list_parts
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import make_plan
 from app.runfile.advice import advise
@@ -92,6 +93,15 @@ class Planner:
             miss=find_miss(past, {(gpu.node, gpu.device) for gpu in shown.gpus}) if shown else None,
             findings=findings,
         )
+
+    async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]:
+        """Return the parts of the model that a run leaves as they are.
+
+        Raises:
+            UserError: the model's sizes are not known here.
+        """
+        shape, _ = await self._find_shape(spec, (), ask_remote=False)
+        return list_parts(shape, spec)
 
     async def build_request(
         self,

@@ -12,6 +12,7 @@ from app.planning.cluster import Cluster
 from app.planning.learning import Corrections
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
 from app.planning.misses import PlanMiss
+from app.planning.model_parts import ModelPart
 from app.planning.model_shape import ModelShape
 from app.runfile.advice import FieldAdvice
 
@@ -148,6 +149,8 @@ class Plan:
     """How far the last plan for the same GPUs was off; None: by less than a factor of two."""
     findings: tuple[DataFinding, ...] = ()
     """What the first rows of the data mean beyond what is learned; the refused come first."""
+    parts: tuple[ModelPart, ...] = ()
+    """Parts of the model that get no adapter or stay in 16 bits."""
 
     @property
     def refuses_data(self) -> bool:

@@ -4,15 +4,16 @@ Every parameter is counted as the classes of Transformers create it: a key that 
 has the default of its family's class. A family that is not listed is read as a Llama, whose parts
 most others share, and marked as not exact. Of multimodal models only the text model is counted.
 
-Transformers keeps the experts of a layer as one tensor per matrix, not as linear layers: they get
-no adapter and are not quantized.
+Transformers keeps the experts of a layer as one tensor per matrix, not as linear layers: only
+`adapter.experts` gives them adapters. The trainer quantizes them itself (`num_nf4`); exports leave
+that to their formats (`num_quantized`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_GEMMA_3, "tie_word_embeddings": True},
     "phi3": {},
 }  # fmt: skip
+# Names of the experts of a layer, and of those that a token is routed to: all are in use.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MET = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+# Families whose experts have another form, which neither adapters nor NF4 reach.
+_OTHER_EXPERTS = ("llama4", "llama4_text")
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
 _ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
 _FOUR_NORMS = ("gemma2", "gemma3_text")
@@ -170,6 +176,21 @@ class ModelShape:
         return ends + sum(count * layer.num_parameters for layer, count in self.kinds)
 
     @property
+    def has_usual_experts(self) -> bool:
+        """Whether it has experts, and of the form that adapters and NF4 reach."""
+        return self.num_experts > 0 and self.family not in _OTHER_EXPERTS
+
+    @property
+    def num_all_experts(self) -> int:
+        """Parameters of all experts of all layers."""
+        return sum(count * layer.num_experts_params for layer, count in self.kinds)
+
+    @property
+    def num_nf4(self) -> int:
+        """Values that a QLoRA run keeps in NF4: matrices of linear layers, and experts."""
+        return self.num_quantized + (self.num_all_experts if self.has_usual_experts else 0)
+
+    @property
     def num_quantized(self) -> int:
         """Values that are quantized to 4 or 8 bits: the matrices of linear layers."""
         return sum(count * one.num_weights for layer, count in self.kinds for one in layer.linears)
@@ -183,9 +204,20 @@ class ModelShape:
         ]
 
     def count_adapter(
-        self, rank: int, targets: str | tuple[str, ...], *, dora: bool = False
+        self,
+        rank: int,
+        targets: str | tuple[str, ...],
+        *,
+        dora: bool = False,
+        experts: int = 0,
     ) -> int:
         """Return the parameters of a LoRA adapter.
+
+        Args:
+            rank: inner dimension.
+            targets: as in a run file.
+            dora: whether each output has a magnitude.
+            experts: number of experts of each layer whose adapters count; 0: they have none.
 
         r (inputs + outputs) for each target (Hu et al. 2021, arXiv:2106.09685, section 4.2). On
         q, k, v and o of Llama-2-7B with r=16: 32 x 4 x 16 x 8,192.
@@ -195,11 +227,17 @@ class ModelShape:
         >>> shape.count_adapter(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
         16777216
         """
-        return sum(
+        on_linear = sum(
             count * (rank * (one.num_inputs + one.num_outputs) + (one.num_outputs if dora else 0))
             for layer, count in self.kinds
             for one in choose_targets(layer, targets)
         )
+        if not self.has_usual_experts:
+            return on_linear
+        # Gate and up are one matrix.
+        one_expert = rank * (self.hidden + 2 * self.expert_ffn + self.expert_ffn + self.hidden)
+        num_sparse = sum(count for layer, count in self.kinds if layer.num_router)
+        return on_linear + num_sparse * experts * one_expert
 
 
 def choose_targets(layer: LayerShape, targets: str | tuple[str, ...]) -> tuple[Linear, ...]:
@@ -257,8 +295,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         ffn=_number(known, "intermediate_size"),
         known=known,
     )
-    said = text.get("num_experts") or text.get("num_local_experts")  # both names are in use
-    num_experts = int(said or known.get("num_experts") or known.get("num_local_experts") or 0)
+    num_experts = _first(text, _EXPERTS) or _first(known, _EXPERTS)
     # A listed dense family has no experts, whatever else its config has.
     if not (family in _MOE or family not in _DEFAULTS):
         num_experts = 0
@@ -280,7 +317,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             for place in range(num_layers)
         ),
         num_experts=num_experts,
-        num_experts_met=int(known.get("num_experts_per_tok") or 0) if num_experts else 0,
+        num_experts_met=_first(known, _MET) if num_experts else 0,
         expert_ffn=sizes.expert_ffn if num_experts else 0,
         sliding_window=int(window) if window else None,
         max_tokens=known.get("max_position_embeddings"),
@@ -300,6 +337,11 @@ class _Sizes:
     @property
     def expert_ffn(self) -> int:
         return int(self.known.get("moe_intermediate_size") or self.ffn)
+
+
+def _first(known: Mapping[str, Any], names: Sequence[str]) -> int:
+    """Return the first of these sizes that a config has; 0: none."""
+    return next((int(known[name]) for name in names if known.get(name)), 0)
 
 
 def _number(known: Mapping[str, Any], name: str) -> int:
@@ -322,12 +364,14 @@ def _layer(sizes: _Sizes, num_experts: int = 0) -> LayerShape:
         router = num_experts * hidden
         # Gate, up and down.
         one_expert = 3 * hidden * sizes.expert_ffn
-        experts, met = num_experts * one_expert, int(known["num_experts_per_tok"]) * one_expert
+        experts, met = num_experts * one_expert, _first(known, _MET) * one_expert
         shared = int(known.get("shared_expert_intermediate_size") or 0)
         # Every token passes the shared expert, so it counts as an MLP beside the routed ones.
         if shared and family == "qwen2_moe":
             gate = Linear(name="shared_expert_gate", num_inputs=hidden, num_outputs=1)
             mlp = (*_mlp(sizes, shared), gate)
+        elif num_shared := _first(known, ("n_shared_experts",)):
+            mlp = _mlp(sizes, num_shared * sizes.expert_ffn)
     norms = (4 if family in _FOUR_NORMS else 2) * hidden
     norms += 2 * sizes.head_dim if family in _HEAD_NORMS else 0
     return LayerShape(
@@ -378,6 +422,8 @@ def _mlp(sizes: _Sizes, ffn: int) -> tuple[Linear, ...]:
 def _is_sparse(known: Mapping[str, Any], place: int) -> bool:
     """Return whether a layer has experts (`decoder_sparse_step` of Qwen's mixtures)."""
     if place in (known.get("mlp_only_layers") or ()):
+        return False
+    if place < _first(known, ("first_k_dense_replace",)):
         return False
     return (place + 1) % int(known.get("decoder_sparse_step") or 1) == 0
 

@@ -17,6 +17,7 @@ from app.planning.candidate import GpuPlan as GpuPlan
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
+from app.planning.model_parts import list_parts
 from app.planning.plan_context import Case
 from app.planning.reasons import explain
 from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
@@ -31,7 +32,13 @@ def make_plan(request: PlanRequest) -> Plan:
     if chosen is not None:
         chosen = explain(case, chosen, chosen)
     advice = give_advice(request, case, chosen, found)
-    return Plan(chosen=chosen, others=tuple(others), advice=advice, assumptions=case.assumptions)
+    return Plan(
+        chosen=chosen,
+        others=tuple(others),
+        advice=advice,
+        assumptions=case.assumptions,
+        parts=list_parts(request.shape, request.spec),
+    )
 
 
 def choose(case: Case, found: list[Candidate]) -> Candidate | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
 from app.planning.cluster import PlannedGpu
+from app.planning.memory.experts import count_met_adapter
 from app.planning.memory.forecast import MemorySetting, choose_dtype, count_trained
 from app.planning.model_shape import LayerShape, ModelShape, choose_targets
 from app.planning.rates import Rates
@@ -110,7 +111,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     full, dpo = spec.adapter.kind == "full", spec.objective == "dpo"
     asks = int(dpo and not full)  # one more forward pass without the adapter, as reference
     # In full training the trained weights are those of the layers, counted in `met`.
-    inner = 0 if full else trained
+    inner = 0 if full else count_met_adapter(shape, spec)
     traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
     attended = shape.num_layers * shape.num_heads * shape.head_dim * length
@@ -129,7 +130,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         logit_bytes=float(_LOGIT_BYTES * shape.vocab) * (1 + dpo),
         traffic_bytes=(3.0 + asks) * traffic,
         traffic_again_bytes=_TRAFFIC_AGAIN * traffic,
-        quantized_values=shape.num_quantized if spec.adapter.kind == "qlora" else 0,
+        quantized_values=shape.num_nf4 if spec.adapter.kind == "qlora" else 0,
         num_unpacked=2 + asks,
         num_layers=shape.num_layers,
         # A backward pass counts as two forward ones, so the reference adds a third.

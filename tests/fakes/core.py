@@ -66,6 +66,7 @@ from app.library.sent_files import SentFiles
 from app.nodes.node import SshAddress
 from app.planning.candidate import Plan
 from app.planning.forecast_accuracy import ForecastComparison
+from app.planning.model_parts import ModelPart
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -479,6 +480,10 @@ class FakeRuns:
         if isinstance(self._core.plan_answer, Exception):
             raise self._core.plan_answer
         return self._core.plan_answer
+
+    async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]:
+        answer = self._core.plan_answer
+        return () if isinstance(answer, Exception) else answer.parts
 
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None

@@ -20,6 +20,7 @@ from app.presentation.plan_text import (
     describe_candidate,
     describe_memory,
     describe_other,
+    describe_parts,
     describe_plan,
     describe_setting,
     describe_warnings,
@@ -44,6 +45,7 @@ class PlanView(QWidget):
         self.problem = make_label(role="problem", wraps=True)
         self.data_problem = make_label(role="problem", wraps=True)
         self.data_note = make_label(role="caption", wraps=True)
+        self.parts_note = make_label(role="caption", wraps=True)
         self._figures = QGridLayout()
         self._figures.setHorizontalSpacing(12)
         self._figures.setVerticalSpacing(4)
@@ -71,6 +73,7 @@ class PlanView(QWidget):
         column.addWidget(self._legend)
         column.addLayout(self._advice_column)
         column.addWidget(self.data_note)
+        column.addWidget(self.parts_note)
         column.addWidget(self.others)
         column.addWidget(self.assumed)
         self.show_nothing("Choose a model to see its plan.")
@@ -85,6 +88,7 @@ class PlanView(QWidget):
         self._show_gpus(())
         self._show_advice(())
         self._show_data(())
+        self.parts_note.hide()
         self.others.hide()
         self.assumed.hide()
 
@@ -108,6 +112,8 @@ class PlanView(QWidget):
         warned = [Advice(text=text) for text in describe_warnings(plan)]
         self._show_advice((*warned, *plan.advice))
         self._show_data(plan.findings)
+        self.parts_note.setText("\n\n".join(["Left as it is", *describe_parts(plan.parts)]))
+        self.parts_note.setVisible(bool(plan.parts))
         # Without a plan that fits, the nearest candidate is shown above and is no alternative.
         others = plan.others if fits else plan.others[1:]
         self._other_text.setText(

@@ -114,7 +114,12 @@ def count_trained(shape: ModelShape, spec: RunSpec) -> int:
     adapter = spec.adapter
     if adapter.kind == "full":
         return shape.num_parameters
-    return shape.count_adapter(adapter.rank, adapter.targets, dora=adapter.dora)
+    return shape.count_adapter(
+        adapter.rank,
+        adapter.targets,
+        dora=adapter.dora,
+        experts=shape.num_experts if adapter.experts else 0,
+    )
 
 
 def count_state_bytes(shape: ModelShape, spec: RunSpec) -> int:
@@ -203,7 +208,7 @@ def _weights(shape: ModelShape, spec: RunSpec, width: int) -> tuple[int, int]:
         return 4 * shape.num_parameters, 0
     if spec.adapter.kind == "lora":
         return width * shape.num_parameters, 0
-    packed = shape.num_quantized
+    packed = shape.num_nf4
     # One byte for 64 weights, one fp32 for 256 of those (QLoRA, arXiv:2305.14314, section 3).
     constants = packed // 64 + 4 * (packed // (64 * 256))
     return packed // 2 + width * (shape.num_parameters - packed), constants

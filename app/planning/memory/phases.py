@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import RunSpec
+from app.planning.memory.experts import add_experts
 from app.planning.memory.gpu import GpuMemory, MemorySetting, choose_width
 from app.planning.memory.layers import LayerMemory, measure_layer, read_sizes
 from app.planning.model_shape import ModelShape
@@ -77,6 +78,7 @@ def list_pass_moments(
     asked = max(setting.micro_tokens, longest_tokens)
     tokens = -(-asked // _SIZE_STEP) * _SIZE_STEP
     one = measure_widest(shape, spec, gpu, tokens, max(1, asked // longest_tokens))
+    one = add_experts(one, shape, spec, width=choose_width(spec, gpu), tokens=tokens)
     num_recomputed = min(setting.num_recomputed, shape.num_layers)
     num_moved = min(setting.num_moved, shape.num_layers - num_recomputed)
     num_kept = shape.num_layers - num_recomputed - num_moved

@@ -67,7 +67,9 @@ def test_the_merged_model_is_base_and_adapter_together(run, tmp_path):
     assert torch.allclose(merged, both, rtol=1e-3, atol=1e-3 * plain.abs().max().item())
     assert (merged - plain).abs().max() > 0.01
     # The files have the names that other programs know: one matrix for each expert.
-    names = [set(load_file(folder / "model.safetensors")) for folder in (run.model, tmp_path / "out")]
+    names = [
+        set(load_file(folder / "model.safetensors")) for folder in (run.model, tmp_path / "out")
+    ]
     assert names[0] == names[1]
     assert any(name.endswith(".experts.3.gate_proj.weight") for name in names[0])
 

@@ -1,0 +1,81 @@
+"""What the experts of a mixture add to the memory of a layer, and to its work.
+
+The trainer sorts tokens by expert and multiplies them in two grouped products
+(agents/trainer/kernels/grouped_linear_op.py). Each token is there once for each of its experts: as
+input of the first product and as output of the second one, and once more while results are put back
+in order. NF4 weights of all experts of one matrix are dequantized for each product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agents.contract.spec import RunSpec
+from app.planning.memory.layers import LayerMemory
+from app.planning.model_shape import ModelShape
+
+# Copies of all rows, as wide as the hidden features, in a product and behind it.
+_ROW_COPIES = 2
+# Share of the weights of a layer's experts in the larger matrix: gate and up of gate, up and down.
+_LARGER_SHARE = 2 / 3
+# Bytes per value of one matrix's adapters while they are differentiated: fp32 gradient and factor.
+_ADAPTER_BYTES = 8
+
+
+def add_experts(
+    memory: LayerMemory, shape: ModelShape, spec: RunSpec, *, width: int, tokens: int
+) -> LayerMemory:
+    """Return what a layer holds with its experts, whose inner width `layers` counts as its MLP's.
+
+    Args:
+        memory: the layer without what is particular to experts.
+        shape: the model's sizes.
+        spec: the run.
+        width: bytes of one feature in products.
+        tokens: number of tokens in the micro-batch.
+
+    With NF4, a layer of Qwen3-30B-A3B dequantizes 128 x 2 x 768 x 2,048 weights, 768 MiB:
+
+    >>> count_unpacked(128 * 3 * 768 * 2048, 2) >> 20
+    768
+    """
+    layer = max((one for one, _ in shape.kinds), key=lambda one: one.num_parameters)
+    if not layer.num_experts_params:
+        return memory
+    rows = tokens * width * _ROW_COPIES * shape.num_experts_met * shape.hidden
+    more = rows
+    if spec.adapter.kind == "qlora" and shape.has_usual_experts:
+        more += count_unpacked(layer.num_experts_params, width)
+    kept = 0
+    if spec.adapter.experts and shape.has_usual_experts:
+        one_matrix = spec.adapter.rank * shape.num_experts * (shape.hidden + 2 * shape.expert_ffn)
+        more += (_ADAPTER_BYTES + width) * one_matrix
+        # The input of either product.
+        kept = tokens * width * (shape.hidden + shape.num_experts_met * shape.expert_ffn)
+    return replace(
+        memory,
+        kept_bytes=memory.kept_bytes + kept,
+        backward_bytes=memory.backward_bytes + more,
+        again_bytes=memory.again_bytes + kept + more,
+    )
+
+
+def count_unpacked(num_weights: int, width: int) -> int:
+    """Return the bytes of a layer's larger matrix of experts, dequantized.
+
+    Args:
+        num_weights: weights of all experts of the layer.
+        width: bytes of one weight.
+    """
+    return round(width * _LARGER_SHARE * num_weights)
+
+
+def count_met_adapter(shape: ModelShape, spec: RunSpec) -> int:
+    """Return the values of the adapter that one token is multiplied with."""
+    adapter = spec.adapter
+    return shape.count_adapter(
+        adapter.rank,
+        adapter.targets,
+        dora=adapter.dora,
+        experts=shape.num_experts_met if adapter.experts else 0,
+    )

@@ -1,0 +1,134 @@
+"""Plans of mixtures of experts count what the trainer makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from agents.trainer.metrics.flops import read_flops
+from agents.trainer.model.model import build_trained_model, load_model
+from app.planning.memory.experts import add_experts, count_met_adapter
+from app.planning.memory.forecast import (
+    GIB,
+    GpuMemory,
+    MemorySetting,
+    count_trained,
+    estimate_memory,
+)
+from app.planning.memory.layers import LayerMemory
+from app.planning.model_parts import list_parts
+from app.planning.model_shape import read_shape
+from app.planning.throughput import measure_work
+from app.presentation.plan_text import describe_parts
+from tests.agents.trainer.mixtures import save_mixture
+
+QWEN = {
+    "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "head_dim": 128,
+    "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}  # fmt: skip
+GLM = {**QWEN, "model_type": "glm4_moe", "n_routed_experts": 128, "num_experts": None,
+       "n_shared_experts": 1, "first_k_dense_replace": 3}  # fmt: skip
+RUN = RunSpec(model="m", data=DataSpec(train="d"), adapter=AdapterSpec(kind="qlora", dropout=0.0))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "glm4_moe"])
+@pytest.mark.parametrize("on_experts", [True, False])
+def test_adapters_and_products_are_those_of_the_trainer(kind, on_experts, tmp_path):
+    folder = save_mixture(tmp_path, kind)
+    adapter = AdapterSpec(rank=4, dropout=0.0, experts=on_experts)
+    spec = replace(RUN, adapter=adapter, sequence_tokens=64)
+    device = torch.device("cpu")
+    base = load_model(spec, folder, device)
+    shape = read_shape(base.config.to_dict())
+    assert shape.num_parameters == pytest.approx(sum(p.numel() for p in base.parameters()), abs=32)
+    model = build_trained_model(spec, base, None, plain_template=False, device=device)
+    assert count_trained(shape, spec) == sum(p.numel() for _, p in model.named_parameters())
+    flops = read_flops(model.module)
+    assert count_met_adapter(shape, spec) == flops.trained
+    # Routers are no layers of theirs in the trainer's count.
+    routers = sum(layer.num_router for layer in shape.layers)
+    work = measure_work(shape, spec, 64)
+    assert work.layer_flops == 4 * (flops.frozen + routers) + 6 * flops.trained
+
+
+def test_qlora_of_30_billion_weights_fits_24_gib():
+    shape = read_shape(QWEN)
+    assert shape.num_parameters == 30_532_122_624
+    memory = estimate_memory(
+        shape,
+        RUN,
+        setting=MemorySetting(micro_tokens=2048, num_recomputed=48),
+        longest_tokens=2048,
+        gpu=GpuMemory(total_bytes=24 * GIB, num_multiprocessors=128),
+    )
+    # Experts in 4.127 bits, embeddings and head in 16.
+    packed = (0.5 + 1 / 64 + 4 / (64 * 256)) * shape.num_nf4
+    wide = 2 * (shape.num_parameters - shape.num_nf4)
+    assert memory.weights_bytes + memory.constants_bytes == pytest.approx(packed + wide, rel=1e-6)
+    assert memory.expected_bytes < 24 * GIB
+    bf16 = replace(RUN, adapter=AdapterSpec(kind="lora", dropout=0.0))
+    assert read_shape(QWEN).num_parameters * 2 > 48 * GIB
+    assert count_trained(shape, bf16) == count_trained(shape, RUN)
+
+
+def test_a_layer_holds_its_rows_and_the_dequantized_experts():
+    nothing = LayerMemory(kept_bytes=0, input_bytes=0, backward_bytes=0, again_bytes=0)
+    shape = read_shape(QWEN)
+    found = add_experts(nothing, shape, RUN, width=2, tokens=2048)
+    rows = 2 * 2048 * 8 * 2048 * 2
+    assert found.backward_bytes == rows + 128 * 2 * 768 * 2048 * 2
+    assert found.kept_bytes == 0
+    bf16 = replace(RUN, adapter=AdapterSpec(dropout=0.0))
+    assert add_experts(nothing, shape, bf16, width=2, tokens=2048).backward_bytes == rows
+    adapted = replace(RUN, adapter=AdapterSpec(kind="qlora", dropout=0.0, experts=True))
+    more = add_experts(nothing, shape, adapted, width=2, tokens=2048)
+    assert more.kept_bytes == 2 * 2048 * (2048 + 8 * 768)
+    dense = read_shape({**QWEN, "model_type": "qwen3"})
+    assert add_experts(nothing, dense, RUN, width=2, tokens=2048) == nothing
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "expected"),
+    [
+        (
+            QWEN,
+            {},
+            [
+                "128 experts of 48 layers get no adapter (28,991 million weights; "
+                "adapter.experts: true)",
+                "embeddings, head, routers and norms stay in 16 bits (1.2 GiB)",
+                "routers of 48 layers are frozen, and their auxiliary loss is no part of what is "
+                "minimized",
+            ],
+        ),
+        (
+            QWEN,
+            {"kind": "lora", "experts": True, "targets": ("q_proj", "v_proj")},
+            [
+                "k_proj and o_proj of 48 layers get no adapter (453 million weights)",
+                "routers of 48 layers are frozen, and their auxiliary loss is no part of what is "
+                "minimized",
+            ],
+        ),
+        (GLM, {"kind": "full"}, []),
+        ({**QWEN, "model_type": "qwen3"}, {"kind": "lora"}, []),
+        (
+            {**QWEN, "model_type": "llama4_text", "num_hidden_layers": 2},
+            {"experts": True},
+            [
+                "128 experts of 2 layers get no adapter (1,208 million weights)",
+                "128 experts of 2 layers stay in 16 bits (2.2 GiB)",
+            ],
+        ),
+    ],
+)
+def test_what_is_left_as_it_is_has_a_name(config, changes, expected):
+    adapter = AdapterSpec(**{"kind": "qlora", "dropout": 0.0, **changes})
+    found = describe_parts(list_parts(read_shape(config), replace(RUN, adapter=adapter)))
+    assert found[: len(expected)] == expected
+    assert bool(found) == bool(expected)
