@@ -24,8 +24,10 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +42,14 @@ from tests.bench.engine_shapes import (
     save_model,
     scale_cap,
 )
-from tests.bench.fresh_process import Emit, first_line, run_fresh
+from tests.bench.fresh_process import Emit, FreshProcess, first_line, run_ahead, run_fresh
 from tests.bench.our_training import (
     Card,
     RunFailed,
+    StartedRun,
     forecast,
     make_spec,
     read_card,
-    run_trainer,
     summarize,
 )
 from tests.bench.peer_training import PeerJob, train_peer
@@ -130,23 +132,24 @@ class Table:
 
     def measure_peers(self, shape: str, kind: str, folder: Path) -> list[dict[str, Any]]:
         """Return what the peers reach at each of their settings."""
-        scale, rows = self._scale, []
+        args, scale, rows = self._args, self._scale, []
         job = PeerJob(
-            engine="", shape=shape, kind=kind, lengths=tuple(self._lengths[:512]),
+            engine="peft", shape=shape, kind=kind, lengths=tuple(self._lengths[:512]),
             limit=scale.limit, step_tokens=scale.step_tokens, layers=scale.layers,
-            size=scale.size, dora=self._args.dora, at_once=scale.at_once,
-            most_gib=self._largest_cap(shape), seconds=scale.seconds,
-            device=scale.device, folder=str(folder),
+            size=scale.size, dora=args.dora, at_once=scale.at_once,
+            recompute=tuple(args.recompute.split(",")), most_gib=self._largest_cap(shape),
+            seconds=scale.seconds, device=scale.device, folder=str(folder),
+            attention=args.attention,
         )  # fmt: skip
-        jobs = [replace(job, engine="peft")]
         # Unsloth patches classes for one way to recompute; each gets a process of its own.
-        jobs += [replace(job, engine="unsloth", recompute=(one,)) for one in job.recompute]
-        wanted = self._args.engines.split(",")
-        for one in (job for job in jobs if job.engine in wanted):
-            for report in run_fresh(train_peer, one):
+        jobs = [job, *(replace(job, engine="unsloth", recompute=(one,)) for one in job.recompute)]
+        jobs = [one for one in jobs if one.engine in args.engines.split(",")]
+        begun = (partial(FreshProcess, train_peer, one, warm=one.warm) for one in jobs)
+        for one, process in zip(jobs, run_ahead(begun), strict=True):
+            for report in process.reports():
                 if "error" in report:
                     print(f"  {one.engine}: {first_line(report)}", flush=True)
-                    if self._args.trace:
+                    if args.trace:
                         print(report.get("trace", ""), flush=True)
                     continue
                 rows.append(report)
@@ -157,32 +160,39 @@ class Table:
         caps = map(int, self._args.caps.split(","))
         return max(scale_cap(cap, shape, self._scale.layers) for cap in caps)
 
-    def measure_ours(self, cell: Cell, mode: str, home: Path, folder: Path) -> dict[str, Any]:
-        """Return the figures of our trainer on unpacked, packed or equal rows.
-
-        Raises:
-            RunFailed: there are none.
-        """
-        scale = self._scale
-        lengths = [scale.limit] * len(self._lengths) if mode == "equal" else self._lengths
+    def start_ours(self, cell: Cell, mode: str, home: Path, folder: Path) -> StartedRun:
+        """Start our trainer on unpacked, packed or equal rows."""
+        scale, lengths = self._scale, self._list_lengths(mode)
         spec = self._make_spec(cell, mode, lengths)
         num_rows = spec.batch_sequences * scale.steps
         if mode == "packed":
             num_rows = num_rows * scale.limit * len(lengths) // sum(lengths)
-        lengths = lengths[: max(16, num_rows)]
         words = read_config(folder)["vocab_size"]
-        rows = write_rows(home / f"{mode}.jsonl", make_rows(lengths, words))
-        run_id = f"{cell.shape}-{cell.kind}-{cell.cap_gib}-{mode}"
-        lines = run_trainer(home, run_id, spec, folder, rows, scale.device)
-        found = summarize(lines, scale.skipped)
+        chosen = make_rows(lengths[: max(16, num_rows)], words)
+        run_id = f"{cell.cap_gib}-{mode}"
+        rows = write_rows(home / f"{run_id}.jsonl", chosen)
+        return StartedRun(home, run_id, spec, folder, rows, scale.device)
+
+    def finish_ours(self, run: StartedRun, mode: str, folder: Path) -> dict[str, Any]:
+        """Return the figures of a run.
+
+        Raises:
+            RunFailed: there are none.
+        """
+        found = summarize(run.finish(), self._scale.skipped)
         if self._card is not None:
+            lengths = self._list_lengths(mode)
             try:
-                found["forecast"] = forecast(spec, folder, lengths, self._card, found["setting"])
+                found["forecast"] = forecast(
+                    run.spec, folder, lengths, self._card, found["setting"]
+                )
             except Exception as error:  # noqa: BLE001 - the rate is still worth a line
-                found["forecast"] = {}
                 print(f"  no forecast: {type(error).__name__}: {error}", flush=True)
         print(f"  ours {mode:8} {describe_ours(found)}", flush=True)
         return found
+
+    def _list_lengths(self, mode: str) -> list[int]:
+        return [self._scale.limit] * len(self._lengths) if mode == "equal" else self._lengths
 
     def _make_spec(self, cell: Cell, mode: str, lengths: list[int]) -> RunSpec:
         scale = self._scale
@@ -196,22 +206,26 @@ class Table:
         )  # fmt: skip
 
     def compare(
-        self, cell: Cell, peers: list[dict[str, Any]], home: Path, folder: Path
-    ) -> dict[str, Any]:
-        """Measure ours under a cap, and print the ratios that matter."""
-        scale = self._scale
-        cap = scale_cap(cell.cap_gib, cell.shape, scale.layers)
-        ours: dict[str, Any] = {}
-        for mode in self._args.modes.split(","):
+        self, cells: list[Cell], peers: list[dict[str, Any]], home: Path, folder: Path
+    ) -> Iterator[dict[str, Any]]:
+        """Measure ours under each cap, print the ratios that matter, and yield all figures."""
+        args, scale = self._args, self._scale
+        tasks = [(cell, mode) for cell in cells for mode in args.modes.split(",")]
+        begun = (partial(self.start_ours, *task, home, folder) for task in tasks)
+        ours: dict[Cell, dict[str, Any]] = {cell: {} for cell in cells}
+        for (cell, mode), run in zip(tasks, run_ahead(begun), strict=True):
             try:
-                ours[mode] = self.measure_ours(cell, mode, home, folder)
+                ours[cell][mode] = self.finish_ours(run, mode, folder)
             except RunFailed as error:
                 print(f"  ours {mode:8} failed: {error}", flush=True)
-        fitting = [row for row in peers if row["memory_gib"] <= cap]
-        best = max(fitting, key=lambda row: row["tokens_per_s"], default=None)
-        print(describe_cell(cell, cap, ours, best, self._args.goal), flush=True)
-        return {"cell": cell.name, "layers": scale.layers, "cap_gib": cap, "ours": ours,
-                "best_peer": best, "peers": peers}  # fmt: skip
+            if mode != tasks[-1][1]:
+                continue
+            cap = scale_cap(cell.cap_gib, cell.shape, scale.layers)
+            fitting = [row for row in peers if row["memory_gib"] <= cap]
+            best = max(fitting, key=lambda row: row["tokens_per_s"], default=None)
+            print(describe_cell(cell, cap, ours[cell], best, args.goal), flush=True)
+            yield {"cell": cell.name, "layers": scale.layers, "cap_gib": cap, "best_peer": best,
+                   "ours": ours[cell], "peers": peers}  # fmt: skip
 
 
 def describe_peer(row: dict[str, Any]) -> str:
@@ -239,7 +253,7 @@ def describe_ours(found: dict[str, Any]) -> str:
     )  # fmt: skip
     if found["believed_tokens_per_s"]:
         said += f"; best speed in the search {found['believed_tokens_per_s']:,.0f}"
-    said += f"; {chosen}; {found['to_first_step_s']:.0f} s to the first step"
+    said += f"; {chosen}; {found['to_first_step_s']:.0f} s from imports to the first step"
     return said + "".join(f"\n    event: {text[:160]}" for text in found["events"])
 
 
@@ -287,7 +301,8 @@ _MODEL_TYPES = {"qwen3-30b-a3b": "qwen3_moe", "gemma-2-2b": "gemma2"}
 def run(args: argparse.Namespace) -> None:
     """Measure the cells, those of one model and kind together."""
     scale = TINY if args.cpu else replace(
-        FULL, layers=args.layers, limit=args.limit, steps=args.steps, seconds=args.seconds
+        FULL, layers=args.layers, limit=args.limit, steps=args.steps, seconds=args.seconds,
+        at_once=tuple(map(int, args.at_once.split(","))),
     )  # fmt: skip
     card = None if args.cpu else read_card()
     caps = [int(cap) for cap in args.caps.split(",")]
@@ -313,8 +328,9 @@ def run(args: argparse.Namespace) -> None:
         peers = table.measure_peers(shape, kind, folder)
         home = root / f"home-{shape}-{kind}"
         home.mkdir()
-        for cell in mine if "ours" in args.engines.split(",") else ():
-            found = table.compare(cell, peers, home, folder)
+        if "ours" not in args.engines.split(","):
+            continue
+        for found in table.compare(mine, peers, home, folder):
             if args.out:
                 with args.out.open("a", encoding="ascii") as file:
                     file.write(json.dumps(found) + "\n")
@@ -337,6 +353,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=FULL.limit, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, default=FULL.steps)
     parser.add_argument("--seconds", type=float, default=FULL.seconds, help="of a peer's setting")
+    parser.add_argument("--at-once", default="1,2,4,8,16", help="sequences, of the peers")
+    parser.add_argument("--recompute", default="all,none", help="of the peers")
+    parser.add_argument("--attention", default="", help="of PEFT's model, as flex_attention")
     parser.add_argument("--goal", type=float, default=GOAL, help="ratio to the better peer")
     parser.add_argument("--dora", action="store_true", help="in all engines")
     parser.add_argument("--cpu", action="store_true", help="tiny models, to try it")

@@ -37,8 +37,9 @@ _TURNS = 3
 
 
 def save_in_process(emit: Emit, folder: Path, shape: str, layers: int, size: Size) -> None:
-    """Save a model; a narrow one takes a moment on a CPU, too."""
-    save_model(folder, shape, layers=layers, size=size, device="cpu")
+    """Save a model."""
+    device = "cpu" if size == "tiny" else "cuda:0"
+    save_model(folder, shape, layers=layers, size=size, device=device)
 
 
 def time_host(parts: TrainingParts) -> None:

@@ -139,7 +139,8 @@ def make_model(config: Any, device: Any, attention: str) -> Any:
     torch.manual_seed(1)
     dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    return model.to(device)
 
 
 def save_model(folder: Path, name: str, *, layers: int | None, size: Size, device: str) -> Path:

@@ -6,53 +6,91 @@ without a GPU the process is a fork that has the slow imports already.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import multiprocessing
 import os
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.agents.trainer.ranks import start
 
 Report = dict[str, Any]
+T = TypeVar("T")
 Emit = Callable[[Report], None]
+
+
+class FreshProcess:
+    """A process that imports what it will need, and calls `function(emit, *args)` once told to.
+
+    So the imports of the next engine pass while another one is measured.
+
+    Args:
+        function: Of a module that does not import torch.
+        args: Its arguments behind `emit`.
+        warm: Modules to import at once; what fails to be imported is left to the function.
+    """
+
+    def __init__(self, function: Callable[..., None], *args: Any, warm: Sequence[str] = ()) -> None:
+        self._reader, writer = multiprocessing.Pipe(duplex=False)
+        told, self._tell = multiprocessing.Pipe(duplex=False)
+        self._process = start(_call, writer, told, tuple(warm), function, args)
+        writer.close()
+        told.close()
+
+    def reports(self, limit_s: float = 300.0) -> Iterator[Report]:
+        """Begin, and yield each report as soon as it is there.
+
+        An exception, a crash and a process that says nothing for `limit_s` seconds are reported,
+        too, as `{"error": text}`.
+        """
+        try:
+            self._tell.send(True)
+            while True:
+                if not self._reader.poll(limit_s):
+                    yield {"error": f"it reported nothing for {limit_s:.0f} s"}
+                    return
+                report = self._reader.recv()
+                if report is None:
+                    return
+                yield report
+                if "error" in report:
+                    return
+        except (EOFError, BrokenPipeError):
+            self._process.join()
+            yield {"error": f"its process ended with exit code {self._process.exitcode}"}
+        finally:
+            self._process.kill()
+            self._process.join()
+            self._reader.close()
+            self._tell.close()
 
 
 def run_fresh(
     function: Callable[..., None], *args: Any, limit_s: float = 300.0
 ) -> Iterator[Report]:
-    """Call `function(emit, *args)` in a fresh process; yield each report as soon as it is there.
-
-    An exception, a crash and a process that says nothing for `limit_s` seconds are reported, too,
-    as `{"error": text}`.
-    """
-    reader, writer = multiprocessing.Pipe(duplex=False)
-    process = start(_call, writer, function, args)
-    writer.close()
-    try:
-        while True:
-            if not reader.poll(limit_s):
-                yield {"error": f"it reported nothing for {limit_s:.0f} s"}
-                return
-            report = reader.recv()
-            if report is None:
-                return
-            yield report
-            if "error" in report:
-                return
-    except EOFError:
-        process.join()
-        yield {"error": f"its process ended with exit code {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
-        reader.close()
+    """Call `function(emit, *args)` in a fresh process and yield its reports."""
+    yield from FreshProcess(function, *args).reports(limit_s)
 
 
-def _call(writer: Any, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+def run_ahead(processes: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Yield processes in order, each of which was started before the one ahead of it is used."""
+    ready: T | None = None
+    for begin in processes:
+        current, ready = ready, begin()
+        if current is not None:
+            yield current
+    if ready is not None:
+        yield ready
+
+
+def _call(
+    writer: Any, told: Any, warm: Sequence[str], function: Callable[..., None], args: Any
+) -> None:
     """Be the process: a folder of its own takes what libraries write beside them."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     paths = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
@@ -61,6 +99,10 @@ def _call(writer: Any, function: Callable[..., None], args: tuple[Any, ...]) -> 
         os.chdir(place)
         warnings.filterwarnings("ignore")
         try:
+            for name in warm:
+                with contextlib.suppress(Exception):  # the function says what is missing
+                    importlib.import_module(name)
+            told.recv()
             function(writer.send, *args)
         except BaseException as error:  # noqa: BLE001 - the parent prints it and goes on
             last = traceback.format_exc().strip()[-1500:]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from app.planning.memory.forecast import GIB, GpuMemory, MemorySetting, estimate
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import DataSize, PlanRequest, make_plan
 from tests.agents.trainer.ranks import finish, free_port, read_journal, start_rank
+from tests.agents.trainer.ranks import run_trainer as run_entry
 from tests.bench.engine_shapes import read_config
 from tests.bench.fresh_process import Emit, first_line, run_fresh
 
@@ -59,34 +63,87 @@ def make_spec(kind: str, targets: tuple[str, ...], **changes: Any) -> RunSpec:
     )
 
 
+class StartedRun:
+    """A run whose process has its imports behind it, and trains once told to.
+
+    Args:
+        home: An agent's home.
+        run_id: Name of the run.
+        spec: What to train.
+        model: Folder of the model.
+        rows: File of the data.
+        device: On which to train.
+        target: In place of the trainer's entry.
+    """
+
+    def __init__(
+        self, home: Path, run_id: str, spec: RunSpec, model: Path, rows: Path, device: str,
+        *, target: Callable[[dict[str, str]], None] = run_entry,
+    ) -> None:  # fmt: skip
+        place = RankPlacement(rank=0, local_rank=0, node="here", device=device, device_id=device)
+        intent = AttemptIntent(
+            run_id=run_id, attempt=1, node="here", spec=spec, python=sys.executable,
+            ranks=(place,), master_address="127.0.0.1", master_port=free_port(),
+            address="127.0.0.1", model_path=str(model), train_path=str(rows),
+        )  # fmt: skip
+        self.spec = spec
+        self._folder = home / "runs" / run_id / "attempts" / "1"
+        self._folder.mkdir(parents=True)
+        intent_file = self._folder / "intent.json"
+        intent_file.write_text(json.dumps(to_wire(intent)), encoding="ascii")
+        environ = {"OMP_NUM_THREADS": "1" if device == "cpu" else "4"}
+        waiting = partial(_wait_and_train, target=target)
+        self._process = start_rank(intent, 0, self._folder, environ, waiting)
+
+    def finish(self, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
+        """Train to the end and return the journal.
+
+        Raises:
+            RunFailed: the run did not end well, or not within `limit_s`.
+        """
+        (self._folder / _GO).touch()
+        (code,) = finish([self._process], limit_s)
+        lines = read_journal(self._folder, 0)
+        if code != 0:
+            said = [line["message"] for line in lines if line["kind"] == "failed"]
+            log = self._folder / "rank-0.log"
+            tail = log.read_text(errors="replace")[-600:] if log.exists() else ""
+            phase = [line["phase"] for line in lines if line["kind"] == "phase"][-1:]
+            raise RunFailed(f"exit code {code} in {phase}: {said or tail}")
+        return lines
+
+
+_GO = "go"
+_PATIENCE_S = 900.0
+
+
+def _wait_and_train(environ: dict[str, str], target: Callable[[dict[str, str]], None]) -> None:
+    """Import what the trainer imports, as it does, and train once the file is there."""
+    os.environ.update(environ)
+    from agents.program import imports_that_stay
+    from agents.trainer.__main__ import _configure_torch
+    from agents.trainer.rank.attempt import read_attempt
+
+    folder = Path(environ["RACKLESS_ATTEMPT_DIR"])
+    _configure_torch(read_attempt(folder, 0, 1).compiled_folder)
+    with imports_that_stay():
+        import agents.trainer.run  # noqa: F401
+    until_s = time.monotonic() + _PATIENCE_S
+    while not (folder / _GO).exists() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    target(environ)
+
+
 def run_trainer(
     home: Path, run_id: str, spec: RunSpec, model: Path, rows: Path, device: str,
-    *, target: Callable[[dict[str, str]], None] | None = None, limit_s: float = LIMIT_S,
+    *, target: Callable[[dict[str, str]], None] = run_entry, limit_s: float = LIMIT_S,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train in an agent's home with the real entry, or with `target`; return the journal.
 
     Raises:
         RunFailed: the run did not end well, or not within `limit_s`.
     """
-    intent = AttemptIntent(
-        run_id=run_id, attempt=1, node="here", spec=spec, python=sys.executable,
-        ranks=(RankPlacement(rank=0, local_rank=0, node="here", device=device, device_id=device),),
-        master_address="127.0.0.1", master_port=free_port(), address="127.0.0.1",
-        model_path=str(model), train_path=str(rows),
-    )  # fmt: skip
-    folder = home / "runs" / run_id / "attempts" / "1"
-    folder.mkdir(parents=True)
-    (folder / "intent.json").write_text(json.dumps(to_wire(intent)), encoding="ascii")
-    environ = {"OMP_NUM_THREADS": "1" if device == "cpu" else "4"}
-    (code,) = finish([start_rank(intent, 0, folder, environ, target)], limit_s)
-    lines = read_journal(folder, 0)
-    if code != 0:
-        said = [line["message"] for line in lines if line["kind"] == "failed"]
-        log = folder / "rank-0.log"
-        tail = log.read_text(errors="replace")[-600:] if log.exists() else ""
-        phase = [line["phase"] for line in lines if line["kind"] == "phase"][-1:]
-        raise RunFailed(f"exit code {code} in {phase}: {said or tail}")
-    return lines
+    return StartedRun(home, run_id, spec, model, rows, device, target=target).finish(limit_s)
 
 
 def summarize(lines: list[dict[str, Any]], skipped: int = SKIPPED_STEPS) -> dict[str, Any]:
@@ -110,7 +167,6 @@ def summarize(lines: list[dict[str, Any]], skipped: int = SKIPPED_STEPS) -> dict
         ) / GIB,
         "mfu": late[-1].get("mfu"),
         "to_first_step_s": steps[0]["time_s"] - lines[0]["time_s"],
-        "import_s": phases["imported"] - lines[0]["time_s"],
         "tune_s": phases["warmup"] - phases.get("tuning", phases["warmup"]),
         "setting": {key: value for key, value in setting.items() if key not in _UNTOLD},
         "believed_tokens_per_s": max((one["tokens_per_s"] for one in setting["tried"]), default=0),

@@ -63,6 +63,13 @@ class PeerJob:
     device: str = "cuda:0"
     folder: str = ""
     """Saved model, which Unsloth loads."""
+    attention: str = ""
+    """Attention of PEFT's model; empty: see `choose_attention`."""
+
+    @property
+    def warm(self) -> tuple[str, ...]:
+        """Modules that its process can import before it begins."""
+        return ("unsloth",) if self.engine == "unsloth" else ("peft", "bitsandbytes.nn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +117,8 @@ class Bounds:
 def choose_attention(job: PeerJob) -> str:
     """Return the fastest exact attention that a class can have here."""
     shape = SHAPES[job.shape]
+    if job.attention:
+        return job.attention
     if shape.caps_scores:
         return "eager"
     if shape.sees_past_rows or job.device == "cpu":
