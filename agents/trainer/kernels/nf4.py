@@ -109,7 +109,7 @@ def read_weights(handle: Tensor) -> Tensor:
 def set_sole_reader(layer: Any, *, is_alone: bool) -> None:
     """Set whether `read_weights` is the only code that reads this layer's weights.
 
-    Otherwise the packed weights stay in memory: DoRA, for one, dequantizes them itself.
+    Otherwise the packed weights stay in memory, for PEFT's own forward pass of other adapters.
     """
     packed = layer.nf4_packed
     layer.nf4_has_sole_reader = is_alone and packed.untyped_storage().nbytes() == packed.nbytes

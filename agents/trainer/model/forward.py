@@ -88,6 +88,10 @@ class Forward:
             fused_linear.fuse(self._model.module, lambda: self.features(once))
             if not self._agrees(lambda: self.features(batch), expected_NH):
                 fused_linear.unfuse(self._model.module)
+                self.limits += (
+                    f"The linear layers of {type(self._causal).__name__} are computed one by one "
+                    "by PEFT, which is slower: computed together they gave other numbers.",
+                )
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.trainer.kernels import nf4
 from agents.trainer.kernels.fused_linear_op import multiply
+from agents.trainer.model import dora
 
 # Adapters copied per call. Their scaled intermediates take memory.
 _LAYERS_TOGETHER = 16
@@ -59,6 +60,9 @@ class FusedSet:
 
 
 def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
+    masked = [_mask(layer, x) for layer in layers]
+    if any(one is not x for one in masked):
+        return [_compute_masked(layer, x, one) for layer, one in zip(layers, masked, strict=True)]
     bases = [_base(layer) for layer in layers]
     is_packed = nf4.is_registered(bases[0])
     dtype = _compute_dtype(bases[0])
@@ -75,11 +79,51 @@ def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
     scale = adapted[0].scaling["default"] if adapted else 1.0
     found = multiply(x_MI, low_MR, down_RI, ups, trained, weights, sizes, scale)
     outputs = []
-    for base, y_MO in zip(bases, found, strict=True):
-        whole_MO = y_MO if base.bias is None else y_MO + base.bias.to(dtype)
-        y = whole_MO.reshape(*x.shape[:-1], base.out_features)
-        outputs.append(y.to(x.dtype) if is_packed else y)
+    for layer, y_MO in zip(layers, found, strict=True):
+        scaled_MO = dora.apply(layer, y_MO) if _is_decomposed(layer) else y_MO
+        outputs.append(_finish(layer, scaled_MO, x))
     return outputs
+
+
+def _mask(layer: Any, x: Tensor) -> Tensor:
+    """Return what dropout leaves of the input of a DoRA layer; `x` itself where there is none."""
+    return layer.lora_dropout["default"](x) if _is_decomposed(layer) else x
+
+
+def _is_decomposed(layer: Any) -> bool:
+    return _is_active(layer) and layer.fused_is_decomposed
+
+
+def _compute_masked(layer: Any, x: Tensor, masked: Tensor) -> Tensor:
+    """Return the output of a layer of which the base weights see two inputs: DoRA with dropout.
+
+    Both go through the layer at once, as weights may have to be dequantized first.
+    """
+    if masked is x:
+        return _compute([layer], x)[0]
+    base = _base(layer)
+    dtype = _compute_dtype(base)
+    removed_MI, masked_MI = (one.to(dtype).flatten(0, -2) for one in (x - masked, masked))
+    down_QI = layer.lora_A["default"].weight.to(dtype)
+    padding = len(layer.fused_down) - len(down_QI)
+    low_MQ = F.pad(masked_MI @ down_QI.T, (0, padding, len(masked_MI), 0))
+    weight = nf4.get_handle(base) if nf4.is_registered(base) else base.weight
+    (both_MO,) = multiply(
+        torch.cat([removed_MI, masked_MI]), low_MQ, None, [layer.fused_up],
+        [layer.lora_B["default"].weight], [weight],
+        [base.in_features, base.out_features, len(layer.fused_down)],
+        float(layer.scaling["default"]),
+    )  # fmt: skip
+    removed_MO, y_MO = both_MO.chunk(2)
+    return _finish(layer, dora.apply(layer, y_MO, removed_MO), x)
+
+
+def _finish(layer: Any, y_MO: Tensor, x: Tensor) -> Tensor:
+    """Return a layer's output (..., O) for x (..., I): with its bias, in the type of its class."""
+    base = _base(layer)
+    whole_MO = y_MO if base.bias is None else y_MO + base.bias.to(y_MO.dtype)
+    y = whole_MO.reshape(*x.shape[:-1], base.out_features)
+    return y.to(x.dtype) if nf4.is_registered(base) else y
 
 
 def _project_down(
@@ -110,6 +154,14 @@ def _compute_dtype(base: Any) -> torch.dtype:
     return dtype
 
 
+def _read_weight(base: Any) -> Tensor:
+    """Return the weight (O, I) of a linear layer, dequantized if necessary."""
+    if nf4.is_registered(base):
+        return nf4.read_weights(nf4.get_handle(base))
+    weight_OI: Tensor = base.weight.detach()
+    return weight_OI
+
+
 def _base(layer: Any) -> Any:
     return layer.base_layer if isinstance(layer, LoraLayer) else layer
 
@@ -135,6 +187,7 @@ class FusedCopies:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         adapted = [layer for layer in layers if isinstance(layer, LoraLayer)]
+        self._decomposed = [layer for layer in adapted if layer.fused_is_decomposed]
         self._downs = [(a.lora_A["default"].weight, a.fused_down) for a in adapted]
         self._ups = [(a.lora_B["default"].weight, a.fused_up) for a in adapted]
         self._scales = [float(a.scaling["default"]) for a in adapted]
@@ -149,6 +202,8 @@ class FusedCopies:
             into = [copy[:, : up.shape[1]] for up, copy in self._ups[some]]
             into += [copy[: len(down)] for down, copy in self._downs[some]]
             torch._foreach_copy_(into, [*scaled, *downs])
+        for layer in self._decomposed:
+            dora.refresh_lengths(layer, _read_weight(_base(layer)))
 
 
 def collect_copies(model: nn.Module) -> FusedCopies:
@@ -192,6 +247,9 @@ def _make_copies(adapted: list[Any]) -> None:
         up_OQ = torch.zeros(_base(layer).out_features, rank, **kind)
         layer.register_buffer("fused_down", down_QI, persistent=False)
         layer.register_buffer("fused_up", up_OQ, persistent=False)
+        layer.fused_is_decomposed = dora.is_decomposed(layer)
+        if layer.fused_is_decomposed:
+            dora.make_buffers(layer, _read_weight(_base(layer)))
         start += rank
 
 
@@ -229,7 +287,7 @@ def _find(model: nn.Module, run_once: Callable[[], object]) -> Iterator[list[Any
 
 
 def _candidates(block: nn.Module) -> Iterator[nn.Module]:
-    """Yield the linear layers of a decoder layer, with their adapter if that is plain LoRA."""
+    """Yield the linear layers of a decoder layer, with their adapter if that is LoRA or DoRA."""
     inside: set[int] = set()
     for module in block.modules():
         if isinstance(module, LoraLayer) and isinstance(module, nn.Module) and _is_plain(module):
@@ -246,10 +304,10 @@ def _is_linear(module: Any) -> bool:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Return whether an adapter is plain LoRA (Hu et al. 2021, arXiv:2106.09685)."""
+    """Return whether an adapter is plain LoRA (Hu et al. 2021, arXiv:2106.09685) or DoRA."""
     return (
         list(layer.lora_A) == ["default"]
-        and not layer.lora_variant
+        and (not layer.lora_variant or dora.is_decomposed(layer))
         and not layer.merged
         and type(layer.lora_A["default"]) is nn.Linear
         and layer.lora_B["default"].bias is None

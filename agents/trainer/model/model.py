@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from agents.contract.spec import AdapterSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
-from agents.trainer.model import experts
+from agents.trainer.model import dora, experts
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.nf4_experts import find_routers
 from agents.trainer.model.weights import Report, read_by_threads
@@ -292,6 +292,8 @@ def build_trained_model(
         _drop(model, non_text)  # not earlier: PEFT requires modules that its settings exclude
         model = adapted
         _initialise(model, spec.seed, wide=dtype == torch.float64)
+        if dtype in _NARROW:
+            dora.measure_magnitudes(model)
         if spec.adapter.dropout:
             replace_dropouts(model, spec.adapter.dropout, clock)
             if spec.adapter.dora:
