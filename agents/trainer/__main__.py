@@ -21,6 +21,7 @@ from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
 from agents.contract.secrets import format_trace, hide_secrets
 from agents.errors import ExpectedError
 from agents.program import imports_that_stay
+from agents.trainer.model_reading import start_reading
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.step_control import RankControl
@@ -66,11 +67,12 @@ def _run(
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
         _log_identity(attempt)
+        model_hash = start_reading(attempt)
         _configure_torch(attempt.compiled_folder)
         with imports_that_stay():
             from agents.trainer.run import run_rank  # torch, transformers and peft come with it
         journal.write("phase", phase="imported")
-        run_rank(attempt, journal, heartbeat, control)
+        run_rank(attempt, journal, heartbeat, control, model_hash)
         _log("finished normally")
     except ExpectedError as error:
         sys.stderr.write(format_trace(error))

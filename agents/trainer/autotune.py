@@ -35,7 +35,7 @@ from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.registry import needs_reference_table
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.rank.context import RankContext
-from agents.trainer.rank.device import read_available_bytes
+from agents.trainer.rank.host_memory import read_available_bytes
 from agents.trainer.training_state import TrainingState
 
 Warn = Callable[[str, str], None]

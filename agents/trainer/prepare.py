@@ -148,8 +148,8 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
     folder = find_model(attempt.intent.model_path, spec)
     with ThreadPoolExecutor(max_workers=1) as pool:
         # One rank of a node hashes the model for all of them, while it loads.
-        model_hash: Future[str] | None = None
-        if attempt.placement.local_rank == 0:
+        model_hash: Future[str] | None = context.model_hash
+        if model_hash is None and attempt.placement.local_rank == 0:
             model_hash = pool.submit(hash_model, folder, attempt.hashes_folder)
         checkpoint = find_checkpoint(attempt)
         resumed = read_resume_point(checkpoint) if checkpoint else None

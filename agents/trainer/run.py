@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,20 @@ _GPU_WARMUP_TOKENS = 4096
 
 
 def run_rank(
-    attempt: RankAttempt, journal: RankJournal, heartbeat: Heartbeat, control: RankControl
+    attempt: RankAttempt,
+    journal: RankJournal,
+    heartbeat: Heartbeat,
+    control: RankControl,
+    model_hash: Future[str] | None = None,
 ) -> None:
     """Train this rank's part of the attempt.
+
+    Args:
+        attempt: to train in.
+        journal: of this rank.
+        heartbeat: of this rank.
+        control: of this rank.
+        model_hash: of the model's files, if they are being read already.
 
     Raises:
         ExpectedError: it cannot be trained, on this rank or on another one.
@@ -66,6 +78,8 @@ def run_rank(
     # Before anything is allocated there: under WSL2 the limit is what is free now.
     limit_memory(device, spec.memory_gib)
     _fix_numerics(attempt, ranks, device)
+    if spec.compile == "auto" and compiling.find_obstacle(device) is None:
+        compiling.start_workers()
     group = Group(ranks, attempt.rank_names)
     group.join(choose_backend(device), device, attempt.intent.credential)
     context = RankContext(
@@ -75,6 +89,7 @@ def run_rank(
         journal=journal,
         heartbeat=heartbeat,
         control=control,
+        model_hash=model_hash,
     )
     try:
         strategy = make_strategy(spec, context)

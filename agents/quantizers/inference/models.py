@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from agents.foreign_code import forbid
 from agents.trainer.kernels import compiling
-from agents.trainer.rank.device import read_available_bytes
+from agents.trainer.rank.host_memory import read_available_bytes
 
 ANSWER_TOKENS = 32
 _NUM_ANSWERS = 8

@@ -50,12 +50,10 @@ def hash_cached(path: Path, memory: Path | None) -> str:
     if memory is None:
         return hash_file(path)
     real = path.resolve()
-    stat = real.stat()
-    key = [str(real), stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    note = memory / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:24]}.json"
-    known = read_json(note) or {}
-    if known.get("key") == key:
-        return str(known["sha256"])
+    key, note = _key(real), _note(real, memory)
+    known = _recall(key, note)
+    if known is not None:
+        return known
     sha256 = hash_file(real)
     try:
         memory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,3 +61,26 @@ def hash_cached(path: Path, memory: Path | None) -> str:
     except (OSError, ExpectedError):
         pass  # without the cache entry the file is hashed again next time
     return sha256
+
+
+def is_cached(path: Path, memory: Path | None) -> bool:
+    """Return whether `hash_cached` would not have to read this file."""
+    if memory is None:
+        return False
+    real = path.resolve()
+    return _recall(_key(real), _note(real, memory)) is not None
+
+
+def _key(real: Path) -> list[str | int]:
+    """Return what changes with the content of a file."""
+    stat = real.stat()
+    return [str(real), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _note(real: Path, memory: Path) -> Path:
+    return memory / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:24]}.json"
+
+
+def _recall(key: list[str | int], note: Path) -> str | None:
+    known = read_json(note) or {}
+    return str(known["sha256"]) if known.get("key") == key else None

@@ -44,3 +44,16 @@ def fix_settings() -> None:
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10
         torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()
+
+
+def start_workers() -> None:
+    """Start the processes that compile in the background; returns at once.
+
+    Each imports torch, which takes seconds. Until they are ready, Inductor compiles one kernel
+    after the other in this process; started before the weights load, they are ready in time.
+    """
+    from torch._inductor import async_compile
+
+    start = getattr(async_compile, "maybe_warm_pool", None)  # not a public function
+    if start is not None:
+        start()

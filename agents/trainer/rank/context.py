@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,8 @@ class RankContext:
     journal: RankJournal
     heartbeat: Heartbeat
     control: RankControl
+    model_hash: Future[str] | None = None
+    """Hash of the model, where this rank began to read it before torch was imported."""
 
     def enter_phase(self, phase: str, step: int) -> None:
         """Report to people (journal) and to the supervisor (heartbeat) what this rank does now."""

@@ -42,17 +42,6 @@ def read_reserved_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
-def read_available_bytes() -> int:
-    """Return how many bytes of host memory programs can still take; 0: not known."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = next(line for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return 0
-    # In kB, by which the kernel means 1,024 bytes.
-    return int(found.split()[1]) * 1024
-
-
 SAVE_MEMORY_HINT = (
     "use adapter: {kind: qlora} or a lower adapter.rank, close other programs on that PC, or leave "
     "that node out"

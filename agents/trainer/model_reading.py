@@ -1,0 +1,73 @@
+"""Read the model's files while torch is imported, and hash them.
+
+Importing takes seconds in which the disk has little to do, and the weights are read right after.
+A thread that needs nothing but the standard library reads them once: it hashes files whose hash is
+not known, and reads the others into the page cache, if memory has room for them all. Weights are
+not loaded beside the tokenization: the bounds of chat templates hold for the whole process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from agents.contract.folder_files import open_regular
+from agents.errors import ExpectedError
+from agents.trainer.checkpoint.fingerprint import hash_model
+from agents.trainer.data.file_hashes import is_cached
+from agents.trainer.rank.attempt import RankAttempt
+from agents.trainer.rank.host_memory import read_available_bytes
+
+# Threads that read files at once, as many as those that hash.
+_NUM_READERS = 4
+_BLOCK_BYTES = 1 << 20
+# Largest part of the available memory that files read ahead may fill.
+_CACHE_SHARE = 0.7
+
+
+def start_reading(attempt: RankAttempt) -> Future[str] | None:
+    """Start to read the model; return its future hash.
+
+    None if another rank of this node reads the model, or if it has to be downloaded first.
+    """
+    folder = Path(attempt.intent.model_path)
+    if attempt.placement.local_rank != 0 or not folder.is_dir():
+        return None
+    found: Future[str] = Future()
+
+    def read() -> None:
+        try:
+            # Before the hash, which would make all files known.
+            files = sorted(folder.glob("*.safetensors"))
+            known = [path for path in files if is_cached(path, attempt.hashes_folder)]
+            found.set_result(hash_model(folder, attempt.hashes_folder))
+        except Exception as error:  # noqa: BLE001 - raised where the hash is needed
+            found.set_exception(error)
+            return
+        with suppress(OSError):  # whoever loads the model reports this better
+            num_bytes = sum(path.stat().st_size for path in known)
+            if num_bytes < _CACHE_SHARE * read_available_bytes():
+                read_ahead(known)
+
+    # A daemon: nobody waits for what is merely read ahead.
+    threading.Thread(target=read, name="model", daemon=True).start()
+    return found
+
+
+def read_ahead(paths: Sequence[Path]) -> None:
+    """Read files into the page cache."""
+    with ThreadPoolExecutor(_NUM_READERS) as pool:
+        for path in paths:
+            pool.submit(_read, path)
+
+
+def _read(path: Path) -> None:
+    block = bytearray(_BLOCK_BYTES)
+    with suppress(OSError, ExpectedError), open_regular(path) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while file.readinto(block):
+            pass
