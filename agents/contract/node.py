@@ -21,6 +21,8 @@ MAX_LISTED = 1024
 MAX_SPEED = 1e18
 """Speed of a GPU in any unit per second, a thousand times the fastest."""
 _MAX_BYTES = 2**60
+MAX_CONTEXT_BYTES = 16 * 2**30
+"""Maximum size of a CUDA context; the largest seen takes less than 1 GiB."""
 # What a sensor can read. Drivers report all bits set, or worse, for what they do not know.
 _PLAUSIBLE = {
     "utilisation": 1.0,
@@ -32,6 +34,8 @@ _PLAUSIBLE = {
     "memory_used_bytes": _MAX_BYTES,
     "memory_total_bytes": _MAX_BYTES,
     "memory_bytes": _MAX_BYTES,
+    "memory_reserved_bytes": _MAX_BYTES,
+    "memory_computing_bytes": _MAX_BYTES,
     "memory_available_bytes": _MAX_BYTES,
     "cpu_utilisation": 1.0,
     "cpu_temperature_celsius": 1000.0,
@@ -68,6 +72,8 @@ class GpuFacts:
     index: int
     name: str
     memory_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    """Part of the memory that the driver keeps for itself, in bytes: no program gets it."""
     driver: str | None = None
     cuda: str | None = None
     """Newest CUDA version that the driver supports, such as `13.0`."""
@@ -148,6 +154,7 @@ class GpuSample:
     index: int
     name: str
     memory_used_bytes: int | None = None
+    """Memory that programs hold; from drivers that do not tell it apart, also what they keep."""
     memory_total_bytes: int | None = None
     utilisation: float | None = None
     """Share of time with a running kernel, 0 to 1."""
@@ -160,6 +167,9 @@ class GpuSample:
     throttle: tuple[str, ...] | None = None
     """Reasons for a reduced clock, in words; empty: none; None: not known."""
     process_ids: tuple[int, ...] | None = None
+    """Programs that compute on the GPU; those that only draw are left out."""
+    memory_computing_bytes: int | None = None
+    """Part of the used memory that those programs hold, in bytes."""
 
     def check_foreign(self) -> None:
         check_number("index", self.index, 0, MAX_LISTED)
@@ -326,10 +336,13 @@ class Calibration:
     """Difference of slow and fast repetitions of matrix products, as a share of their median."""
     other_load: float | None = None
     """Share of the device that other programs used meanwhile, 0 to 1."""
+    context_bytes: int | None = None
+    """GPU memory of a process beyond what torch reserves: CUDA context, kernels and libraries."""
 
     def check_foreign(self) -> None:
         check_text("card", self.card)
         check_time("measured_s", self.measured_s)
+        check_number("context_bytes", self.context_bytes or 0, 0, MAX_CONTEXT_BYTES)
         for name in (
             "matrix_flops_per_s",
             "memory_bytes_per_s",

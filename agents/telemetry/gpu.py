@@ -111,7 +111,7 @@ class GpuReader:
 
     def _read_facts(self, card: _Card) -> GpuFacts:
         handle = card.handle
-        memory = self._read("nvmlDeviceGetMemoryInfo", handle)
+        memory = self._read_memory(handle)
         version = self._read("nvmlSystemGetCudaDriverVersion_v2")
         capability = self._read("nvmlDeviceGetCudaComputeCapability", handle)
         driver = self._read("nvmlSystemGetDriverVersion")
@@ -120,6 +120,7 @@ class GpuReader:
             index=card.index,
             name=card.name,
             memory_bytes=memory.total if memory else None,
+            memory_reserved_bytes=getattr(memory, "reserved", None),
             driver=_text(driver) if driver else None,
             # NVML encodes 12.4 as 12040.
             cuda=f"{version // 1000}.{version % 1000 // 10}" if version else None,
@@ -130,7 +131,8 @@ class GpuReader:
     def _sample(self, card: _Card) -> GpuSample:
         nvml, handle = self._nvml, card.handle
         assert nvml is not None
-        memory = self._read("nvmlDeviceGetMemoryInfo", handle)
+        memory = self._read_memory(handle)
+        processes = self._read("nvmlDeviceGetComputeRunningProcesses", handle)
         rates = self._read("nvmlDeviceGetUtilizationRates", handle)
         return GpuSample(
             uuid=card.uuid,
@@ -148,8 +150,21 @@ class GpuReader:
             clock_mhz=_scale(self._read("nvmlDeviceGetClockInfo", handle, 1), 1),
             fan=_scale(self._read("nvmlDeviceGetFanSpeed", handle), 100),
             throttle=self._read_throttle(handle),
-            process_ids=self._read_processes(handle),
+            process_ids=None if processes is None else tuple(one.pid for one in processes),
+            memory_computing_bytes=_sum_memory(processes),
         )
+
+    def _read_memory(self, handle: Any) -> Any | None:
+        """Return total, used and, from drivers that tell it apart, reserved memory, in bytes.
+
+        The first version of NVML's structure counts what the driver reserves as used: hundreds of
+        megabytes on an empty card, which no program holds.
+        """
+        version = getattr(self._nvml, "nvmlMemory_v2", None)
+        found = None
+        if version is not None:
+            found = self._read("nvmlDeviceGetMemoryInfo", handle, version)
+        return found or self._read("nvmlDeviceGetMemoryInfo", handle)
 
     def _read_throttle(self, handle: Any) -> tuple[str, ...] | None:
         bits = self._read("nvmlDeviceGetCurrentClocksEventReasons", handle)
@@ -158,10 +173,6 @@ class GpuReader:
         if bits is None:
             return None
         return tuple(text for bit, text in THROTTLE_REASONS.items() if bits & bit)
-
-    def _read_processes(self, handle: Any) -> tuple[int, ...] | None:
-        found = self._read("nvmlDeviceGetComputeRunningProcesses", handle)
-        return None if found is None else tuple(process.pid for process in found)
 
 
 def open_gpus(load_nvml: Callable[[], Any]) -> GpuReader:
@@ -201,6 +212,14 @@ def _has_library() -> bool:
 def _is_wsl_with_gpu() -> bool:
     # WSL has neither /proc/driver/nvidia nor /dev/nvidiactl; GPUs are reached through /dev/dxg.
     return os.path.exists("/dev/dxg") and os.path.exists("/usr/lib/wsl/lib/libnvidia-ml.so.1")
+
+
+def _sum_memory(processes: Any | None) -> int | None:
+    """Return the bytes that processes hold; None: not known, as under WSL."""
+    if processes is None:
+        return None
+    held = [getattr(one, "usedGpuMemory", None) for one in processes]
+    return None if None in held else sum(held)
 
 
 def _text(value: Any) -> str:

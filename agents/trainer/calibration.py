@@ -41,6 +41,8 @@ _SHARES = {"matrix": 0.5, "memory": 0.15, "host": 0.15, "unpack": 0.2}
 _BURST_S = 0.05
 # Readings of a GPU's load, and the time between two, in seconds.
 _LOOKS, _LOOK_S = 5, 0.2
+# Plausible sizes of a process's CUDA context with kernels and libraries, in bytes.
+_CONTEXT_LIMITS = 64 << 20, 3 << 30
 
 
 def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration:
@@ -51,7 +53,7 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         report: called with what is measured next.
     """
     # Before torch is on the GPU: afterwards its use could not be told from that of others.
-    before = read_gpu_load(job.device_id)
+    before, before_bytes = read_gpu(job.device_id)
     device = choose_device(job.device)
     report("matrix products")
     load = OtherLoad()
@@ -67,7 +69,7 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         report("4-bit weights")
         unpack = measure_unpack(device, job.seconds * _SHARES["unpack"])
     _wait(device)
-    after = read_gpu_load(job.device_id)
+    after, after_bytes = read_gpu(job.device_id)
     gpu_load = max((one for one in (before, after) if one is not None), default=None)
     return Calibration(
         card=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -79,24 +81,40 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         measured_s=time.time(),
         spread=spread,
         other_load=load.read() if device.type == "cpu" else gpu_load,
+        context_bytes=_find_context(device, before_bytes, after_bytes),
     )
 
 
-def read_gpu_load(device_id: str) -> float | None:
-    """Return the share of a GPU that programs use now, while we do not; None: unknown."""
-    if device_id == "cpu":
+def _find_context(device: torch.device, before: int | None, after: int | None) -> int | None:
+    """Return what this process took of the GPU beyond torch's own memory; None: not known."""
+    if device.type != "cuda" or before is None or after is None:
         return None
+    taken = after - before - torch.cuda.memory_reserved(device)
+    # Another program that ended or began meanwhile changes the difference.
+    low, high = _CONTEXT_LIMITS
+    return taken if low <= taken <= high else None
+
+
+def read_gpu(device_id: str) -> tuple[float | None, int | None]:
+    """Return the share of a GPU that programs use now, while we do not, and the bytes in use.
+
+    None: unknown.
+    """
+    if device_id == "cpu":
+        return None, None
     home = os.environ.get("RACKLESS_AGENT_HOME", "")
     try:
         gpus = open_gpus(lambda: load_nvml(Path(home, "agents")))
-        shares = []
+        shares, used = [], None
         for _ in range(_LOOKS):
             time.sleep(_LOOK_S)  # first, as what has just ended still counts
-            mine = [one.utilisation for one in gpus.sample() if one.uuid == device_id]
-            shares += [share for share in mine if share is not None]
+            for one in gpus.sample():
+                if one.uuid == device_id:
+                    used = one.memory_used_bytes
+                    shares += [] if one.utilisation is None else [one.utilisation]
     except (OSError, ImportError, RuntimeError):  # no driver, or not from an agent's archive
-        return None
-    return median(shares) if shares else None
+        return None, None
+    return (median(shares) if shares else None), used
 
 
 class OtherLoad:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from agents.contract.cards import Card, find_card
 from agents.contract.node import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
-from app.planning.memory.forecast import GpuMemory
+from app.planning.memory.gpu import GpuMemory, guess_context, guess_reserved
 
 System = Literal["linux", "windows", "wsl"]
 LinkSource = Literal["measured", "nominal", "given", "assumed"]
@@ -42,6 +42,9 @@ class PlannedGpu:
     device: str = "cuda:0"
     """Device on the node, such as `cuda:1`; `cpu`: the CPU."""
     memory_bytes: int | None = None
+    """All memory of the card, in bytes."""
+    reserved_bytes: int | None = None
+    """Part of it that the driver keeps for itself; None: as much as is typical."""
     desktop_bytes: int = 0
     """Memory that other programs hold, in bytes: measured, else typical for the system."""
     power_limit_w: float | None = None
@@ -64,11 +67,16 @@ class PlannedGpu:
         if total is None:
             return None
         capability = self.capability or (card.capability if card else (8, 6))
+        reserved = guess_reserved(total) if self.reserved_bytes is None else self.reserved_bytes
+        processors = card.num_multiprocessors if card else 60
+        measured = self.calibration.context_bytes if self.calibration else None
+        is_cpu = self.device == "cpu"
         return GpuMemory(
-            total_bytes=total,
+            total_bytes=total if is_cpu else total - reserved,
             desktop_bytes=self.desktop_bytes,
             capability=capability,
-            num_multiprocessors=card.num_multiprocessors if card else 60,
+            num_multiprocessors=processors,
+            context_bytes=guess_context(processors, measured),
         )
 
     @property
@@ -255,17 +263,34 @@ def _kind_of(facts: NodeFacts, gpu: PlannedGpu) -> tuple[object, ...]:
 def _gpu(
     gpu: GpuFacts, sample: GpuSample | None, system: System, calibration: Calibration | None
 ) -> PlannedGpu:
-    # While a run is on the card, its own memory is part of the figure, which is then useless here.
-    used = sample.memory_used_bytes if sample and not sample.process_ids else None
+    drawn = _count_drawn(sample)
+    reserved = gpu.memory_reserved_bytes
+    if reserved is None and drawn is not None:
+        reserved = 0  # an old driver counts what it keeps as used
     return PlannedGpu(
         name=gpu.name,
         device=f"cuda:{gpu.index}",
         memory_bytes=gpu.memory_bytes,
-        desktop_bytes=guess_desktop(system) if used is None else used,
+        reserved_bytes=reserved,
+        desktop_bytes=guess_desktop(system) if drawn is None else drawn,
         power_limit_w=gpu.power_limit_w,
         capability=_capability(gpu.capability),
         calibration=calibration,
     )
+
+
+def _count_drawn(sample: GpuSample | None) -> int | None:
+    """Return the bytes that remain in use when nothing computes on the GPU; None: not known.
+
+    What computes, such as a run that will have ended, is subtracted where the driver says how much
+    that is; WSL's does not.
+    """
+    used = sample.memory_used_bytes if sample else None
+    if sample is None or used is None or not sample.process_ids:
+        return used
+    if sample.memory_computing_bytes is None:
+        return None
+    return max(0, used - sample.memory_computing_bytes)
 
 
 def guess_desktop(system: System | None) -> int:

@@ -23,6 +23,8 @@ class FakeCard:
     missing: frozenset[str] = frozenset()
     """Functions that this card does not support."""
     throttle: int = 0
+    reserved_bytes: int | None = None
+    """Memory that the driver keeps; None: it is too old to tell it apart from what is used."""
     values: dict[str, Any] = field(
         default_factory=lambda: {
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=12 << 30, used=3 << 30, free=9 << 30),
@@ -33,8 +35,8 @@ class FakeCard:
             "nvmlDeviceGetClockInfo": 2475,
             "nvmlDeviceGetFanSpeed": 45,
             "nvmlDeviceGetComputeRunningProcesses": [
-                SimpleNamespace(pid=41),
-                SimpleNamespace(pid=7),
+                SimpleNamespace(pid=41, usedGpuMemory=2 << 30),
+                SimpleNamespace(pid=7, usedGpuMemory=512 << 20),
             ],
             "nvmlDeviceGetCudaComputeCapability": (8, 9),
         }
@@ -85,6 +87,20 @@ class FakeNvml:
     def nvmlDeviceGetCurrentClocksEventReasons(self, card: FakeCard) -> int:  # noqa: N802
         name = "nvmlDeviceGetCurrentClocksEventReasons"
         return int(self._read(name, card, card.throttle))
+
+    nvmlMemory_v2 = 0x02000028  # noqa: N815
+
+    def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> Any:  # noqa: N802
+        name = "nvmlDeviceGetMemoryInfo"
+        found = self._read(name, card, card.values[name])
+        if version is None:
+            return found
+        if card.reserved_bytes is None:
+            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        used = found.used - card.reserved_bytes
+        return SimpleNamespace(
+            total=found.total, used=used, free=found.free, reserved=card.reserved_bytes
+        )
 
     def __getattr__(self, function: str) -> Any:
         if not function.startswith("nvmlDeviceGet"):

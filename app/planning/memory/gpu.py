@@ -9,8 +9,17 @@ from agents.contract.spec import RunSpec
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp64"]
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
-# CUDA context of one process with kernels and libraries, in bytes; an estimate, not measured yet.
-_CONTEXT_BYTES = 520 << 20
+# Parts of what torch does not count: kernels and libraries, and what the driver keeps for each
+# multiprocessor. Their sum follows an H200 (132 multiprocessors), where it took 0.75 to 0.85 GiB;
+# how it divides there, and so the figure for smaller cards, is an assumption until a node measures
+# its own.
+_LOADED_BYTES, _PROCESSOR_BYTES = 330 << 20, 3750 << 10
+# Compiled kernels and attention, which a run loads and a calibration does not; an assumption.
+_COMPILED_BYTES = 128 << 20
+# What the driver keeps for itself, in bytes, and as a share of the memory: total capacities in
+# torch's messages are 5.79 of 6 GiB, 9.78 of 10 (RTX 3080), 11.75 of 12 (3060), 23.70 of 24 (3090)
+# and 23.64 of 23.99 (4090). An H200 keeps 0.60 GiB, the upper bound here.
+_RESERVED_BYTES, _RESERVED_SHARE, _MOST_RESERVED_BYTES = 174 << 20, 0.0065, 630 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +39,7 @@ class GpuMemory:
     """Properties of a GPU that decide how much memory a rank needs."""
 
     total_bytes: int
+    """Memory that programs can use, without what the driver keeps for itself."""
     desktop_bytes: int = 0
     """Memory that other programs hold before a run starts: the desktop, browsers."""
     cap_bytes: int | None = None
@@ -38,7 +48,7 @@ class GpuMemory:
     """CUDA compute capability, which decides the data type and the attention kernels."""
     num_multiprocessors: int = 60
     """Number of multiprocessors: attention's exact backward pass needs more scratch with more."""
-    context_bytes: int = _CONTEXT_BYTES
+    context_bytes: int = _LOADED_BYTES + 60 * _PROCESSOR_BYTES
     """CUDA context and kernels of one process, which torch does not count."""
     pieces_grow: bool = True
     """Whether torch can use expandable segments; not under WSL2 and Windows, where more memory is
@@ -50,6 +60,30 @@ class GpuMemory:
         if self.cap_bytes is None:
             return self.total_bytes
         return min(self.total_bytes, self.cap_bytes + self.context_bytes + self.desktop_bytes)
+
+
+def guess_context(num_multiprocessors: int, measured_bytes: int | None = None) -> int:
+    """Return the bytes that a training process takes of a GPU beyond what torch reserves.
+
+    Args:
+        num_multiprocessors: of the card, where nothing was measured.
+        measured_bytes: what a calibration of this card measured.
+
+    >>> round(guess_context(132) / 2**30, 2), round(guess_context(46) / 2**30, 2)
+    (0.79, 0.49)
+    """
+    if measured_bytes is not None:
+        return measured_bytes + _COMPILED_BYTES
+    return _LOADED_BYTES + num_multiprocessors * _PROCESSOR_BYTES
+
+
+def guess_reserved(memory_bytes: int) -> int:
+    """Return the bytes that the driver of a GPU with this memory keeps for itself.
+
+    >>> [round(guess_reserved(gib * 2**30) / 2**30, 2) for gib in (12, 24, 141)]
+    [0.25, 0.33, 0.62]
+    """
+    return min(int(_RESERVED_BYTES + _RESERVED_SHARE * memory_bytes), _MOST_RESERVED_BYTES)
 
 
 def choose_dtype(spec: RunSpec, gpu: GpuMemory) -> Dtype:

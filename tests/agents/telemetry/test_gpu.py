@@ -30,11 +30,28 @@ def test_facts() -> None:
         "index": 0,
         "name": "NVIDIA GeForce RTX 4070",
         "memory_bytes": 12 << 30,
+        "memory_reserved_bytes": None,
         "driver": "580.65.06",
         "cuda": "13.0",
         "capability": "8.9",
         "power_limit_w": 200.0,
     }
+
+
+def test_what_the_driver_keeps_is_no_memory_that_programs_use() -> None:
+    card = FakeCard(reserved_bytes=645 << 20)
+    card.values["nvmlDeviceGetMemoryInfo"].used = 645 << 20  # an empty card
+    reader = GpuReader(FakeNvml(card))
+    assert reader.read_facts()[0].memory_reserved_bytes == 645 << 20
+    assert reader.sample()[0].memory_used_bytes == 0
+
+
+def test_programs_whose_memory_the_driver_does_not_tell() -> None:
+    card = FakeCard()
+    processes = card.values["nvmlDeviceGetComputeRunningProcesses"]
+    assert GpuReader(FakeNvml(card)).sample()[0].memory_computing_bytes == (2 << 30) + (512 << 20)
+    processes[1].usedGpuMemory = None  # as under WSL
+    assert GpuReader(FakeNvml(card)).sample()[0].memory_computing_bytes is None
 
 
 def test_sample() -> None:
@@ -61,7 +78,7 @@ def test_sensor_that_a_card_lacks_is_none_and_the_others_stay(field: str, functi
     sample = dataclasses.asdict(GpuReader(FakeNvml(lacking)).sample()[0])
     assert sample[field] is None
     gone = {name for name in whole if sample[name] is None}
-    assert gone <= {field, "memory_total_bytes"}
+    assert gone <= {field, "memory_total_bytes", "memory_computing_bytes"}
 
 
 def test_idle_card_is_not_throttled() -> None:
