@@ -61,7 +61,8 @@ ORDER = {
         " | fleet files"
     ),
     "app.planning": (
-        "model_shape learning | model_parts | memory | cluster setting_search forecast_accuracy"
+        "model_shape learning row_lengths | model_parts | memory"
+        " | cluster setting_search forecast_accuracy"
         " misses measurement_limits | rates"
         " network | throughput | candidate | plan_context | build_context subsets | strategies"
         " | reasons | advice | plan"

@@ -218,8 +218,9 @@ def _sum_memory(processes: Any | None) -> int | None:
     """Return the bytes that processes hold; None: not known, as under WSL."""
     if processes is None:
         return None
-    held = [getattr(one, "usedGpuMemory", None) for one in processes]
-    return None if None in held else sum(held)
+    held: list[int | None] = [getattr(one, "usedGpuMemory", None) for one in processes]
+    known = [one for one in held if one is not None]
+    return sum(known) if len(known) == len(held) else None
 
 
 def _text(value: Any) -> str:

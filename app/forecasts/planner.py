@@ -36,6 +36,7 @@ from app.planning.misses import find_miss
 from app.planning.model_parts import ModelPart, list_parts
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import make_plan
+from app.planning.row_lengths import pick_lengths
 from app.runfile.advice import advise
 from app.runs.services import LaunchForecast, Services
 from app.storage.planning import PlanningStore
@@ -375,6 +376,14 @@ def find_data_size(
         mean_tokens=guess.mean_tokens,
         # The longest row of a part says nothing about the rest.
         longest_tokens=guess.longest_tokens if guess.is_whole else None,
+        lengths=_typical_lengths(spec, guess),
     )
     looked = "its rows" if guess.is_whole else "its first megabyte"
     return size, f"tokens of {path.name} estimated from {looked}, at 4 characters each"
+
+
+def _typical_lengths(spec: RunSpec, guess: DataGuess) -> tuple[int, ...]:
+    """Return the lengths of rows as the run cuts them; none where it packs them."""
+    if spec.packing:
+        return ()
+    return pick_lengths(guess.lengths, spec.sequence_tokens * (2 if spec.objective == "dpo" else 1))

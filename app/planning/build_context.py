@@ -9,9 +9,17 @@ from app.planning.candidate import PlanRequest
 from app.planning.cluster import Cluster
 from app.planning.learning import Correction
 from app.planning.memory.forecast import GIB
+from app.planning.memory.gpu import is_compiled
 from app.planning.plan_context import Case, Worker
 from app.planning.rates import Rates, find_rates
-from app.planning.throughput import ModelCost, arithmetic_share, make_pace, measure_work
+from app.planning.row_lengths import RowLengths, assume_lengths
+from app.planning.throughput import (
+    ModelCost,
+    arithmetic_share,
+    can_replay,
+    make_pace,
+    measure_work,
+)
 
 # Share of a packed sequence that holds tokens; the rest stays empty.
 _PACKED_SHARE = 0.97
@@ -32,7 +40,7 @@ def open_case(request: PlanRequest) -> Case:
         cluster=cluster,
         workers=workers,
         work=work,
-        mean_tokens=mean,
+        rows=_rows(request, mean, longest),
         longest_tokens=longest,
         num_steps=count_steps(request, mean),
         network_factor=request.learned.network.value,
@@ -51,6 +59,14 @@ def _lengths(request: PlanRequest) -> tuple[int, float, list[str]]:
         notes.append(f"every row is assumed to have {limit} tokens: the data was not counted")
     longest = min(limit, data.longest_tokens or limit)
     return longest, min(float(longest), data.mean_tokens or float(limit)), notes
+
+
+def _rows(request: PlanRequest, mean_tokens: float, longest_tokens: int) -> RowLengths:
+    """Return the lengths of sequences: as read, else assumed."""
+    lengths = request.data.lengths
+    if request.spec.packing or not lengths or lengths[0] == lengths[-1]:
+        return assume_lengths(mean_tokens, longest_tokens)
+    return RowLengths(mean_tokens=mean_tokens, lengths=lengths)
 
 
 def _attended(request: PlanRequest, mean_tokens: float) -> float:
@@ -100,7 +116,14 @@ def _workers(
                         memory, cap_bytes=cap, pieces_grow=node.system not in ("wsl", "windows")
                     ),
                     rates=rates,
-                    pace=make_pace(work, rates, correction=learned.speed.value, share=share),
+                    pace=make_pace(
+                        work,
+                        rates,
+                        correction=learned.speed.value,
+                        share=share,
+                        may_replay=can_replay(spec, gpu),
+                        compiled=gpu.device == "cpu" or is_compiled(spec, memory),
+                    ),
                     correction=learned,
                     host_bytes=node.free_ram_bytes // len(node.gpus),
                 )

@@ -26,6 +26,8 @@ class DataSize:
     """Mean length of a row after truncation, in tokens."""
     longest_tokens: int | None = None
     """Length of the longest row after truncation, in tokens."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of typical rows after truncation, in ascending order; empty: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

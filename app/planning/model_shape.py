@@ -42,7 +42,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 256, "tie_word_embeddings": True},
     "gemma2": {
         "head_dim": 256, "tie_word_embeddings": True, "sliding_window": 4096,
-        "num_key_value_heads": 4,
+        "num_key_value_heads": 4, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
     },
     "gemma3_text": {**_GEMMA_3, "tie_word_embeddings": True},
     "phi3": {},
@@ -52,6 +52,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _MET = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 # Families whose experts have another form, which neither adapters nor NF4 reach.
 _OTHER_EXPERTS = ("llama4", "llama4_text")
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
 _ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
 _FOUR_NORMS = ("gemma2", "gemma3_text")
@@ -137,6 +138,8 @@ class ModelShape:
     """Number of experts that one token is routed to."""
     expert_ffn: int = 0
     """Inner width of one expert."""
+    has_softcap: bool = False
+    """Whether scores of attention and logits are capped, as in Gemma 2."""
     sliding_window: int | None = None
     """Window of sliding-window layers, in tokens; None: full attention."""
     max_tokens: int | None = None
@@ -319,6 +322,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         num_experts=num_experts,
         num_experts_met=_first(known, _MET) if num_experts else 0,
         expert_ffn=sizes.expert_ffn if num_experts else 0,
+        has_softcap=any(known.get(name) for name in _CAPS),
         sliding_window=int(window) if window else None,
         max_tokens=known.get("max_position_embeddings"),
     )

@@ -19,6 +19,7 @@ from app.planning.memory.forecast import (
 )
 from app.planning.model_shape import ModelShape
 from app.planning.rates import Rates
+from app.planning.row_lengths import RowLengths
 from app.planning.setting_search import choose_setting
 from app.planning.throughput import ModelCost, PlannedPace
 
@@ -62,14 +63,19 @@ class Case:
     """The nodes that the spec names."""
     workers: tuple[Worker, ...]
     work: ModelCost
-    mean_tokens: float
-    """Mean length of a sequence, in tokens; of both answers together for preference pairs."""
+    rows: RowLengths
+    """Lengths of the sequences, in tokens; of both answers together for preference pairs."""
     longest_tokens: int
     num_steps: int | None
     network_factor: float
     assumptions: tuple[str, ...]
     fits: dict[tuple[object, ...], Fit] = field(default_factory=dict, repr=False, compare=False)
     """Cache of `fit`, by worker and number of ranks."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of a sequence, in tokens."""
+        return self.rows.mean_tokens
 
     @property
     def step_tokens(self) -> float:
@@ -112,8 +118,18 @@ class Case:
             ranks=ranks,
             host_bytes=worker.host_bytes,
             bus_bytes_per_s=worker.rates.to_host_bytes_per_s,
-            token_s=lambda setting: 1 / worker.pace.tokens_per_s(setting, self.mean_tokens),
+            token_s=lambda setting: 1 / worker.pace.tokens_per_s(setting, self.rows, ranks=ranks),
         )
+
+    def speed(self, worker: Worker, fit: Fit, ranks: int) -> float:
+        """Return the tokens per second of a GPU, as one of `ranks`, while it computes."""
+        pace = worker.pace.keep_unpacked(fit.unpacked_share)
+        return pace.tokens_per_s(fit.setting, self.rows, ranks=ranks)
+
+    def busy_s(self, worker: Worker, fit: Fit, num_rows: float, ranks: int) -> float:
+        """Return the seconds of a step in which a GPU computes so many rows."""
+        pace = worker.pace.keep_unpacked(fit.unpacked_share)
+        return pace.seconds(num_rows * self.mean_tokens, fit.setting, self.rows, ranks=ranks)
 
     def forecast(self, worker: Worker, setting: MemorySetting, ranks: int) -> MemoryForecast:
         """Forecast the memory of a given setting, corrected by past runs."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.contract.cards import Card
 from app.planning.cluster import PlannedGpu
 
 MATRIX_SHARE = 0.85
 """Share of a card's peak that large matrix products sustain when it is warm."""
+# The same while nothing but them is computed for seconds, as a calibration does, by compute
+# capability: an H200 measured 644 TFLOP/s at its power limit. Training stays below that limit,
+# since its products alternate with kernels that wait for memory, and its clock stays higher.
+_ALONE_SHARES = {(9, 0): 0.651}
 COPY_SHARE = 0.85
 """Share of the listed memory bandwidth that a copy within the card sustains."""
-# Maximum number of 4-bit weights that a multiprocessor unpacks per second. Below what the memory
-# of an H200 would allow and above that of a GeForce, so it limits data-centre cards only.
-_UNPACK_PER_PROCESSOR = 4.1e9
 # Bytes read and written to unpack one 4-bit weight to bf16.
 _UNPACK_BYTES = 2.516
 # Rates of a card that is not listed: about an RTX 3060, so that plans err on the slow side.
@@ -58,11 +60,10 @@ def find_rates(gpu: PlannedGpu) -> Rates:
         matrix = MATRIX_SHARE * card.flops_per_s
         copy = COPY_SHARE * card.memory_bytes_per_s
         bus = card.bus_bytes_per_s
-    matrix = (found and found.matrix_flops_per_s) or matrix
+    if found and found.matrix_flops_per_s:
+        matrix = _rate_in_training(found.matrix_flops_per_s, card)
     copy = (found and found.memory_bytes_per_s) or copy
     unpack = copy / _UNPACK_BYTES
-    if card is not None:
-        unpack = min(unpack, _UNPACK_PER_PROCESSOR * card.num_multiprocessors)
     listed: RateSource = "listed" if card is not None else "assumed"
     return Rates(
         matrix_flops_per_s=matrix,
@@ -72,3 +73,19 @@ def find_rates(gpu: PlannedGpu) -> Rates:
         from_host_bytes_per_s=(found and found.from_host_bytes_per_s) or bus,
         source="measured" if found and found.matrix_flops_per_s else listed,
     )
+
+
+def _rate_in_training(measured: float, card: Card | None) -> float:
+    """Return the rate of products in training, from that of products alone.
+
+    The shares of a forecast refer to what the data sheet makes one expect of training. So a
+    measurement counts as a factor: how the node's card compares with others of its kind when both
+    do nothing else.
+
+    >>> from agents.contract.cards import find_card
+    >>> round(_rate_in_training(644e12, find_card("H200")) / 1e12)
+    841
+    """
+    if card is None:
+        return measured
+    return MATRIX_SHARE * measured / _ALONE_SHARES.get(card.capability, MATRIX_SHARE)

@@ -26,8 +26,12 @@ from app.planning.memory.forecast import (
     count_state_bytes,
     estimate_memory,
 )
+from app.planning.memory.gpu import choose_width
 from app.planning.memory.phases import measure_widest, worst_pass_bytes
 from app.planning.model_shape import ModelShape
+
+# Share of the card's memory that unpacked weights leave free beyond that.
+_SPARE_SLACK = 0.02
 
 
 def choose_setting(  # noqa: PLR0913 - all that the search depends on
@@ -63,7 +67,28 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
     batch_tokens = spec.batch_sequences * mean_tokens
     most = int(batch_tokens if ranks == 1 else batch_tokens * SHARE_SLACK / ranks)
     setting = search.choose(min(MOST_TOKENS, max(longest_tokens, most)))
-    return Fit(setting=setting, memory=search.estimate(setting), room_bytes=gpu.room_bytes)
+    memory = search.estimate(setting)
+    return Fit(
+        setting=setting,
+        memory=memory,
+        room_bytes=gpu.room_bytes,
+        unpacked_share=share_unpacked(shape, spec, gpu, memory),
+    )
+
+
+def share_unpacked(
+    shape: ModelShape, spec: RunSpec, gpu: GpuMemory, memory: MemoryForecast
+) -> float:
+    """Return the share of the 4-bit weights that the trainer keeps unpacked in free memory.
+
+    Each of them takes the bytes of its type instead of half a byte; see `fill_spare_memory` in
+    agents/trainer/execution/setting.py.
+    """
+    if spec.adapter.kind != "qlora":
+        return 0.0
+    most = gpu.room_bytes - gpu.desktop_bytes - gpu.context_bytes
+    spare = most * (MEMORY_SHARE - _SPARE_SLACK) - memory.allocated_bytes
+    return min(1.0, max(0.0, spare / ((choose_width(spec, gpu) - 0.5) * shape.num_nf4)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,7 +75,7 @@ def _prospect(case: Case, name: str) -> _Prospect | None:
     if not workers or not all(fit.fits for fit in fits):
         return None
     both = list(zip(workers, fits, strict=True))
-    speeds = [worker.pace.tokens_per_s(fit.setting, case.mean_tokens) for worker, fit in both]
+    speeds = [worker.pace.tokens_per_s(fit.setting, case.rows) for worker, fit in both]
     return _Prospect(
         name=name,
         tokens_per_s=sum(speeds),

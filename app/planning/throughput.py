@@ -1,10 +1,13 @@
 """Forecast how long a GPU needs for its part of a step.
 
 A roofline whose terms add up, since a layer's kernels run one after the other: matrix products at
-the rate that the card sustains, attention at its own, pointwise kernels at the speed of the card's
-memory, and 4-bit weights unpacked once per pass. The shares below are fractions of those rates;
-they hold for compiled layers (see agents/trainer/execution/layers.py),
-and follow whole steps of a 7B model on an H200 (tests/app/planning/test_throughput.py).
+the rate that the card sustains, with the traffic of their operands, which is what makes the thin
+layers of small models slower; attention at its own rate; pointwise kernels at the speed of the
+card's memory; and 4-bit weights unpacked once per pass, unless free memory holds them unpacked. A
+micro-batch that is not replayed takes at least what the host needs to launch it.
+
+The shares below hold for compiled layers (see agents/trainer/execution/layers.py). They were fitted
+to whole steps on an H200, each in two a held-out one (tests/app/planning/measured_runs.json).
 
 FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
 counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter runs
@@ -13,17 +16,18 @@ the base model as reference first, and recomputes its logits for their gradient.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agents.contract.spec import RunSpec
 from app.planning.cluster import PlannedGpu
 from app.planning.memory.experts import count_met_adapter
 from app.planning.memory.forecast import MemorySetting, choose_dtype, count_trained
+from app.planning.memory.gpu import is_compiled
 from app.planning.model_shape import LayerShape, ModelShape, choose_targets
 from app.planning.rates import Rates
+from app.planning.row_lengths import Division, RowLengths, divide
 
-LAYER_SHARE = 0.85
+LAYER_SHARE = 0.9
 """Share of the rate of large matrix products that those of a layer reach."""
 ATTENTION_SHARE = 0.35
 """The same for both passes of exact attention, whose backward pass is deterministic."""
@@ -48,10 +52,21 @@ _CHUNK_LOGITS, _LOGIT_BYTES = 1 << 24, 32
 _HEAD_BYTES, _HEAD_BYTES_FULL = 4.0, 16.0
 # Heads up to this width reach only this share of the rate of attention.
 _NARROW_HEAD, _NARROW_SHARE = 64, 0.65
+# Bytes per weight and micro-batch in full training: fp32 weights are read and cast for both passes,
+# gradients are written, cast and added. Frozen weights are read while products compute.
+_WEIGHT_BYTES_FULL = 28.0
+# Values read and written for each feature that dropout decides about, with the time of its hash.
+_DROPOUT_VALUES = 5.0
 # Cost of a step per trained value, as bytes read and written: torch's AdamW makes a pass over all
 # values for each of its operations, and in 8 bits computing takes longer than reading (measured
 # with 1.2 and 3.2 billion values on an H200).
 _STEP_BYTES = {"adamw": 68.0, "adamw_8bit": 101.0, "paged_adamw_8bit": 109.0}
+# Traffic and CPU time of layers that are not compiled, relative to compiled ones. Transformers with
+# PEFT took 259 and 321 ms for 2,048 and 4,096 tokens of Llama-2-7B in NF4, with all activations
+# kept, where compiled layers took 137 and 234 (one H200).
+_EAGER_TRAFFIC, _EAGER_LAUNCH = 3.0, 1.9
+# Micro-batches of unlike rows whose speed is typical.
+_NUM_TYPICAL = 4
 # Rate of fp32 products relative to bf16.
 _FP32_SHARE = 0.5
 
@@ -73,6 +88,11 @@ class ModelCost:
     traffic_bytes: float
     """Traffic between the products of all layers, both passes, in bytes."""
     traffic_again_bytes: float
+    operand_bytes: float
+    """Inputs and outputs of the products of all layers, both passes, in bytes."""
+    operand_again_bytes: float
+    weight_bytes: float
+    """Bytes of each micro-batch for weights that are trained, and their gradients."""
     quantized_values: float
     """Number of 4-bit weights in all layers."""
     num_unpacked: int
@@ -113,6 +133,8 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     # In full training the trained weights are those of the layers, counted in `met`.
     inner = 0 if full else count_met_adapter(shape, spec)
     traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
+    wide = sum(count * _operand_bytes(layer) for layer, count in shape.kinds)
+    held = sum(count * _met_weights(layer) for layer, count in shape.kinds)
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
     attended = shape.num_layers * shape.num_heads * shape.head_dim * length
     if shape.head_dim <= _NARROW_HEAD:
@@ -130,6 +152,9 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         logit_bytes=float(_LOGIT_BYTES * shape.vocab) * (1 + dpo),
         traffic_bytes=(3.0 + asks) * traffic,
         traffic_again_bytes=_TRAFFIC_AGAIN * traffic,
+        operand_bytes=((3.0 if full else 2.0) + asks) * wide,
+        operand_again_bytes=wide,
+        weight_bytes=_WEIGHT_BYTES_FULL * held if full else 0.0,
         quantized_values=shape.num_nf4 if spec.adapter.kind == "qlora" else 0,
         num_unpacked=2 + asks,
         num_layers=shape.num_layers,
@@ -156,21 +181,31 @@ def _met_weights(layer: LayerShape) -> int:
     return sum(one.num_weights for one in layer.linears) + layer.num_router + layer.num_met_params
 
 
+def _operand_bytes(layer: LayerShape) -> float:
+    """Return the bytes of inputs and outputs of one layer's products per token, forward."""
+    return 2.0 * sum(one.num_inputs + one.num_outputs for one in layer.linears)
+
+
 def _traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> float:
     """Return the bytes that one layer reads and writes between its products per token, forward.
 
     Norms and residuals: ten times the hidden features; rotary positions: queries and keys read and
-    written; the gate: two read and one written. An adapter reads its input twice and adds to its
-    output.
+    written; the gate: two read and one written. Adapters read the input
+    that they share, and add to their outputs.
     """
     heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     inner = shape.ffn
     if layer.num_met_params:
         inner = layer.num_met_params // (3 * shape.hidden)
-    values = 10 * shape.hidden + 4 * heads + 3 * inner
+    values: float = 10 * shape.hidden + 4 * heads + 3 * inner
     if spec.adapter.kind != "full":
         targets = choose_targets(layer, spec.adapter.targets)
-        values += sum(one.num_inputs + 3 * one.num_outputs for one in targets)
+        # Layers that share an input read it once for all of their adapters.
+        values += sum({one.num_inputs for one in targets})
+        values += 2 * sum(one.num_outputs for one in targets)
+        if spec.adapter.dropout:
+            # Each adapter drops features of its own: a copy is written and read.
+            values += _DROPOUT_VALUES * sum(one.num_inputs for one in targets)
     return 2.0 * values
 
 
@@ -182,43 +217,94 @@ class PlannedPace:
     """Both passes, per token."""
     again_s: float
     """Additional time per token if all layers recompute their activations."""
-    pass_s: float
-    """Fixed time of each micro-batch."""
-    again_pass_s: float
+    weights_s: float
+    """Time of each micro-batch to cast trained weights and to add their gradients."""
+    unpack_s: float
+    """Time of each micro-batch to unpack all 4-bit weights."""
+    unpack_again_s: float
+    """Additional time if all layers recompute."""
+    gaps_s: float
+    """Time of each micro-batch between kernels; a replay leaves none."""
     launch_s: float
-    """Lower bound of a micro-batch."""
+    """Lower bound of a micro-batch whose kernels the host launches one by one."""
     launch_again_s: float
     optimizer_s: float
     """Optimizer step."""
     num_layers: int
+    may_replay: bool = False
+    """Whether micro-batches of one size are recorded and replayed, which needs no host."""
 
-    def seconds(self, tokens: float, setting: MemorySetting, mean_tokens: float) -> float:
+    @property
+    def pass_s(self) -> float:
+        """Fixed time of each micro-batch."""
+        return self.weights_s + self.unpack_s + self.gaps_s
+
+    @property
+    def again_pass_s(self) -> float:
+        """Additional fixed time if all layers recompute their activations."""
+        return self.unpack_again_s
+
+    def keep_unpacked(self, share: float) -> PlannedPace:
+        """Return the times where so large a share of the 4-bit weights is kept unpacked."""
+        packed = 1.0 - share
+        return replace(
+            self,
+            unpack_s=packed * self.unpack_s,
+            unpack_again_s=packed * self.unpack_again_s,
+        )
+
+    def seconds(
+        self, tokens: float, setting: MemorySetting, rows: RowLengths, *, ranks: int = 1
+    ) -> float:
         """Return the time of all micro-batches of a step.
+
+        Rows of unlike length are padded to be replayed, unless the host is fast enough to launch
+        them as they are.
 
         Args:
             tokens: tokens of this GPU's share.
             setting: size of a micro-batch, and what the layers do.
-            mean_tokens: mean length of a row; a micro-batch holds whole rows.
+            rows: lengths of the run's rows; a micro-batch holds whole rows.
+            ranks: number of ranks; of several, each launches its last micro-batch, since gradients
+                are sent while it computes.
         """
         if tokens <= 0:
             return 0.0
-        again = setting.num_recomputed / self.num_layers if self.num_layers else 0.0
-        rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
-        # The small number keeps rounding errors from adding a pass.
-        num_passes = math.ceil(max(1.0, tokens / mean_tokens) / rows_at_once - 1e-9)
-        each = self.token_s + again * self.again_s
-        computing_s = tokens * each + num_passes * (self.pass_s + again * self.again_pass_s)
-        return max(computing_s, num_passes * (self.launch_s + again * self.launch_again_s))
+        num_rows = max(1, round(tokens / rows.mean_tokens))
+        plain = divide(rows, num_rows, setting.micro_tokens, padded=False)
+        found = self._sum(plain, setting, num_launched=len(plain.sizes))
+        if self.may_replay:
+            padded = divide(rows, num_rows, setting.micro_tokens, padded=True)
+            found = min(found, self._sum(padded, setting, num_launched=int(ranks > 1)))
+        return found * tokens / plain.num_tokens
 
-    def tokens_per_s(self, setting: MemorySetting, mean_tokens: float) -> float:
+    def _sum(self, division: Division, setting: MemorySetting, *, num_launched: int) -> float:
+        """Return the time of some micro-batches, of which the host launches the last ones."""
+        again = setting.num_recomputed / self.num_layers if self.num_layers else 0.0
+        each_s = self.token_s + again * self.again_s
+        fixed_s = self.weights_s + self.unpack_s + again * self.unpack_again_s
+        host_s = self.launch_s + again * self.launch_again_s
+        computing_s = [size * each_s + fixed_s for size in division.sizes]
+        cut = len(computing_s) - num_launched
+        launched_s = sum(max(one + self.gaps_s, host_s) for one in computing_s[cut:])
+        return sum(computing_s[:cut]) + launched_s
+
+    def tokens_per_s(self, setting: MemorySetting, rows: RowLengths, *, ranks: int = 1) -> float:
         """Return the speed with full micro-batches, in tokens per second."""
-        rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
-        tokens = rows_at_once * mean_tokens
-        return tokens / self.seconds(tokens, setting, mean_tokens)
+        rows_at_once = max(1, int(setting.micro_tokens / rows.mean_tokens))
+        # Of unlike rows more, since no micro-batch is filled like another.
+        tokens = rows_at_once * rows.mean_tokens * (_NUM_TYPICAL if rows.lengths else 1)
+        return tokens / self.seconds(tokens, setting, rows, ranks=ranks)
 
 
 def make_pace(
-    work: ModelCost, rates: Rates, *, correction: float = 1.0, share: float = 1.0
+    work: ModelCost,
+    rates: Rates,
+    *,
+    correction: float = 1.0,
+    share: float = 1.0,
+    may_replay: bool = False,
+    compiled: bool = True,
 ) -> PlannedPace:
     """Return the time of passes on a card.
 
@@ -227,7 +313,10 @@ def make_pace(
         rates: rates of the card.
         correction: speed factor learned from past runs.
         share: share of the matrix rate that is left in types wider than bf16.
+        may_replay: whether micro-batches are replayed; see `can_replay`.
+        compiled: whether the layers are compiled.
     """
+    traffic, launch = (1.0, 1.0) if compiled else (_EAGER_TRAFFIC, _EAGER_LAUNCH)
     layer_rate = rates.matrix_flops_per_s * LAYER_SHARE * share
     attention_rate = rates.matrix_flops_per_s * ATTENTION_SHARE * share
     # Traffic grows with the width of a type, not as its arithmetic slows down, hence the floor.
@@ -239,23 +328,41 @@ def make_pace(
         + head_s
         + work.logit_bytes / traffic_rate
         + work.attention_flops / attention_rate
-        + work.traffic_bytes / traffic_rate
+        + traffic * work.traffic_bytes / traffic_rate
+        + work.operand_bytes / rates.copy_bytes_per_s
     )
     again_s = (
         work.layer_again_flops / layer_rate
         + work.attention_again_flops / attention_rate
-        + work.traffic_again_bytes / traffic_rate
+        + traffic * work.traffic_again_bytes / traffic_rate
+        + work.operand_again_bytes / rates.copy_bytes_per_s
     )
     return PlannedPace(
         token_s=token_s / correction,
         again_s=again_s / correction,
-        pass_s=(work.num_unpacked * unpack_s + work.num_layers * _LAYER_PASS_S) / correction,
-        again_pass_s=unpack_s / correction,
-        launch_s=work.launch_s,
-        launch_again_s=work.launch_again_s,
+        weights_s=work.weight_bytes / rates.copy_bytes_per_s / correction,
+        unpack_s=work.num_unpacked * unpack_s / correction,
+        unpack_again_s=unpack_s / correction,
+        gaps_s=work.num_layers * _LAYER_PASS_S / correction,
+        launch_s=launch * work.launch_s,
+        launch_again_s=launch * work.launch_again_s,
         optimizer_s=work.step_bytes / (rates.copy_bytes_per_s * TRAFFIC_SHARE),
         num_layers=work.num_layers,
+        may_replay=may_replay,
     )
+
+
+def can_replay(spec: RunSpec, gpu: PlannedGpu) -> bool:
+    """Return whether the trainer replays micro-batches, as `autotune.make_replayer` decides.
+
+    A recording repeats the same kernels on the same memory: it needs compiled layers, gradients
+    without a loss scale, and no look-up in a table of reference losses in host memory.
+    """
+    memory = gpu.memory
+    if gpu.device == "cpu" or memory is None or not is_compiled(spec, memory):
+        return False
+    looks_up = spec.objective == "dpo" and spec.adapter.kind == "full"
+    return choose_dtype(spec, memory) != "fp16" and spec.compression == "none" and not looks_up
 
 
 def arithmetic_share(spec: RunSpec, gpu: PlannedGpu) -> float:

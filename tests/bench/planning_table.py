@@ -6,6 +6,7 @@
 
 Each row is a setting with its measured peak, the forecast, and the error of the forecast: above 0
 it is too high. Rows of odd number are held out: whoever fits a constant looks at the others only.
+Below the tests' own table stand whole runs (`measured_runs`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from app.planning.memory.forecast import (
     estimate_memory,
 )
 from app.planning.model_shape import read_shape
+from tests.bench.measured_runs import read_runs, show_runs
 from tests.bench.planning_jobs import SHAPES, TIED
 
 TABLE = Path(__file__).parents[1] / "app" / "planning" / "memory" / "measured_memory.json"
@@ -132,6 +134,8 @@ def main() -> None:
     args = parser.parse_args()
     table = read_table() if args.rows is None else convert(args.rows)
     show(table)
+    if args.rows is None:
+        show_runs(read_runs())
     if args.write and args.rows is not None:
         TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="ascii")
 

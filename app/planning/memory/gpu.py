@@ -9,6 +9,8 @@ from agents.contract.spec import RunSpec
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp64"]
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+COMPILED_CAPABILITY = (7, 0)
+"""Minimum compute capability for compiled layers: Triton's."""
 # Parts of what torch does not count: kernels and libraries, and what the driver keeps for each
 # multiprocessor. Their sum follows an H200 (132 multiprocessors), where it took 0.75 to 0.85 GiB;
 # how it divides there, and so the figure for smaller cards, is an assumption until a node measures
@@ -50,6 +52,8 @@ class GpuMemory:
     """Number of multiprocessors: attention's exact backward pass needs more scratch with more."""
     context_bytes: int = _LOADED_BYTES + 60 * _PROCESSOR_BYTES
     """CUDA context and kernels of one process, which torch does not count."""
+    has_compiler: bool = True
+    """Whether its node has the C compiler that Triton needs."""
     pieces_grow: bool = True
     """Whether torch can use expandable segments; not under WSL2 and Windows, where more memory is
     lost to fragmentation."""
@@ -91,6 +95,16 @@ def choose_dtype(spec: RunSpec, gpu: GpuMemory) -> Dtype:
     if spec.precision != "auto":
         return spec.precision
     return "bf16" if gpu.capability >= (8, 0) else "fp16"
+
+
+def has_kernels(gpu: GpuMemory) -> bool:
+    """Return whether Triton can make kernels for this GPU, as `compiling` decides there."""
+    return gpu.has_compiler and gpu.capability >= COMPILED_CAPABILITY
+
+
+def is_compiled(spec: RunSpec, gpu: GpuMemory) -> bool:
+    """Return whether the trainer compiles the layers on this GPU."""
+    return spec.compile == "auto" and has_kernels(gpu)
 
 
 def choose_width(spec: RunSpec, gpu: GpuMemory) -> int:

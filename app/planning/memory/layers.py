@@ -1,10 +1,12 @@
-"""Count the bytes of one decoder layer: those kept between its passes, and the peak within them.
+"""Count the bytes of one compiled decoder layer: those kept between its passes, and its peaks.
 
-The rules were read off the code that torch.compile makes of the trainer's layers, buffer by buffer
-(`T` below is one token): a kept layer saves its input, what its norms and adapters multiply,
-queries, keys, values, attention's output and the two halves of the gated MLP. A test compares them
-with the compiler's own choice for several families, targets and dropouts. Most functions count
-features of one token, each as wide as the type of the matrix products.
+The rules were read off the code that torch.compile makes of the trainer's layers, whose linear
+layers of one input are fused, buffer by buffer (`T` below is one token): a kept layer saves its
+input, what its norms and adapters multiply, queries, keys, values, attention's output and the two
+halves of the gated MLP. Tests compare them with the compiler's own choice and with the buffers of
+its code, for several families, targets and dropouts. Most functions count features of one token,
+each as wide as the type of the matrix products. For layers that are not compiled see
+`eager_layers`.
 
 Dropout costs memory: each adapter saves its own input after dropout, and a layer that recomputes
 its activations holds the random bits of all masks, as large as the inputs themselves.
@@ -24,9 +26,8 @@ _READERS = {
     "mlp": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
 }
-# MLP-wide buffers that the backward pass of a kept layer adds, by number of adapters on gate and
-# up.
-_MLP_MORE = {0: 2, 1: 4, 2: 5}
+# Families whose activation is GELU.
+_GELU = ("gemma", "gemma2", "gemma3_text")
 # Maximum scratch and maximum tokens of one cuDNN call, as in
 # agents/trainer/kernels/cudnn_attention.py.
 _MAX_CUDNN_BYTES, _CUDNN_TOKENS = 288 << 20, 4096
@@ -68,7 +69,7 @@ class Sizes:
     """Number of adapters on the inputs of attention."""
     has_o: bool
     num_mlp: int
-    """Number of adapters on gate and up; a fused layer counts as both."""
+    """Number of adapters on gate and up, or on the layer that fuses both."""
     has_down: bool
     has_dropout: bool
     rank: int
@@ -79,10 +80,21 @@ class Sizes:
     """Weights of all linear layers."""
     largest_weights: int
     """Weights of the largest linear layer."""
+    has_fused_gate: bool = False
+    """Whether gate and up are one layer, whose output is kept whole."""
+    has_fused_heads: bool = False
+    """The same of queries, keys and values."""
+    has_gelu: bool = False
+    """Whether the activation is GELU, whose gradient takes one more buffer."""
+    has_softcap: bool = False
+    """Whether attention's scores are capped."""
+    num_dora_outputs: int = 0
+    """Output features of the layers with a DoRA adapter."""
 
 
 def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
     """Return the properties of a layer that the rules depend on."""
+    present = {one.name for one in layer.linears}
     names = {one.name for one in choose_targets(layer, spec.adapter.targets)}
     full = spec.adapter.kind == "full"
     has_head_norms = layer.num_norms % shape.hidden != 0
@@ -103,13 +115,18 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
         + (shape.num_heads + shape.num_kv_heads if has_head_norms else 0),
         num_attention=counts["attention"],
         has_o=bool(counts["o"]),
-        num_mlp=2 if "gate_up_proj" in names and not full else counts["mlp"],
+        num_mlp=counts["mlp"],
         has_down=bool(counts["down"]),
         has_dropout=spec.adapter.dropout > 0 and not full,
         rank=rank,
         num_adapter=sum(rank * (one.num_inputs + one.num_outputs) for one in targets),
         num_weights=sum(one.num_weights for one in layer.linears),
         largest_weights=max(one.num_weights for one in layer.linears),
+        has_fused_gate="gate_up_proj" in present,
+        has_fused_heads="qkv_proj" in present,
+        has_gelu=shape.family in _GELU,
+        has_softcap=shape.has_softcap,
+        num_dora_outputs=sum(one.num_outputs for one in targets) if spec.adapter.dora else 0,
     )
 
 
@@ -261,10 +278,11 @@ def _small(sizes: Sizes) -> int:
 
 def _mlp_more(sizes: Sizes) -> int:
     """Return the MLP-wide buffers that the backward pass adds to those that are kept."""
-    more = _MLP_MORE[min(2, sizes.num_mlp)]
-    if not sizes.has_down:
-        return more
-    return max(3, more) if sizes.has_dropout else max(2, more - 1)
+    more = 2
+    if sizes.has_down:
+        # Without dropout the product of gate and up is kept, and reused for its gradient.
+        more = 3 if sizes.has_dropout else 1
+    return more + int(sizes.has_fused_gate and sizes.num_mlp > 0)
 
 
 def _attention_more(sizes: Sizes) -> int:
@@ -279,25 +297,25 @@ def _attention_more(sizes: Sizes) -> int:
 
 
 def _count_again(sizes: Sizes) -> int:
-    """Return the features at the fullest moment of a recomputed layer."""
+    """Return the features at the fullest moment of a recomputed layer: in its MLP."""
     masked = 2 if sizes.has_dropout else 1
-    hidden = 3 + int(sizes.has_o) + int(sizes.has_down) + int(sizes.has_four_norms)
+    hidden = 3 + int(sizes.has_four_norms)
     for count in (sizes.num_attention, sizes.num_mlp):
         hidden += masked * _inputs(count, sizes)
-    queries = 2 + (2 if sizes.has_o and sizes.has_dropout else 0)
-    more = 2 if sizes.has_head_norms else 0
-    ffn = 4 + int(not sizes.has_dropout) + 2 * min(2, sizes.num_mlp)  # one more on an H200
-    ffn += (4 if sizes.has_dropout else 3) if sizes.has_down else 0
-    wide = (queries + more) * sizes.queries + (2 + more) * sizes.keys
+    heads = int(sizes.has_head_norms) + int(sizes.has_fused_heads)
+    queries = 2 + heads + (2 if sizes.has_o and sizes.has_dropout else 0)
+    # One more on an H200 without dropout than in the code made for a CPU.
+    ffn = 4 + int(not sizes.has_dropout) + masked * int(sizes.has_down)
+    if sizes.has_fused_gate or sizes.has_gelu:
+        ffn += masked
+    wide = queries * sizes.queries + (2 + heads) * sizes.keys
     return hidden * sizes.hidden + wide + ffn * sizes.ffn
 
 
 def _again_attention(sizes: Sizes) -> int:
     """Return the features in attention's backward pass of a recomputed layer."""
-    masked = 2 if sizes.has_dropout else 1
-    hidden = 3 + masked * _inputs(sizes.num_attention, sizes)
-    more = 2 if sizes.has_head_norms else 0
-    return hidden * sizes.hidden + (4 + more) * sizes.queries + (4 + more) * sizes.keys
+    hidden = 3 + (2 * sizes.num_attention if sizes.has_dropout else 0)
+    return hidden * sizes.hidden + 5 * sizes.queries + 6 * sizes.keys
 
 
 def _measure_full(sizes: Sizes, width: int, tokens: int, scratch: int) -> LayerMemory:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import RunSpec
+from app.planning.memory.eager_layers import measure_eager_layer
 from app.planning.memory.experts import add_experts
-from app.planning.memory.gpu import GpuMemory, MemorySetting, choose_width
+from app.planning.memory.gpu import GpuMemory, MemorySetting, choose_width, has_kernels, is_compiled
 from app.planning.memory.layers import LayerMemory, measure_layer, read_sizes
 from app.planning.model_shape import ModelShape
 
-# Number of logits that the loss computes at once.
-_CHUNK_VALUES = 1 << 24
+# Number of logits that the loss computes at once: with PyTorch's functions, and with a kernel that
+# turns logits in half precision into their gradient in place.
+_CHUNK_VALUES, _KERNEL_VALUES = 1 << 24, 1 << 25
 # Bytes per logit: logits, exponents and gradients, those of the previous chunk included.
 _CHUNK_BYTES = 16
 # Bytes per weight of a trained head: its fp32 gradient and two narrow copies. Tied to the
@@ -27,18 +29,17 @@ _HEAD_BYTES_FULL, _HEAD_BYTES_HELD = 8, 4
 # The same of logits and of weights when a chunk's part is added to that gradient: it is a narrow
 # copy more of the weights, while less is left of the chunk.
 _ADDED_CHUNK, _ADDED_HEAD = 10, 10
-# For each feature of each token in the gradient of the last norm, which is not compiled: fp32
+# For each feature of each token in the gradient of the last norm, if it is not compiled: fp32
 # copies, counted tensor by tensor; in full training one of them is the residual stream itself.
 _NORM_BYTES, _NORM_BYTES_FULL = 24, 20
+# The same in types as wide as the products', if it is compiled: its input, the gradient of the
+# features, that times a factor, and spread over all tokens.
+_NORM_COPIES = 4
 # Flat rows are padded to a multiple of this number of tokens.
 _SIZE_STEP = 64
 # Layers whose inputs are on the GPU on their way to the host and back, and how many come back
 # where few layers move.
 _MOVING_INPUTS, _FEW_INPUTS = 6, 3
-# Memory of layers that are not compiled relative to compiled ones (one model on an H200).
-_EAGER_MORE = 1.45
-# Minimum compute capability for compilation.
-_COMPILED_CAPABILITY = (7, 0)
 _HOPPER = 9
 # Bytes per trained value while the optimizer steps: AdamW's denominator takes two tensors.
 _STEP_BYTES = {"adamw": 8, "adamw_8bit": 0, "paged_adamw_8bit": 0}
@@ -89,7 +90,7 @@ def list_pass_moments(
         activations_bytes=(num_kept + in_flight) * one.kept_bytes,
         inputs_bytes=on_gpu * one.input_bytes,
     )
-    ends = _list_ends(shape, spec, tokens, choose_width(spec, gpu)) if has_head else []
+    ends = _list_ends(shape, spec, tokens, gpu) if has_head else []
     # All kept activations are still there while the loss is computed.
     moments = [replace(held, loss_bytes=end) for end in ends]
     full = spec.adapter.kind == "full"
@@ -110,21 +111,36 @@ def list_pass_moments(
     return moments
 
 
-def _list_ends(shape: ModelShape, spec: RunSpec, tokens: int, width: int) -> tuple[float, float]:
+def _list_ends(
+    shape: ModelShape, spec: RunSpec, tokens: int, gpu: GpuMemory
+) -> tuple[float, float]:
     """Return the bytes of the end of the model: in the loss, and in the gradient of its norm.
 
-    The last norm has kept an fp32 copy of its input; features and their gradient exist once.
+    A compiled norm has kept its input, another one an fp32 copy of it; features and their gradient
+    exist once.
     """
-    features = tokens * shape.hidden
+    features, width = tokens * shape.hidden, choose_width(spec, gpu)
+    chunk_bytes = _count_chunk(shape, spec, tokens, gpu)
     if spec.adapter.kind != "full":
-        loss = _CHUNK_BYTES * _CHUNK_VALUES + (4 + 2 * width) * features
-        return loss, _NORM_BYTES * features
+        kept = width if is_compiled(spec, gpu) else 4
+        norm = _NORM_COPIES * width if is_compiled(spec, gpu) else _NORM_BYTES
+        return chunk_bytes + (kept + 2 * width) * features, norm * features
     head = shape.num_embedding
+    # The kernel's chunk of logits is no smaller when its part is added to the gradient.
+    added_bytes = min(chunk_bytes, _ADDED_CHUNK * _CHUNK_VALUES)
     loss = 12 * features + max(
-        _CHUNK_BYTES * _CHUNK_VALUES + _HEAD_BYTES_FULL * head,
-        _ADDED_CHUNK * _CHUNK_VALUES + _ADDED_HEAD * head,
+        chunk_bytes + _HEAD_BYTES_FULL * head, added_bytes + _ADDED_HEAD * head
     )
     return loss, _NORM_BYTES_FULL * features + _HEAD_BYTES_HELD * head
+
+
+def _count_chunk(shape: ModelShape, spec: RunSpec, tokens: int, gpu: GpuMemory) -> int:
+    """Return the bytes of the logits that exist at once, those of the previous chunk included."""
+    width = choose_width(spec, gpu)
+    if spec.objective != "sft" or width != 2 or shape.has_softcap or not has_kernels(gpu):
+        return _CHUNK_BYTES * _CHUNK_VALUES
+    num_chunks = 2 if tokens * shape.vocab > _KERNEL_VALUES else 1
+    return num_chunks * width * min(_KERNEL_VALUES, tokens * shape.vocab)
 
 
 def find_step_moment(spec: RunSpec, num_trained: int) -> Moment:
@@ -145,22 +161,29 @@ def measure_widest(
 ) -> LayerMemory:
     """Count the bytes of the largest layer, compiled or not as it would be on this card."""
     layer = max((one for one, _ in shape.kinds), key=lambda one: one.num_parameters)
-    found = measure_layer(
-        read_sizes(shape, layer, spec),
-        kind=spec.adapter.kind,
-        width=choose_width(spec, gpu),
-        tokens=tokens,
-        num_segments=num_segments,
-        num_multiprocessors=gpu.num_multiprocessors,
-        is_exact=spec.exact,
-        is_hopper=gpu.capability[0] == _HOPPER,
-    )
-    more = 1.0
-    if spec.compile == "off" or gpu.capability < _COMPILED_CAPABILITY:
-        more = _EAGER_MORE
-    return replace(
-        found,
-        kept_bytes=more * found.kept_bytes,
-        backward_bytes=more * found.backward_bytes,
-        again_bytes=more * found.again_bytes,
-    )
+    sizes = read_sizes(shape, layer, spec)
+    kind, width = spec.adapter.kind, choose_width(spec, gpu)
+    if is_compiled(spec, gpu):
+        found = measure_layer(
+            sizes,
+            kind=kind,
+            width=width,
+            tokens=tokens,
+            num_segments=num_segments,
+            num_multiprocessors=gpu.num_multiprocessors,
+            is_exact=spec.exact,
+            is_hopper=gpu.capability[0] == _HOPPER,
+        )
+    else:
+        found = measure_eager_layer(
+            sizes,
+            kind=kind,
+            width=width,
+            tokens=tokens,
+            longest_tokens=-(-tokens // num_segments),
+            num_segments=num_segments,
+            num_multiprocessors=gpu.num_multiprocessors,
+            is_exact=spec.exact,
+            has_kernels=has_kernels(gpu),
+        )
+    return add_experts(found, shape, spec, width=width, tokens=tokens)

@@ -40,12 +40,11 @@ def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: ParallelMode = "
     """Return the plan in which each of these GPUs computes its share of every batch."""
     fits = [case.fit(worker, len(workers)) for worker in workers]
     speeds = [
-        worker.pace.tokens_per_s(fit.setting, case.mean_tokens)
-        for worker, fit in zip(workers, fits, strict=True)
+        case.speed(worker, fit, len(workers)) for worker, fit in zip(workers, fits, strict=True)
     ]
     rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
     busy_s = [
-        worker.pace.seconds(count * case.mean_tokens, fit.setting, case.mean_tokens)
+        case.busy_s(worker, fit, count, len(workers))
         for worker, fit, count in zip(workers, fits, rows, strict=True)
     ]
     parts = StepParts(
@@ -92,7 +91,7 @@ def exposed_s(
     link = case.ring(workers)
     reduce_s = ring_s(gradient_bytes(case.shape, case.spec), link, num) * case.network_factor
     last_s = min(
-        min(busy, worker.pace.seconds(_last_tokens(case, fit), fit.setting, case.mean_tokens))
+        min(busy, case.busy_s(worker, fit, _last_rows(case, fit), num))
         for worker, fit, busy in zip(workers, fits, busy_s, strict=True)
     )
     # PowerSGD needs the whole gradient before it sends anything, so nothing is hidden.
@@ -100,8 +99,8 @@ def exposed_s(
     return waited_s + statistics_s(link, num)
 
 
-def _last_tokens(case: Case, fit: Fit) -> float:
-    return max(1, int(fit.setting.micro_tokens / case.mean_tokens)) * case.mean_tokens
+def _last_rows(case: Case, fit: Fit) -> int:
+    return max(1, int(fit.setting.micro_tokens / case.mean_tokens))
 
 
 def save_s(case: Case, parts: StepParts, workers: tuple[Worker, ...]) -> float:

@@ -44,14 +44,11 @@ def plan_sharded(
     """
     num = len(workers)
     fits = [_shard(case, worker, num, stage) for worker in workers]
-    speeds = [
-        worker.pace.tokens_per_s(fit.setting, case.mean_tokens)
-        for worker, fit in zip(workers, fits, strict=True)
-    ]
+    speeds = [case.speed(worker, fit, num) for worker, fit in zip(workers, fits, strict=True)]
     weights = [1.0] * num if mode == "deepspeed" else choose_weights(case, speeds)
     rows = split_rows(case.spec.batch_sequences, weights)
     busy = [
-        worker.pace.seconds(count * case.mean_tokens, fit.setting, case.mean_tokens)
+        case.busy_s(worker, fit, count, num)
         for worker, fit, count in zip(workers, fits, rows, strict=True)
     ]
     parts = StepParts(

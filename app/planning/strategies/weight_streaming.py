@@ -82,8 +82,7 @@ class _Stream:
         The forward pass takes about a third of a micro-batch's time, the backward pass the rest;
         the copy of a layer is hidden behind the computation of the one before it.
         """
-        tokens = rows * case.mean_tokens
-        compute_s = self.worker.pace.seconds(tokens, self.fit.setting, case.mean_tokens)
+        compute_s = case.busy_s(self.worker, self.fit, rows, 1)
         if not rows:
             return 0.0, 0.0
         at_once = max(1, int(self.fit.setting.micro_tokens / case.mean_tokens))
@@ -124,12 +123,13 @@ def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Str
         constants_bytes=forecast.constants_bytes - int(streamed * constants),
     )
     copied = streamed * (weights + constants)
+    fit = Fit(setting=setting, memory=memory, room_bytes=room)
     return _Stream(
         worker=worker,
-        fit=Fit(setting=setting, memory=memory, room_bytes=room),
+        fit=fit,
         host_bytes=int(copied),
         copy_s=copied / worker.rates.from_host_bytes_per_s,
-        tokens_per_s=worker.pace.tokens_per_s(setting, case.mean_tokens),
+        tokens_per_s=case.speed(worker, fit, ranks),
     )
 
 

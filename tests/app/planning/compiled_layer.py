@@ -36,7 +36,7 @@ def _attend(module, query, key, value, mask, *, bounds_S, host_extent_2, **_):  
     ), None
 
 
-def make_layer(family: str, spec: RunSpec, sizes: dict[str, int]):
+def make_layer(family: str, spec: RunSpec, sizes: dict[str, int], num_tokens: int = TOKENS):
     """Return the only layer of a model as the trainer makes it, with its input and settings."""
     config = CONFIG_MAPPING[family](
         num_hidden_layers=1, vocab_size=64, pad_token_id=0, eos_token_id=1, bos_token_id=1, **sizes
@@ -50,13 +50,13 @@ def make_layer(family: str, spec: RunSpec, sizes: dict[str, int]):
         spec, base, None, plain_template=False, device=torch.device("cpu")
     )
     body = (base if made.lora is None else made.module.get_base_model()).base_model
-    made.clock.set([0], [TOKENS], TOKENS, torch.device("cpu"))
-    hidden = torch.zeros(1, TOKENS, config.hidden_size, dtype=wide, requires_grad=True)
-    places = torch.arange(TOKENS)[None]
+    made.clock.set([0], [num_tokens], num_tokens, torch.device("cpu"))
+    hidden = torch.zeros(1, num_tokens, config.hidden_size, dtype=wide, requires_grad=True)
+    places = torch.arange(num_tokens)[None]
     angles = body.rotary_emb(hidden, places)
     for tensor in (hidden, places, *angles, made.clock.tokens_BT1):
         torch._dynamo.maybe_mark_dynamic(tensor, 1)
-    segments = Segments.of([TOKENS], torch.device("cpu"))
+    segments = Segments.of([num_tokens], torch.device("cpu"))
     settings = {
         "attention_mask": None,
         "position_ids": places,

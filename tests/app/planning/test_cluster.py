@@ -15,9 +15,7 @@ FACTS = GpuFacts(
 
 
 def plan_card(facts: GpuFacts = FACTS, **sensors: object) -> PlannedGpu:
-    node = NodeFacts(
-        hostname="n", os="", kernel="", python="", architecture="", gpus=(facts,)
-    )
+    node = NodeFacts(hostname="n", os="", kernel="", python="", architecture="", gpus=(facts,))
     gpu = GpuSample(uuid="GPU-0", index=0, name=facts.name, **sensors)  # type: ignore[arg-type]
     samples = {"n": Sample(time_s=0.0, seq=1, gpus=(gpu,))} if sensors else {}
     return make_cluster({"n": node}, samples=samples).nodes[0].gpus[0]

@@ -3,9 +3,11 @@
 import pytest
 
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from app.planning.memory import layers
 from app.planning.memory.layers import count_kept, count_kept_full, read_sizes
 from app.planning.model_shape import read_shape
 from tests.app.planning.compiled_layer import count_saved
+from tests.app.planning.compiled_peak import count_peak
 
 SIZES = {
     "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4,
@@ -30,3 +32,16 @@ def test_kept_bytes_are_those_that_the_compiler_saves(family, kind, targets, dro
     rules = read_sizes(shape, shape.layers[0], spec)
     expected = count_kept_full(rules, 2, 4) if kind == "full" else count_kept(rules, 2)
     assert found == expected
+
+
+@pytest.mark.parametrize(("family", "dropout"), [("llama", 0.05), ("phi3", 0.0)])
+def test_a_recomputed_layer_takes_what_the_compilers_code_allocates(family, dropout):
+    adapter = AdapterSpec(kind="lora", dropout=dropout, rank=8)
+    spec = RunSpec(model="m", data=DataSpec(train="d"), adapter=adapter, precision="bf16")
+    sizes = {**SIZES, "hidden_size": 512, "intermediate_size": 1376, "head_dim": 32}
+    shape = read_shape({"model_type": family, "vocab_size": 64, "num_hidden_layers": 1, **sizes})
+    rules = read_sizes(shape, shape.layers[0], spec)
+    expected = 2 * layers._count_again(rules) + layers._small(rules)
+    if not dropout:
+        expected -= 2 * rules.ffn  # a GPU takes one buffer more
+    assert count_peak(family, spec, sizes) == pytest.approx(expected, rel=0.03)

@@ -1,0 +1,113 @@
+"""Lengths of a run's rows, and the micro-batches that the trainer makes of a typical batch.
+
+Micro-batches of one size are replayed, which hides what the host needs to launch them, but rows of
+unlike length have to be padded for that. So what a step costs depends on the lengths and not on
+their mean alone. The division is the trainer's own (`agents.contract.micro_shapes`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from agents.contract.micro_shapes import group_examples, round_size
+
+# Rows of a batch that are divided one by one; larger batches repeat that pattern.
+_MAX_ROWS = 256
+# Width of the log-normal distribution that is assumed where only mean and maximum are known, as in
+# chats and instructions; rows whose mean is nearer to the maximum than this share count as equal.
+_SIGMA, _EQUAL_SHARE = 0.8, 0.95
+_NUM_ASSUMED = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowLengths:
+    """Lengths of rows, as the run cuts and packs them."""
+
+    mean_tokens: float
+    lengths: tuple[int, ...] = ()
+    """Lengths of typical rows, in ascending order; empty: all have the mean length."""
+
+    def draw(self, num_rows: int) -> list[int]:
+        """Return the lengths of a typical batch: evenly spaced quantiles.
+
+        >>> RowLengths(mean_tokens=20, lengths=(10, 20, 30)).draw(6)
+        [10, 10, 20, 20, 30, 30]
+        """
+        known = self.lengths
+        if not known:
+            return [max(1, round(self.mean_tokens))] * num_rows
+        return [known[int((i + 0.5) * len(known) / num_rows)] for i in range(num_rows)]
+
+
+def assume_lengths(mean_tokens: float, longest_tokens: int) -> RowLengths:
+    """Return the lengths of rows of which only mean and maximum are known.
+
+    >>> rows = assume_lengths(300.0, 1024)
+    >>> rows.lengths[0], rows.lengths[-1], round(sum(rows.lengths) / len(rows.lengths))
+    (33, 1024, 300)
+    """
+    if mean_tokens >= _EQUAL_SHARE * longest_tokens:
+        return RowLengths(mean_tokens=mean_tokens)
+    normal = NormalDist(sigma=_SIGMA)
+    points = [(i + 0.5) / _NUM_ASSUMED for i in range(_NUM_ASSUMED)]
+    shape = [math.exp(normal.inv_cdf(one)) for one in points]
+    low, high = 0.0, float(longest_tokens)
+    # Cutting at the maximum lowers the mean, so the scale is found by bisection.
+    for _ in range(40):
+        middle = (low + high) / 2
+        found = sum(min(longest_tokens, middle * one) for one in shape) / len(shape)
+        low, high = (middle, high) if found < mean_tokens else (low, middle)
+    lengths = tuple(max(1, round(min(longest_tokens, high * one))) for one in shape)
+    return RowLengths(mean_tokens=mean_tokens, lengths=lengths)
+
+
+def pick_lengths(lengths: Iterable[int], most_tokens: int) -> tuple[int, ...]:
+    """Return a few lengths that are typical of many, cut at `most_tokens`, in ascending order.
+
+    >>> pick_lengths([30, 10, 99], 50)
+    (10, 30, 50)
+    """
+    ordered = sorted(min(one, most_tokens) for one in lengths)
+    if len(ordered) <= _MAX_ROWS:
+        return tuple(ordered)
+    return tuple(RowLengths(mean_tokens=0.0, lengths=tuple(ordered)).draw(_MAX_ROWS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """Micro-batches of a rank's part of a batch."""
+
+    sizes: tuple[int, ...]
+    """Tokens of each, padding included."""
+    num_tokens: int
+    """Tokens of all rows."""
+
+
+@functools.lru_cache(maxsize=512)
+def divide(rows: RowLengths, num_rows: int, micro_tokens: int, *, padded: bool) -> Division:
+    """Return the micro-batches of so many typical rows.
+
+    Args:
+        rows: Lengths of the run's rows.
+        num_rows: Rows of this rank; of more than 256 the pattern of 256 is returned.
+        micro_tokens: Limit of a micro-batch, in tokens.
+        padded: Whether they are filled and padded to sizes that repeat, so as to be replayed.
+
+    >>> chat = RowLengths(mean_tokens=20, lengths=(10, 20, 30))
+    >>> divide(chat, 6, 60, padded=False).sizes
+    (60, 60)
+    >>> divide(chat, 6, 640, padded=True)
+    Division(sizes=(128,), num_tokens=120)
+    """
+    drawn = rows.draw(min(num_rows, _MAX_ROWS))
+    limit = max(micro_tokens, max(drawn))
+    # Equal rows fill every micro-batch alike and need no padding; the last one may be smaller.
+    padded = padded and bool(rows.lengths)
+    groups = group_examples(drawn, limit, is_filled=padded)
+    sums = [sum(drawn[place] for place in group) for group in groups]
+    sizes = tuple(round_size(one, limit) for one in sums) if padded else tuple(sums)
+    return Division(sizes=sizes, num_tokens=sum(drawn))
