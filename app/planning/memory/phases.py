@@ -79,7 +79,6 @@ def list_pass_moments(
     asked = max(setting.micro_tokens, longest_tokens)
     tokens = -(-asked // _SIZE_STEP) * _SIZE_STEP
     one = measure_widest(shape, spec, gpu, tokens, max(1, asked // longest_tokens))
-    one = add_experts(one, shape, spec, width=choose_width(spec, gpu), tokens=tokens)
     num_recomputed = min(setting.num_recomputed, shape.num_layers)
     num_moved = min(setting.num_moved, shape.num_layers - num_recomputed)
     num_kept = shape.num_layers - num_recomputed - num_moved
