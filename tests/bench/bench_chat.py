@@ -39,6 +39,7 @@ from tests.bench.engine_shapes import (
     SHAPES,
     Size,
     read_config,
+    round_depth,
     save_model,
     scale_cap,
 )
@@ -224,6 +225,9 @@ class Table:
             fitting = [row for row in peers if row["memory_gib"] <= cap]
             best = max(fitting, key=lambda row: row["tokens_per_s"], default=None)
             print(describe_cell(cell, cap, ours[cell], best, args.goal), flush=True)
+            if best is None and peers:
+                least = min(peers, key=lambda row: row["memory_gib"])
+                print(f"  the smallest of the peers: {describe_peer(least)}", flush=True)
             yield {"cell": cell.name, "layers": scale.layers, "cap_gib": cap, "best_peer": best,
                    "ours": ours[cell], "peers": peers}  # fmt: skip
 
@@ -317,8 +321,8 @@ def run(args: argparse.Namespace) -> None:
             mine.remove(cell)
         if not mine:
             continue
-        depth = f" of {SHAPES[shape].values['num_hidden_layers']}"
-        print(f"{shape} {kind}, layers: {scale.layers or 'all'}{depth}", flush=True)
+        depth = f"{round_depth(shape, scale.layers)} of {round_depth(shape, None)} layers"
+        print(f"{shape} {kind}, {depth}", flush=True)
         folder = root / shape
         for report in run_fresh(save_in_process, folder, shape, scale):
             if "error" in report:

@@ -35,6 +35,8 @@ class Shape:
     """Whether scores are soft-capped, which FlashAttention of torch does not support."""
     sees_past_rows: bool = False
     """Whether its own class lets packed rows see each other, so that peers pad instead."""
+    period: int = 1
+    """Layers after which their kinds repeat; a depth is a multiple of it."""
     tiny: dict[str, Any] = field(default_factory=dict)
     """Further values of the tiny one."""
 
@@ -92,11 +94,23 @@ SHAPES: dict[str, Shape] = {
         values=_sizes(248320, 4096, 12288, 32, 16, 4, head_dim=256, tie_word_embeddings=False),
         targets=(*SEVEN, "in_proj_qkv", "in_proj_z", "out_proj"),
         sees_past_rows=True,
+        period=4,
         tiny={"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
               "linear_num_value_heads": 4, "head_dim": 32},
     ),
 }  # fmt: skip
 CHAT_SHAPES = ("llama-3.2-3b", "qwen2.5-7b", "gemma-2-2b", "phi-3-mini", "mistral-7b")
+
+
+def round_depth(name: str, layers: int | None) -> int:
+    """Return the number of layers that is possible, at least `layers`; None: all.
+
+    >>> round_depth("qwen3.5-9b", 6), round_depth("llama-3.2-3b", None)
+    (8, 28)
+    """
+    shape = SHAPES[name]
+    full: int = shape.values["num_hidden_layers"]
+    return full if layers is None else min(full, -(-layers // shape.period) * shape.period)
 
 
 def list_values(name: str, *, layers: int | None = None, size: Size = "full") -> dict[str, Any]:
@@ -113,7 +127,7 @@ def list_values(name: str, *, layers: int | None = None, size: Size = "full") ->
         values |= {"vocab_size": _TINY_WORDS, "hidden_size": 64, "intermediate_size": 128}
         values |= {"head_dim": 16} if "head_dim" in values else {}
         values |= shape.tiny
-    depth = layers or (4 if size == "tiny" else values["num_hidden_layers"])
+    depth = round_depth(name, layers)
     return values | {
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_hidden_layers": depth,
     }  # fmt: skip
@@ -190,8 +204,8 @@ def scale_cap(cap_gib: float, name: str, layers: int | None) -> float:
     (4.55, 16)
     """
     values = SHAPES[name].values
-    full = values["num_hidden_layers"]
-    if layers is None or layers >= full:
+    full, layers = values["num_hidden_layers"], round_depth(name, layers)
+    if layers == full:
         return cap_gib
     matrices = 1 if values["tie_word_embeddings"] else 2
     fixed_gib = matrices * 2 * values["vocab_size"] * values["hidden_size"] / GIB
