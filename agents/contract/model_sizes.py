@@ -18,6 +18,7 @@ _INNER: _Limits = (1, 1 << 24)
 _HEADS: _Limits = (1, 1 << 16)
 _EXPERTS: _Limits = (0, 1 << 16)
 _TOKENS: _Limits = (1, 1 << 31)
+_TAPS: _Limits = (1, 1 << 10)
 LIMITS: dict[str, _Limits] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), _WIDTH),
@@ -29,12 +30,26 @@ LIMITS: dict[str, _Limits] = {
     **dict.fromkeys(("num_experts_per_tok", "decoder_sparse_step"), _EXPERTS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), _TOKENS),
     "sliding_window": (0, _TOKENS[1]),
+    # Mixers that carry a state, latent attention, inputs of each layer.
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads", "mamba_n_heads"), _HEADS),
+    **dict.fromkeys(("mamba_num_heads", "num_heads", "num_global_key_value_heads"), _HEADS),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "global_head_dim"), _WIDTH),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size", "laurel_rank"), _WIDTH),
+    **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), _WIDTH),
+    **dict.fromkeys(("q_lora_rank", "hidden_size_per_layer_input"), (0, _WIDTH[1])),
+    **dict.fromkeys(("shared_intermediate_size", "intermediate_size_mlp", "block_ff_dim"), _INNER),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size", "mamba_d_ssm"), _INNER),
+    **dict.fromkeys(("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"), _TAPS),
+    **dict.fromkeys(("conv_L_cache", "altup_num_inputs", "mamba_expand"), _TAPS),
+    **dict.fromkeys(
+        ("n_shared_experts", "first_k_dense_replace", "num_kv_shared_layers"), _EXPERTS
+    ),
 }
 """Smallest and largest value of each size, far beyond every model that exists."""
 # Numbers of which infinity or not-a-number would reach the weights.
 _FINITE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta",
            "initializer_range", "attention_dropout", "hidden_act_alpha")  # fmt: skip
-_LISTS = ("mlp_only_layers", "layer_types", "architectures")
+_LISTS = ("mlp_only_layers", "layer_types", "layers_block_type", "moe_layers", "architectures")
 _MAPPINGS = ("text_config", "quantization_config", "rope_scaling", "rope_parameters")
 
 

@@ -1,8 +1,10 @@
 """Read the sizes of a causal language model from its config.json alone.
 
 Every parameter is counted as the classes of Transformers create it: a key that a config leaves out
-has the default of its family's class. A family that is not listed is read as a Llama, whose parts
-most others share, and marked as not exact. Of multimodal models only the text model is counted.
+has the default of its family's class. Families that differ from a Llama by more than a norm or a
+bias are read by `family_layers`. One that is not listed is read as a Llama, whose parts most others
+share, and marked as not exact; or refused where its config says that its layers are others. Of
+multimodal models only the text model is counted.
 
 Transformers keeps the experts of a layer as one tensor per matrix, not as linear layers: only
 `adapter.experts` gives them adapters. The trainer quantizes them itself (`num_nf4`); exports leave
@@ -19,6 +21,11 @@ from typing import Any
 
 from agents.contract.model_sizes import LIMITS, find_odd_sizes, text_of
 from app.errors import UserError
+from app.planning.config_reader import ConfigReader
+from app.planning.family_layers import find_lfm2_ffn, with_layer_list
+from app.planning.family_table import FAMILIES, Family
+from app.planning.layer_shape import LayerShape as LayerShape
+from app.planning.layer_shape import Linear as Linear
 
 _GEMMA_3 = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
@@ -53,56 +60,17 @@ _MET = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 # Families whose experts have another form, which neither adapters nor NF4 reach.
 _OTHER_EXPERTS = ("llama4", "llama4_text")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+# Text models by the type of the multimodal model around them.
+_TEXT_FAMILIES = {
+    "gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text",
+    "llama4": "llama4_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+}  # fmt: skip
+# What no Llama has: latent attention, states from token to token.
+_STRANGE = ("kv_lora_rank", "state_size", "mamba_d_state", "ssm_state_size", "conv_L_cache")
+_LLAMA_KINDS = {"full_attention", "sliding_attention"}
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
-_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Linear:
-    """One linear layer of a decoder layer."""
-
-    name: str
-    """Name as in adapter targets, such as `q_proj`."""
-    num_inputs: int
-    num_outputs: int
-    has_bias: bool = False
-
-    @property
-    def num_weights(self) -> int:
-        """Values of the matrix."""
-        return self.num_inputs * self.num_outputs
-
-    @property
-    def num_parameters(self) -> int:
-        """Values of the matrix and the bias."""
-        return self.num_weights + (self.num_outputs if self.has_bias else 0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerShape:
-    """One decoder layer."""
-
-    linears: tuple[Linear, ...]
-    """Linear layers: attention first, then the MLP or the shared expert."""
-    num_attention: int
-    """Parameters of the linear layers of attention."""
-    num_mlp: int
-    """Parameters of the linear layers of the MLP, shared experts included."""
-    num_norms: int
-    num_router: int = 0
-    """Parameters of the router."""
-    num_experts_params: int = 0
-    """Parameters of all experts together."""
-    num_met_params: int = 0
-    """Parameters of the experts that one token is routed to."""
-
-    @property
-    def num_parameters(self) -> int:
-        """All parameters of the layer."""
-        parts = self.num_attention + self.num_mlp + self.num_norms
-        return parts + self.num_router + self.num_experts_params
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +112,8 @@ class ModelShape:
     """Window of sliding-window layers, in tokens; None: full attention."""
     max_tokens: int | None = None
     """Maximum length of a sequence, in tokens; None: not given."""
+    num_beside: int = 0
+    """Parameters outside of embedding, layers, last norm and head."""
     kinds: tuple[tuple[LayerShape, int], ...] = field(init=False, repr=False, compare=False)
     """Distinct layers with their counts, which are quicker to loop over than all layers."""
 
@@ -175,7 +145,7 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """All parameters, tied ones counted once."""
-        ends = self.num_embedding + self.num_final_norm + self.num_head
+        ends = self.num_embedding + self.num_final_norm + self.num_head + self.num_beside
         return ends + sum(count * layer.num_parameters for layer, count in self.kinds)
 
     @property
@@ -201,7 +171,7 @@ class ModelShape:
     def name_linear(self) -> list[str]:
         """Return the full names of the linear layers, such as `model.layers.0.mlp.up_proj`."""
         return [
-            f"model.layers.{number}.{'self_attn' if one.name in _ATTENTION else 'mlp'}.{one.name}"
+            f"model.layers.{number}.{one.place}"
             for number, layer in enumerate(self.layers)
             for one in layer.linears
         ]
@@ -250,17 +220,14 @@ def choose_targets(layer: LayerShape, targets: str | tuple[str, ...]) -> tuple[L
     invalid matches nothing here, and the trainer reports it.
     """
     if targets == "all-linear":
-        return layer.linears
+        return tuple(one for one in layer.linears if one.is_adapted)
     if isinstance(targets, str):
         try:
             pattern = re.compile(targets)
         except re.error:
             return ()
-        places = [f"model.layers.0.{part}." for part in ("self_attn", "mlp")]
         return tuple(
-            one
-            for one in layer.linears
-            if any(pattern.fullmatch(f"{place}{one.name}") for place in places)
+            one for one in layer.linears if pattern.fullmatch(f"model.layers.0.{one.place}")
         )
     return tuple(one for one in layer.linears if one.name in targets)
 
@@ -277,14 +244,18 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             "Name a folder or a hub id of a causal language model",
         )
     text = text_of(config)
+    family = str(text.get("model_type", ""))
+    family = _TEXT_FAMILIES.get(family, family)
+    if family in FAMILIES:
+        return _read_family(family, FAMILIES[family], text)
     for name in LIMITS:
         if isinstance(text.get(name), list):
             raise UserError(
                 f"The model's config.json has a {name} for each layer, which is not planned.",
                 "Name a model whose layers are alike",
             )
-    family = str(text.get("model_type", ""))
-    family = "gemma3_text" if family == "gemma3" else family
+    if family not in _DEFAULTS:
+        _refuse_strange(family, text)
     known = {**_DEFAULTS.get(family, {}), **{k: v for k, v in text.items() if v is not None}}
     hidden, heads = _number(known, "hidden_size"), _number(known, "num_attention_heads")
     head_dim = int(known.get("head_dim") or hidden // heads)
@@ -325,6 +296,56 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         has_softcap=any(known.get(name) for name in _CAPS),
         sliding_window=int(window) if window else None,
         max_tokens=known.get("max_position_embeddings"),
+    )
+
+
+def _refuse_strange(family: str, text: Mapping[str, Any]) -> None:
+    """Refuse a family that is not known and whose layers are not those of a Llama."""
+    kinds = {str(kind) for kind in text.get("layer_types") or ()} - _LLAMA_KINDS
+    kinds |= {key for key in _STRANGE if text.get(key)}
+    if kinds:
+        raise UserError(
+            f"The planner does not know the layers of {family or 'this'} models "
+            f"({', '.join(sorted(kinds)[:4])}).",
+            "rackless start trains the model without a forecast, if Transformers has its class; "
+            "docs/models.md lists the families that can be planned",
+        )
+
+
+def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShape:
+    """Return the shape of a model whose layers `family_layers` reads one by one."""
+    known = {**how.defaults, **{k: v for k, v in text.items() if v is not None}}
+    if family == "nemotron_h":
+        known = with_layer_list(known)
+    config = ConfigReader(known)
+    hidden = config.number("hidden_size")
+    heads = config.number("num_attention_heads", "num_heads")
+    # Equal layers are one object, by which `kinds` counts them.
+    seen: dict[LayerShape, LayerShape] = {}
+    layers = [how.read(config, place) for place in range(config.number("num_hidden_layers"))]
+    latent = config.count("qk_nope_head_dim")
+    has_experts = any(layer.num_experts_params for layer in layers)
+    window = known.get("sliding_window") if _slides(family, known, text) else None
+    return ModelShape(
+        family=family,
+        is_exact=True,
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=config.count("num_key_value_heads") or heads,
+        head_dim=latent + config.number("qk_rope_head_dim")
+        if latent
+        else config.count("head_dim") or hidden // heads,
+        ffn=find_lfm2_ffn(config) if family == "lfm2" else config.number(*how.ffn),
+        vocab=config.number("vocab_size"),
+        is_tied=config.has("tie_embedding" if "tie_embedding" in text else "tie_word_embeddings"),
+        layers=tuple(seen.setdefault(layer, layer) for layer in layers),
+        num_experts=config.count(*_EXPERTS) if has_experts else 0,
+        num_experts_met=(config.count(*_MET) or 1) if has_experts else 0,
+        expert_ffn=config.number(*how.expert_ffn) if has_experts else 0,
+        has_softcap=any(known.get(name) for name in _CAPS),
+        sliding_window=int(window) if window else None,
+        max_tokens=config.count("max_position_embeddings") or None,
+        num_beside=how.beside(config),
     )
 
 

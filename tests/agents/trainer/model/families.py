@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -107,14 +107,19 @@ SEEN: dict[str, tuple[str, dict[str, Any]]] = {
 UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {}
 
 
-def make_family(
-    name: str, families: dict[str, tuple[str, dict[str, Any]]], dtype: torch.dtype = torch.float32
-) -> PreTrainedModel:
+FAMILIES = {**SEEN, **UNSEEN}
+
+
+def configure_family(name: str) -> PreTrainedConfig:
+    """Return the config of a family's tiny model."""
+    kind, more = FAMILIES[name]
+    return AutoConfig.for_model(kind, **{**SMALL, **more})
+
+
+def make_family(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Return a model with random weights, large enough that attention and caps matter."""
     torch.manual_seed(3)
-    kind, more = families[name]
-    config = AutoConfig.for_model(kind, **{**SMALL, **more})
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(configure_family(name), dtype=dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -17,11 +17,10 @@ from agents.trainer.model.forward import Forward
 from agents.trainer.model.head import Head
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import TrainedModel, build_trained_model
-from tests.agents.trainer.model.families import SEEN, UNSEEN, make_family
+from tests.agents.trainer.model.families import FAMILIES, make_family
 from tests.agents.trainer.ranks import make_spec
 
 CPU = torch.device("cpu")
-FAMILIES = {**SEEN, **UNSEEN}
 
 
 def make_row(number: int, length: int) -> Example:
@@ -86,7 +85,7 @@ def check_equal(found: tuple[float, torch.Tensor], expected: tuple[float, torch.
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_gradients_of_packed_rows_are_those_of_the_class(family):
-    model = make_family(family, FAMILIES)
+    model = make_family(family)
     expected = differentiate(model, loss_of_class(model))
     plain = TrainedModel(
         module=model, tokenizer=None, clock=DropoutClock(0), dtype=torch.float32, autocast=False,
@@ -100,7 +99,7 @@ def test_loss_and_gradients_of_packed_rows_are_those_of_the_class(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapters_of_packed_rows_are_trained_as_by_the_class(family):
-    adapted = adapt(make_family(family, FAMILIES), dropout=0.25)
+    adapted = adapt(make_family(family), dropout=0.25)
     expected = differentiate(adapted.module, loss_of_class(adapted.module))
     forward = Forward(adapted, CPU)
     stack = LayerStack(adapted)

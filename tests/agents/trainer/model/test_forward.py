@@ -17,7 +17,7 @@ from agents.trainer.model.forward import Forward
 from agents.trainer.model.head import FullLogitsHead, Head
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import TrainedModel
-from tests.agents.trainer.model.families import SEEN, make_family
+from tests.agents.trainer.model.families import make_family
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -107,7 +107,7 @@ def test_classes_without_the_registry_take_a_row_at_a_time(kind):
 
 def test_layers_that_let_rows_see_each_other_are_noticed(monkeypatch):
     """As with a class whose state goes on from row to row, whatever it is called with."""
-    model = make_family("Qwen3.5", SEEN)
+    model = make_family("Qwen3.5")
     for name in ("causal_conv1d_fn", "torch_chunk_gated_delta_rule"):
         plain = getattr(sys.modules[type(model).__module__], name)
         plain = getattr(plain, "rackless_plain", plain)
