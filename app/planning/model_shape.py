@@ -57,6 +57,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # Names of the experts of a layer, and of those that a token is routed to: all are in use.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MET = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+# Families whose experts are plain MLPs.
+_UNGATED = ("nemotron_h",)
 # Families whose experts have another form, which neither adapters nor NF4 reach.
 _OTHER_EXPERTS = ("llama4", "llama4_text")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -207,8 +209,9 @@ class ModelShape:
         )
         if not self.has_usual_experts:
             return on_linear
-        # Gate and up are one matrix.
-        one_expert = rank * (self.hidden + 2 * self.expert_ffn + self.expert_ffn + self.hidden)
+        # Gate and up are one matrix; some have no gate.
+        ups = 1 if self.family in _UNGATED else 2
+        one_expert = rank * (self.hidden + (ups + 1) * self.expert_ffn + self.hidden)
         num_sparse = sum(count for layer, count in self.kinds if layer.num_router)
         return on_linear + num_sparse * experts * one_expert
 
