@@ -61,7 +61,8 @@ ORDER = {
         " | fleet files"
     ),
     "app.planning": (
-        "model_shape learning row_lengths | model_parts | memory"
+        "config_reader layer_shape | mixer_layers | family_layers | family_table"
+        " | model_shape learning row_lengths | model_parts | memory"
         " | cluster setting_search forecast_accuracy"
         " misses measurement_limits | rates"
         " network | throughput | candidate | plan_context | build_context subsets | strategies"
