@@ -8,6 +8,7 @@ compiled at once by processes of their own, but only one of them computes a row 
 
     python3 -m tests.bench.bench_planning --out rows.jsonl --seconds 320
     python3 -m tests.bench.planning_table rows.jsonl                 # forecasts beside them
+    ... --families                  # a few layers of Gemma, Qwen3, Phi, Mistral with DoRA, ...
     ... --part 0/4 --at-once 2      # a quarter of the models, for one of four GPUs: true times
     python3 -m tests.bench.bench_planning --out rows.jsonl --cpu     # tiny shapes, to try it
 """
@@ -30,7 +31,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.bench.planning_jobs import JOBS, SHAPES, TINY, Job, Row, make_base
+from tests.bench.planning_jobs import FAMILIES, JOBS, SHAPES, TINY, Job, Row, make_base
 
 GPU_GIB = 100.0
 """Of models that are there at once; a row's activations take the rest."""
@@ -139,7 +140,7 @@ class Bench:
         compiling.fix_settings()
         adapter = AdapterSpec(
             kind=job.kind,  # type: ignore[arg-type]
-            rank=job.rank, targets=job.targets, dropout=job.dropout,
+            rank=job.rank, targets=job.targets, dropout=job.dropout, dora=job.dora,
         )  # fmt: skip
         self.spec = RunSpec(model="bench", data=DataSpec(train="rows.jsonl"), adapter=adapter)
         base = make_base(job, device)
@@ -329,7 +330,7 @@ def measure_job(job: Job, out: str, lock: str, deadline_s: float, alive: Any, cp
     warnings.filterwarnings("ignore")
     device = torch.device("cpu" if cpu else "cuda:0")
     said = {"shape": job.shape, "kind": job.kind, "rank": job.rank, "targets": job.targets,
-            "dropout": job.dropout}  # fmt: skip
+            "dropout": job.dropout, "dora": job.dora}  # fmt: skip
     try:
         started = time.time()
         bench = Bench(job, device)
@@ -444,6 +445,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=320.0)
     parser.add_argument("--cpu", action="store_true", help="tiny shapes, to try the script")
+    parser.add_argument(
+        "--families", action="store_true", help="a few layers of other families than Llama"
+    )
     parser.add_argument("--only", help="shape:kind of one job")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="models that are there")
     parser.add_argument("--part", default="0/1", help="which jobs: 1/4 is every fourth from 1 on")
@@ -457,7 +461,8 @@ def main() -> None:
     cache = tempfile.mkdtemp(prefix="rackless-compiled-")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/inductor")
     os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton")
-    jobs = [job for job in (TINY if args.cpu else JOBS) if args.only in (None, named(job))]
+    chosen = TINY if args.cpu else FAMILIES if args.families else JOBS
+    jobs = [job for job in chosen if args.only in (None, named(job))]
     first, stride = map(int, args.part.split("/"))
     jobs = jobs[first::stride]
     measure_all(jobs, str(args.out), args.seconds, args.at_once, cpu=args.cpu)

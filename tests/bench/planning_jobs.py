@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ALL, NONE, HALF, QUARTER = 1.0, 0.0, 0.5, 0.25
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "1B": {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
            "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8},
     "3B": {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192,
@@ -20,11 +20,36 @@ SHAPES: dict[str, dict[str, int]] = {
            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
     "13B": {"vocab_size": 32000, "hidden_size": 5120, "intermediate_size": 13824,
             "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40},
+    "Gemma-2-2B": {"model_type": "gemma2", "vocab_size": 256000, "hidden_size": 2304,
+                   "intermediate_size": 9216, "num_hidden_layers": 4, "num_attention_heads": 8,
+                   "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256},
+    "Gemma-3-4B": {"model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2560,
+                   "intermediate_size": 10240, "num_hidden_layers": 4, "num_attention_heads": 8,
+                   "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 1024},
+    "Qwen3-4B": {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560,
+                 "intermediate_size": 9728, "num_hidden_layers": 4, "num_attention_heads": 32,
+                 "num_key_value_heads": 8, "head_dim": 128},
+    "Phi-4-mini": {"model_type": "phi3", "vocab_size": 200064, "hidden_size": 3072,
+                   "intermediate_size": 8192, "num_hidden_layers": 4, "num_attention_heads": 24,
+                   "num_key_value_heads": 8, "pad_token_id": 0, "eos_token_id": 1,
+                   "bos_token_id": 2},
+    "SmolLM3-3B": {"model_type": "smollm3", "vocab_size": 128256, "hidden_size": 2048,
+                   "intermediate_size": 11008, "num_hidden_layers": 4, "num_attention_heads": 16,
+                   "num_key_value_heads": 4, "pad_token_id": 0, "eos_token_id": 1,
+                   "bos_token_id": 2},
+    "Mistral-7B": {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096,
+                   "intermediate_size": 14336, "num_hidden_layers": 4, "num_attention_heads": 32,
+                   "num_key_value_heads": 8, "sliding_window": None},
+    "gpt-oss-20b": {"model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880,
+                    "intermediate_size": 2880, "num_hidden_layers": 2, "num_attention_heads": 64,
+                    "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
+                    "num_experts_per_tok": 4, "sliding_window": 128},
     "tiny": {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176,
              "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
 }  # fmt: skip
-"""Llama 3.2 1B and 3B (tied embeddings), Llama 2 7B, Llama 3 8B, Llama 2 13B."""
-TIED = ("1B", "3B")
+"""Llama 3.2 1B and 3B (tied embeddings), Llama 2 7B, Llama 3 8B, Llama 2 13B; then a few layers of
+other families, as wide as they are."""
+TIED = ("1B", "3B", "Gemma-2-2B", "Gemma-3-4B", "Qwen3-4B", "Phi-4-mini", "SmolLM3-3B")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -54,6 +79,7 @@ class Job:
     rank: int = 16
     targets: str | tuple[str, ...] = "all-linear"
     dropout: float = 0.05
+    dora: bool = False
 
 
 def row(sequence: int, batch: int, recomputed: float, optimizer: str = "adamw", **more: Any) -> Row:
@@ -100,6 +126,19 @@ JOBS = (
     Job(shape="7B", kind="full", gib=92, rows=(
         row(2048, 1, ALL, EIGHT), row(1024, 1, NONE, EIGHT), row(4096, 1, HALF, PAGED))),
 )  # fmt: skip
+FEW = (row(2048, 2, ALL), row(2048, 2, NONE), row(1024, 8, ALL), row(512, 8, NONE))
+FAMILIES = (
+    Job(shape="Gemma-2-2B", kind="lora", gib=4, rows=(*FEW, row(512, 8, HALF, unequal=True))),
+    Job(shape="Mistral-7B", kind="qlora", gib=6, dora=True, rows=FEW),
+    Job(shape="Qwen3-4B", kind="lora", gib=4, dropout=0.0, rows=FEW),
+    Job(shape="Gemma-3-4B", kind="lora", gib=4, rank=64, rows=FEW),
+    Job(shape="Phi-4-mini", kind="lora", gib=4, rows=FEW),
+    Job(shape="SmolLM3-3B", kind="qlora", gib=4, targets=ATTENTION, rows=FEW),
+    Job(shape="gpt-oss-20b", kind="lora", gib=8, targets=ATTENTION, rows=FEW[:2]),
+    Job(shape="Gemma-2-2B", kind="qlora", gib=4, dropout=0.0, rows=FEW[:3]),
+    Job(shape="Mistral-7B", kind="lora", gib=6, dora=True, dropout=0.0, rows=FEW[:3]),
+)  # fmt: skip
+"""A few layers of other families: their peaks tell the bytes of one layer."""
 TINY = (
     Job(shape="tiny", kind="qlora", gib=30, rows=(
         row(64, 1, ALL), row(96, 2, HALF, moved=QUARTER), row(64, 2, NONE, unequal=True))),
@@ -112,19 +151,17 @@ TINY = (
 def make_base(job: Job, device: Any) -> Any:
     """Return a frozen model of random weights as `load_model` gives it, made on the device."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = LlamaConfig(
-        **SHAPES[job.shape],
-        max_position_embeddings=16384,
-        tie_word_embeddings=job.shape in TIED,
-        attn_implementation="sdpa",
+    sizes = {"model_type": "llama", **SHAPES[job.shape]}
+    config = CONFIG_MAPPING[sizes.pop("model_type")](
+        **sizes, max_position_embeddings=16384, tie_word_embeddings=job.shape in TIED
     )
     wide = job.kind == "full" or device.type == "cpu"
     torch.set_default_dtype(torch.float32 if wide else torch.bfloat16)
     try:
         with device:
-            model = LlamaForCausalLM(config)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
     finally:
         torch.set_default_dtype(torch.float32)
     model.eval()

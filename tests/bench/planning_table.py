@@ -31,7 +31,7 @@ from tests.bench.planning_jobs import SHAPES, TIED
 
 TABLE = Path(__file__).parents[1] / "app" / "planning" / "memory" / "measured_memory.json"
 H200 = GpuMemory(total_bytes=140 * GIB, capability=(9, 0), num_multiprocessors=132)
-_TOLD = ("shape", "kind", "rank", "targets", "dropout", "optimizer", "sequence", "tokens")
+_TOLD = ("shape", "kind", "rank", "targets", "dropout", "dora", "optimizer", "sequence", "tokens")
 
 
 def read_table(path: Path = TABLE) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def convert(path: Path) -> dict[str, Any]:
     measured = [one for one in lines if one["what"] == "row" and one.get("fits")]
     rows = [
         {
-            **{key: one[key] for key in _TOLD},
+            **{key: one.get(key, False) for key in _TOLD},
             "num_recomputed": one["plan"]["recomputed"],
             "num_moved": one["plan"]["moved"],
             "compiled": one["compiled"],
@@ -75,6 +75,7 @@ def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
         rank=row["rank"],
         targets=targets if isinstance(targets, str) else tuple(targets),
         dropout=row["dropout"],
+        dora=row.get("dora", False),
     )
     spec = RunSpec(
         model="bench",
@@ -115,10 +116,12 @@ def show(table: dict[str, Any]) -> None:
         error = error_of(table, row)
         errors.append(error)
         said = (
-            f"{row['shape']:3} {row['kind']:5} r={row['rank']:<3} {row['sequence']:5} of "
+            f"{row['shape']:3} {row['kind']:5}{' DoRA' if row.get('dora') else ''} r={row['rank']:<3} {row['sequence']:5} of "
             f"{row['tokens']:5} tokens, {row['num_recomputed']:2} recomputed, "
             f"{row['num_moved']:2} moved, {row['optimizer']:16}"
         )
+        if not row.get("compiled", True):
+            said += " not compiled,"
         measured = f"{row['peak_gib']:7.2f} GiB, forecast {row['peak_gib'] * (1 + error):7.2f}"
         print(f"{said} {measured}, {error:+6.1%}")
     print("all:     ", summarize(errors))
