@@ -115,8 +115,9 @@ def show(table: dict[str, Any]) -> None:
     for row in table["rows"]:
         error = error_of(table, row)
         errors.append(error)
+        adapter = row["kind"] + (" DoRA" if row.get("dora") else "")
         said = (
-            f"{row['shape']:3} {row['kind']:5}{' DoRA' if row.get('dora') else ''} r={row['rank']:<3} {row['sequence']:5} of "
+            f"{row['shape']:3} {adapter:5} r={row['rank']:<3} {row['sequence']:5} of "
             f"{row['tokens']:5} tokens, {row['num_recomputed']:2} recomputed, "
             f"{row['num_moved']:2} moved, {row['optimizer']:16}"
         )
