@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agents.trainer.rank.attempt import redirect_output
 from tests.agents.trainer.ranks import start
 
 Report = dict[str, Any]
@@ -38,7 +39,9 @@ class FreshProcess:
     def __init__(self, function: Callable[..., None], *args: Any, warm: Sequence[str] = ()) -> None:
         self._reader, writer = multiprocessing.Pipe(duplex=False)
         told, self._tell = multiprocessing.Pipe(duplex=False)
-        self._process = start(_call, writer, told, tuple(warm), function, args)
+        # What libraries print would hide the figures.
+        self._log = tempfile.NamedTemporaryFile(prefix="rackless-bench-")  # noqa: SIM115
+        self._process = start(_call, writer, told, self._log.name, tuple(warm), function, args)
         writer.close()
         told.close()
 
@@ -62,12 +65,15 @@ class FreshProcess:
                     return
         except (EOFError, BrokenPipeError):
             self._process.join()
-            yield {"error": f"its process ended with exit code {self._process.exitcode}"}
+            said = self._log.read().decode(errors="replace").strip()[-300:]
+            code = self._process.exitcode
+            yield {"error": f"its process ended with exit code {code}: {said}"}
         finally:
             self._process.kill()
             self._process.join()
             self._reader.close()
             self._tell.close()
+            self._log.close()
 
 
 def run_fresh(
@@ -89,9 +95,15 @@ def run_ahead(processes: Iterable[Callable[[], T]]) -> Iterator[T]:
 
 
 def _call(
-    writer: Any, told: Any, warm: Sequence[str], function: Callable[..., None], args: Any
+    writer: Any,
+    told: Any,
+    log: str,
+    warm: Sequence[str],
+    function: Callable[..., None],
+    args: Any,
 ) -> None:
     """Be the process: a folder of its own takes what libraries write beside them."""
+    redirect_output(Path(log))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     paths = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -142,6 +143,16 @@ def test_what_a_process_reports_before_it_fails_is_kept() -> None:
     first, second = run_fresh(fail_late)
     assert first == {"first": 1}
     assert second["error"] == "ValueError: second"
+
+
+def crash(emit: Emit) -> None:
+    os.write(2, b"stack smashed")
+    os._exit(9)
+
+
+def test_a_process_that_crashes_is_reported_with_its_last_words() -> None:
+    (found,) = run_fresh(crash)
+    assert found["error"] == "its process ended with exit code 9: stack smashed"
 
 
 def test_chat_prints_its_ratios(bench: Callable[..., str], tmp_path: Path) -> None:
