@@ -125,6 +125,7 @@ def list_values(name: str, *, layers: int | None = None, size: Size = "full") ->
     elif size == "tiny":
         heads, kv_heads = 4, 4 if kv_heads == heads else 2
         values |= {"vocab_size": _TINY_WORDS, "hidden_size": 64, "intermediate_size": 128}
+        values |= {"initializer_range": 0.2}  # so that a loss shows what a token attends to
         values |= {"head_dim": 16} if "head_dim" in values else {}
         values |= shape.tiny
     depth = round_depth(name, layers)

@@ -89,6 +89,12 @@ class Bounds:
         self.bounds_S: Any = None
         self.longest = 0
 
+    def register(self) -> None:
+        """Register `attend` with Transformers as `VARLEN`."""
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(VARLEN, self.attend)
+
     def set(self, lengths: Sequence[int], device: Any) -> None:
         """Lay out rows of these lengths."""
         import torch
@@ -327,9 +333,7 @@ def train_peer(emit: Emit, job: PeerJob) -> None:
         torch.set_num_threads(1)
     bounds = Bounds()
     if job.engine == "peft":
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(VARLEN, bounds.attend)
+        bounds.register()
     attention = choose_attention(job)
     rows = make_rows(job.lengths, list_values(job.shape, size=job.size)["vocab_size"])
     model = None

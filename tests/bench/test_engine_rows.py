@@ -104,19 +104,21 @@ def test_a_run_that_fails_says_why(tmp_path: Path, model: Path) -> None:
         run_trainer(tmp_path, "once", spec, model, path, "cpu")
 
 
-def compare_losses(emit: Emit, shape: str) -> None:
+def compare_losses(emit: Emit, shape: str, device: str) -> None:
     """Report the mean loss of rows in one micro-batch, and of the same rows one by one."""
     import torch
 
+    bounds = Bounds()
+    bounds.register()
     rows = make_rows(LENGTHS[:3], 768)
     job = PeerJob(
         engine="peft", shape=shape, kind="lora", lengths=(), limit=512, step_tokens=1,
-        layers=4, size="tiny", device="cpu",
+        layers=4, size="tiny", device=device,
     )  # fmt: skip
     model = load_peft(job, choose_attention(job))
 
     def mean_loss(*together) -> tuple[float, int]:
-        batch, prepare = next(make_batches(job, together, 1, choose_attention(job), Bounds()))
+        batch, prepare = next(make_batches(job, together, 1, choose_attention(job), bounds))
         prepare()
         assert sorted(batch.lengths) == sorted(len(row.ids) for row in together)
         with torch.no_grad():
@@ -130,8 +132,15 @@ def compare_losses(emit: Emit, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, "gemma-2-2b", "qwen3.5-9b"])
 def test_the_rows_of_a_peer_do_not_see_each_other(shape: str) -> None:
-    (found,) = run_fresh(compare_losses, shape)
+    (found,) = run_fresh(compare_losses, shape, "cpu")
     assert found["together"] == pytest.approx(found["alone"], rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [SHAPE, "phi-3-mini", "gemma-2-2b"])
+def test_the_rows_of_a_peer_do_not_see_each_other_on_a_gpu(shape: str) -> None:
+    (found,) = run_fresh(compare_losses, shape, "cuda:0")
+    assert found["together"] == pytest.approx(found["alone"], rel=2e-3)
 
 
 def fail_late(emit: Emit) -> None:
