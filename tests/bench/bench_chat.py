@@ -13,8 +13,9 @@ cap counts; their memory is what their tensors took, which is kinder to them.
     python3 -m tests.bench.bench_chat --only 'qwen3*' --caps 16,24 --layers 8 --goal 2
     python3 -m tests.bench.bench_chat --cpu                              # tiny, to try it
 
-With fewer layers the cap shrinks so that it binds as it does at full depth, for all engines alike;
-the rates are those of the shorter model, and their ratios are what to read.
+With fewer layers the cap shrinks with the layers, for all engines alike, and the rates are those of
+the shorter model. The peers' logits do not shrink, so a tight cap then favours ours: for ratios
+that count under tight caps, take all layers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.bench.engine_shapes import (
     GIB,
     SHAPES,
     Size,
-    read_config,
+    list_values,
     round_depth,
     save_model,
     scale_cap,
@@ -103,16 +104,21 @@ class Cell:
         return f"{self.shape}:{self.kind}:{self.cap_gib}"
 
 
-def list_cells(shapes: tuple[str, ...], caps: list[int], only: str) -> list[Cell]:
-    """Return the cells that match one of the patterns, those of a model together."""
+def list_cells(caps: list[int], only: str) -> list[Cell]:
+    """Return the cells that match one of the patterns, those of a model together.
+
+    A pattern that begins with `*` means the five shapes of the chat table.
+    """
     patterns = only.split(",")
-    cells = [
-        Cell(shape=shape, kind=kind, cap_gib=cap)
-        for shape in shapes
+    named = [one for one in patterns if not one.startswith("*")]
+    return [
+        cell
+        for shape in SHAPES
         for kind in ("lora", "qlora")
         for cap in caps
+        if (cell := Cell(shape=shape, kind=kind, cap_gib=cap))
+        and any(fnmatch(cell.name, one) for one in (patterns if shape in CHAT_SHAPES else named))
     ]
-    return [cell for cell in cells if any(fnmatch(cell.name, one) for one in patterns)]
 
 
 def save_in_process(emit: Emit, folder: Path, shape: str, scale: Scale) -> None:
@@ -168,7 +174,7 @@ class Table:
         num_rows = spec.batch_sequences * scale.steps
         if mode == "packed":
             num_rows = num_rows * scale.limit * len(lengths) // sum(lengths)
-        words = read_config(folder)["vocab_size"]
+        words = list_values(cell.shape, size=scale.size)["vocab_size"]
         chosen = make_rows(lengths[: max(16, num_rows)], words)
         run_id = f"{cell.cap_gib}-{mode}"
         rows = write_rows(home / f"{run_id}.jsonl", chosen)
@@ -311,8 +317,7 @@ def run(args: argparse.Namespace) -> None:
     card = None if args.cpu else read_card()
     caps = [int(cap) for cap in args.caps.split(",")]
     table = Table(args, scale, card)
-    shapes = tuple(SHAPES) if args.only != "*" else CHAT_SHAPES
-    cells = list_cells(shapes, caps, args.only)
+    cells = list_cells(caps, args.only)
     root = Path(tempfile.mkdtemp(prefix="rackless-bench-"))
     for shape, kind in dict.fromkeys((cell.shape, cell.kind) for cell in cells):
         mine = [cell for cell in cells if (cell.shape, cell.kind) == (shape, kind)]
@@ -324,16 +329,16 @@ def run(args: argparse.Namespace) -> None:
         depth = f"{round_depth(shape, scale.layers)} of {round_depth(shape, None)} layers"
         print(f"{shape} {kind}, {depth}", flush=True)
         folder = root / shape
-        for report in run_fresh(save_in_process, folder, shape, scale):
-            if "error" in report:
-                print(f"  not made: {first_line(report)}", flush=True)
-        if not (folder / "saved").exists():
-            continue
+        engines = args.engines.split(",")
+        if "peft" not in engines:  # whose process saves the model, too
+            for report in run_fresh(save_in_process, folder, shape, scale):
+                if "error" in report:
+                    print(f"  not made: {first_line(report)}", flush=True)
         peers = table.measure_peers(shape, kind, folder)
+        if "ours" not in engines or not (folder / "saved").exists():
+            continue
         home = root / f"home-{shape}-{kind}"
         home.mkdir()
-        if "ours" not in args.engines.split(","):
-            continue
         for found in table.compare(mine, peers, home, folder):
             if args.out:
                 with args.out.open("a", encoding="ascii") as file:

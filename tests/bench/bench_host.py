@@ -23,9 +23,16 @@ from typing import Any
 
 from tests.bench.chat_rows import draw_lengths, make_rows, write_rows
 from tests.bench.engine_probe import TrainingParts, count_calls, run_probed
-from tests.bench.engine_shapes import CHAT_SHAPES, SHAPES, Size, read_config, save_model
-from tests.bench.fresh_process import Emit, first_line, run_fresh
-from tests.bench.our_training import RunFailed, make_spec, read_card, run_trainer, summarize
+from tests.bench.engine_shapes import CHAT_SHAPES, SHAPES, Size, list_values, save_model
+from tests.bench.fresh_process import Emit, FreshProcess, first_line, run_ahead, run_fresh
+from tests.bench.our_training import (
+    RunFailed,
+    StartedRun,
+    make_spec,
+    read_card,
+    run_trainer,
+    summarize,
+)
 from tests.bench.peer_training import PeerJob, train_peer
 
 MICRO_TOKENS = 128
@@ -61,44 +68,74 @@ def time_host(parts: TrainingParts) -> None:
     parts.report(ms=ms, micro_batches=micro_batches, compiled=executor.layers.compiled)
 
 
-def measure_host(shape: str, kind: str, layers: int, root: Path, *, cpu: bool) -> dict[str, float]:
-    """Return milliseconds per layer and micro-batch of ours and of PEFT."""
-    size: Size = "tiny" if cpu else "narrow"
-    device = "cpu" if cpu else "cuda:0"
-    num_rows = 64 if cpu else 512
-    lengths = draw_lengths(num_rows, mean=45, sigma=0.6, most=MICRO_TOKENS)
-    found: dict[str, float] = {}
-    job = PeerJob(
-        engine="peft", shape=shape, kind=kind, lengths=tuple(lengths), limit=MICRO_TOKENS,
-        step_tokens=sum(lengths) // 2, layers=layers, size=size, recompute=("none",),
-        at_once=(1,), seconds=0.1 if cpu else 2.0, device=device,
-    )  # fmt: skip
-    for report in run_fresh(train_peer, job):
-        if "error" in report:
-            print(f"  peft: {first_line(report)}", flush=True)
-        else:
-            found["peft"] = 1000 * report["micro_batch_s"] / layers
-    folder = root / f"{shape}-{size}-{layers}"
-    for report in run_fresh(save_in_process, folder, shape, layers, size):
-        print(f"  not made: {first_line(report)}", flush=True)
-    home = root / f"home-{shape}-{kind}"
-    home.mkdir()
-    spec = make_spec(
-        kind, SHAPES[shape].targets, sequence_tokens=MICRO_TOKENS, max_steps=2,
-        batch_sequences=num_rows // 2, recompute="none",
-    )  # fmt: skip
-    rows = write_rows(home / "rows.jsonl", make_rows(lengths, read_config(folder)["vocab_size"]))
-    target = partial(run_probed, probe=time_host, micro_tokens=MICRO_TOKENS, slow_s=0.0)
-    try:
-        lines = run_trainer(home, "host", spec, folder, rows, device, target=target)
-        (probed,) = [line for line in lines if line["kind"] == "probe"]
-        found["ours"] = probed["ms"] / layers
+class HostTable:
+    """Measures host time, shape by shape: first PEFT's, whose process saves the model, too."""
+
+    def __init__(self, layers: int, root: Path, *, cpu: bool) -> None:
+        self._layers = layers
+        self._root = root
+        self._size: Size = "tiny" if cpu else "narrow"
+        self._device = "cpu" if cpu else "cuda:0"
+        self._num_rows = 64 if cpu else 512
+        self._seconds = 0.1 if cpu else 2.0
+        self._lengths = draw_lengths(self._num_rows, mean=45, sigma=0.6, most=MICRO_TOKENS)
+
+    def measure(self, cells: list[tuple[str, str]]) -> None:
+        """Print a line for each shape and kind."""
+        begins = [begin for cell in cells for begin in (self._begin_peft, self._begin_ours)]
+        begun = (partial(begin, *cells[place // 2]) for place, begin in enumerate(begins))
+        found: dict[str, float] = {}
+        for place, process in enumerate(run_ahead(begun)):
+            if isinstance(process, FreshProcess):
+                found = self._finish_peft(process)
+            else:
+                show_host(*cells[place // 2], self._layers, found | self._finish_ours(process))
+
+    def _folder(self, shape: str) -> Path:
+        return self._root / f"{shape}-{self._size}-{self._layers}"
+
+    def _begin_peft(self, shape: str, kind: str) -> FreshProcess:
+        job = PeerJob(
+            engine="peft", shape=shape, kind=kind, lengths=tuple(self._lengths),
+            limit=MICRO_TOKENS, step_tokens=sum(self._lengths) // 2, layers=self._layers,
+            size=self._size, recompute=("none",), at_once=(1,), seconds=self._seconds,
+            device=self._device, folder=str(self._folder(shape)),
+        )  # fmt: skip
+        return FreshProcess(train_peer, job, warm=job.warm)
+
+    def _begin_ours(self, shape: str, kind: str) -> StartedRun:
+        home = self._root / f"home-{shape}-{kind}"
+        home.mkdir()
+        spec = make_spec(
+            kind, SHAPES[shape].targets, sequence_tokens=MICRO_TOKENS, max_steps=2,
+            batch_sequences=self._num_rows // 2, recompute="none",
+        )  # fmt: skip
+        words = list_values(shape, size=self._size)["vocab_size"]
+        rows = write_rows(home / "rows.jsonl", make_rows(self._lengths, words))
+        target = partial(run_probed, probe=time_host, micro_tokens=MICRO_TOKENS, slow_s=0.0)
+        folder = self._folder(shape)
+        return StartedRun(home, "host", spec, folder, rows, self._device, target=target)
+
+    def _finish_peft(self, process: FreshProcess) -> dict[str, float]:
+        found = {}
+        for report in process.reports():
+            if "error" in report:
+                print(f"  peft: {first_line(report)}", flush=True)
+            else:
+                found["peft"] = 1000 * report["micro_batch_s"] / self._layers
+        return found
+
+    def _finish_ours(self, run: StartedRun) -> dict[str, float]:
+        try:
+            lines = run.finish()
+        except RunFailed as error:
+            print(f"  ours failed: {error}", flush=True)
+            return {}
         for line in lines:
             if line["kind"] == "warning":
                 print(f"  event: {line['message'][:160]}", flush=True)
-    except RunFailed as error:
-        print(f"  ours failed: {error}", flush=True)
-    return found
+        (probed,) = [line for line in lines if line["kind"] == "probe"]
+        return {"ours": probed["ms"] / self._layers}
 
 
 def show_host(shape: str, kind: str, layers: int, found: dict[str, float]) -> None:
@@ -146,7 +183,7 @@ def measure_slow(
         kind, SHAPES[shape].targets, sequence_tokens=limit, packing=mode == "packed",
         max_steps=steps, batch_sequences=batch,
     )  # fmt: skip
-    words = read_config(folder)["vocab_size"]
+    words = list_values(shape, size=size)["vocab_size"]
     rows = write_rows(home / "rows.jsonl", make_rows(lengths, words))
     slow_s = 2 * count_layer_parameters(shape) / SLOW_FLOPS_PER_S
     target = partial(run_probed, probe=None, micro_tokens=None, slow_s=slow_s)
@@ -175,11 +212,9 @@ def main() -> None:
     cells = [(shape, kind) for shape in CHAT_SHAPES for kind in ("lora", "qlora")
              if any(fnmatch(f"{shape}:{kind}", one) for one in patterns)]  # fmt: skip
     root = Path(tempfile.mkdtemp(prefix="rackless-bench-"))
-    for shape, kind in cells:
-        if not args.slow:
-            found = measure_host(shape, kind, layers, root, cpu=args.cpu)
-            show_host(shape, kind, layers, found)
-            continue
+    if not args.slow:
+        HostTable(layers, root, cpu=args.cpu).measure(cells)
+    for shape, kind in cells if args.slow else ():
         for mode in args.modes.split(","):
             try:
                 slow = measure_slow(shape, kind, layers, mode, root, cpu=args.cpu)

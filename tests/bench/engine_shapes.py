@@ -197,9 +197,10 @@ def quantize_linears(model: Any) -> Any:
 
 
 def scale_cap(cap_gib: float, name: str, layers: int | None) -> float:
-    """Return the cap of a model with fewer layers that binds as `cap_gib` does at full depth.
+    """Return the cap of a model with fewer layers in place of `cap_gib` at full depth.
 
-    Embeddings and head stay whole; what is left is shared by the layers.
+    Embeddings and the head's weights stay whole; what is left is shared by the layers. Logits are
+    not counted, so it is tighter for engines that hold them all at once.
 
     >>> round(scale_cap(16, "llama-3.2-3b", 7), 2), scale_cap(16, "llama-3.2-3b", None)
     (4.55, 16)

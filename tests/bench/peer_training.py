@@ -14,6 +14,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.bench.engine_shapes import (
     make_config,
     make_model,
     quantize_linears,
+    save_model,
 )
 from tests.bench.fresh_process import Emit
 
@@ -62,7 +64,7 @@ class PeerJob:
     """For each setting."""
     device: str = "cuda:0"
     folder: str = ""
-    """Saved model, which Unsloth loads."""
+    """Saved model, which Unsloth loads, and which the process of PEFT saves; empty: it does not."""
     attention: str = ""
     """Attention of PEFT's model; empty: see `choose_attention`."""
 
@@ -334,6 +336,9 @@ def train_peer(emit: Emit, job: PeerJob) -> None:
     bounds = Bounds()
     if job.engine == "peft":
         bounds.register()
+        if job.folder:
+            folder = Path(job.folder)
+            save_model(folder, job.shape, layers=job.layers, size=job.size, device=job.device)
     attention = choose_attention(job)
     rows = make_rows(job.lengths, list_values(job.shape, size=job.size)["vocab_size"])
     model = None
