@@ -62,6 +62,7 @@ def attend(
     return out_MHE
 
 
+@functools.cache
 def has_kernel(device: torch.device, dtype: torch.dtype, width: int, value_width: int) -> bool:
     """Return whether kernels compute heads of these widths, without reading bounds on the host."""
     return (
@@ -169,7 +170,6 @@ def _takes_kernel(query_MHD: Tensor, key_MKD: Tensor, value_MKE: Tensor) -> bool
     return query_MHD.is_cuda and has_kernel(query_MHD.device, query_MHD.dtype, width, value_width)
 
 
-@functools.cache
 def _works(device: torch.device, dtype: torch.dtype, width: int, value_width: int) -> bool:
     """Return whether the kernels run on this card; their tiles were tried on few kinds of cards."""
     try:

@@ -120,15 +120,16 @@ def test_a_card_that_refuses_the_kernels_does_without_them(monkeypatch, capsys):
     def refuse(*given):
         raise ValueError("out of resource: shared memory")
 
+    segment_attention.has_kernel.cache_clear()
     monkeypatch.setattr(compiling, "find_obstacle", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     monkeypatch.setattr(segment_launcher, "attend", refuse)
     assert not segment_attention.has_kernel(CPU, torch.float16, 64, 64)
     assert not segment_attention.has_kernel(CPU, torch.float16, 64, 64)
     assert capsys.readouterr().err.count("segment by segment: out of resource") == 1
-    segment_attention._works.cache_clear()
     assert not segment_attention.has_kernel(CPU, torch.float64, 64, 64)
     assert not segment_attention.has_kernel(CPU, torch.float16, 1024, 64)
+    segment_attention.has_kernel.cache_clear()
 
 
 @pytest.mark.skipif(not IN_INTERPRETER, reason="needs Triton's interpreter")
