@@ -118,7 +118,7 @@ def test_a_layer_holds_its_rows_and_the_dequantized_experts():
         (GLM, {"kind": "full"}, []),
         ({**QWEN, "model_type": "qwen3"}, {"kind": "lora"}, []),
         (
-            {**QWEN, "model_type": "llama4_text", "num_hidden_layers": 2},
+            {**QWEN, "model_type": "llama4_text", "num_hidden_layers": 2, "intermediate_size": 768},
             {"experts": True},
             [
                 "128 experts of 2 layers get no adapter (1,208 million weights)",
