@@ -42,7 +42,6 @@ VERIFIED_STEPS = 3
 """Number of logged steps that the resumed run replays and compares."""
 STEP_TIMEOUT_S = 300.0
 # Phases of a run before its first step; None until a rank has reported one.
-_BEFORE_TRAINING = (None, "loading", "imported", "tuning", "warmup")
 StepState = Literal["todo", "now", "done", "failed"]
 
 
@@ -277,7 +276,7 @@ class Demo:
                 if run is not None and run.state not in ACTIVE_STATES:
                     raise UserError(f"the run is {run.state}: {run.message}", run.hint)
                 if run is not None:
-                    is_loading = run.state in ACTIVE_STATES and run.phase in _BEFORE_TRAINING
+                    is_loading = run.phase is None or run.starting is not None
                     note = "the ranks load the model" if is_loading else _progress_text(run)
                     self._say("now", note, counts_steps=not is_loading)
                 await changed.wait()

@@ -90,6 +90,21 @@ class RankProgress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseProgress:
+    """Progress of one rank in its current phase, as its journal records it."""
+
+    phase: str
+    done: float | None = None
+    """Amount done, such as bytes read; None when unknown."""
+    total: float | None = None
+    """Amount at the end of the phase; None when unknown."""
+    share: float | None = None
+    """Part of the phase that is done, 0 to 1; None when unknown."""
+    expected_s: float | None = None
+    """Seconds that the rest of the phase was expected to take when this was recorded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
     """Comparison of a resumed run's first steps with what was logged for them before."""
 
@@ -140,6 +155,8 @@ class RunSnapshot:
     ranks: tuple[RankProgress, ...] = ()
     newest_checkpoint_step: int | None = None
     phase: str | None = None
+    starting: PhaseProgress | None = None
+    """Progress of the rank that is furthest behind, before the run's first step."""
     silent_nodes: tuple[str, ...] = ()
     """Nodes of an active run whose part in it is not known now."""
     certificate: Certificate | None = None

@@ -24,6 +24,7 @@ from agents.program import imports_that_stay
 from agents.trainer.model_reading import start_reading
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
 from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.start_times import StartTimes
 from agents.trainer.rank.step_control import RankControl
 
 EXIT_USER_ERROR = 3
@@ -69,8 +70,12 @@ def _run(
         _log_identity(attempt)
         model_hash = start_reading(attempt)
         _configure_torch(attempt.compiled_folder)
+        times, started_s = StartTimes(attempt.compiled_folder), time.monotonic()
+        if (expected_s := times.recall("imports")) is not None:
+            journal.write("phase", phase="loading", expected_s=expected_s)
         with imports_that_stay():
             from agents.trainer.run import run_rank  # torch, transformers and peft come with it
+        times.remember(time.monotonic() - started_s, "imports")
         journal.write("phase", phase="imported")
         run_rank(attempt, journal, heartbeat, control, model_hash)
         _log("finished normally")

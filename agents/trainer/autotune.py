@@ -122,16 +122,21 @@ def _search_or_recall(
 ) -> tuple[ExecutionSetting, list[ExecutionSetting]]:
     """Return the setting that an earlier start found, else search for one and remember it."""
     name = name_setting(context, state, executor.layers)
-    folder = context.attempt.compiled_folder / "settings"
-    known = _recall(folder / f"{name}.json")
+    path = find_setting(context, name)
+    known = _recall(path)
     if known is not None:
         return known, []
     tuner = _make_tuner(context, state, executor, reserve)
     found = tuner.choose()
     executor.layers.reset_compiler()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", asdict(found))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(found))
     return found, [*tuner.tried, *tuner.finalists]
+
+
+def find_setting(context: RankContext, name: str) -> Path:
+    """Return the file of a kept setting, which exists once a search has found one."""
+    return context.attempt.compiled_folder / "settings" / f"{name}.json"
 
 
 def _apply_checked(

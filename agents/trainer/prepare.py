@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -43,7 +44,6 @@ from agents.trainer.objectives.registry import make_objective, needs_reference_t
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import explain_out_of_memory
-from agents.trainer.rank.load_progress import LoadProgress
 from agents.trainer.training_state import TrainingState
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
@@ -76,12 +76,12 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
         ExpectedError: this rank or another one cannot train; the message names which, and why.
     """
     group, attempt = context.group, context.attempt
-    progress = LoadProgress(context.journal, context.heartbeat, group)
+    progress = context.progress
     loaded: list[TrainingState] = []
 
     def load() -> dict[str, Any]:
         with explain_out_of_memory(context.device):
-            loaded.append(_load(context, strategy, progress))
+            loaded.append(_load(context, strategy))
         return _describe(loaded[0])
 
     reports = group.agree("loaded", load)
@@ -93,7 +93,7 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
             group,
             state.hashes["model_sha256"],
             keeps=attempt.placement.local_rank == 0,
-            report=partial(progress.report, "reference"),
+            report=partial(progress.report_share, "reference"),
         )
     if state.checkpoint is not None:
         # Only now: the reference above is asked about the base model, not the trained one.
@@ -141,7 +141,7 @@ def _describe(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> TrainingState:
+def _load(context: RankContext, strategy: Strategy) -> TrainingState:
     attempt, device = context.attempt, context.device
     spec = attempt.intent.spec
     transformers_logging.disable_progress_bar()
@@ -156,8 +156,8 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
         # The rows of a run that has begun stay the tokens that they were.
         rules = resumed.text_rules if resumed else TEXT_RULES
         tokenizer, plain_template = load_tokenizer(folder, rules)
-        train, evaluation, data_sha256 = _load_data(context, tokenizer, progress, rules)
-        base = _load_base(spec, folder, device, (train, evaluation))
+        train, evaluation, data_sha256 = _load_data(context, tokenizer, rules)
+        base = _load_base(context, folder, (train, evaluation))
         model = build_trained_model(
             spec, base, tokenizer, plain_template=plain_template, device=device
         )
@@ -192,18 +192,18 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
 
 
 def _load_data(
-    context: RankContext, tokenizer: Any, progress: LoadProgress, rules: int
+    context: RankContext, tokenizer: Any, rules: int
 ) -> tuple[ExampleSet, ExampleSet | None, str]:
     """Return the training and evaluation examples, and the hash of the training data."""
     intent = context.attempt.intent
-    train, sha256 = _load_examples(intent.train_path, context, tokenizer, progress, rules)
+    train, sha256 = _load_examples(intent.train_path, context, tokenizer, rules)
     evaluation = None
     if intent.eval_path is not None:
         evaluation, _ = _load_examples(
-            *(intent.eval_path, context, tokenizer, progress, rules),
+            *(intent.eval_path, context, tokenizer, rules),
             held_out_from=intent.train_path,
         )
-    progress.end()
+    context.progress.end()
     return train, evaluation, sha256
 
 
@@ -211,7 +211,6 @@ def _load_examples(
     path: str,
     context: RankContext,
     tokenizer: Any,
-    progress: LoadProgress,
     rules: int,
     held_out_from: str | None = None,
 ) -> tuple[ExampleSet, str]:
@@ -219,17 +218,25 @@ def _load_examples(
     attempt = context.attempt
     files = find_data(path, held_out_from=held_out_from)
     sha256 = hash_files(files.paths, attempt.hashes_folder)
-    report = partial(progress.report, "tokenizing")
+    progress = context.progress
+    report = partial(progress.report_share, "tokenizing")
     spec, cache = attempt.intent.spec, attempt.tokens_folder
     examples = load_examples(files, sha256, spec, tokenizer, cache, report, progress.wait, rules)
     return examples, sha256
 
 
 def _load_base(
-    spec: RunSpec, folder: Path, device: torch.device, sets: tuple[ExampleSet | None, ...]
+    context: RankContext, folder: Path, sets: tuple[ExampleSet | None, ...]
 ) -> nn.Module:
     """Return the base model, which knows every token of the data."""
-    base = load_model(spec, folder, device)
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        # In a thread that reads. A lost rank ends this one when they agree.
+        with suppress(ExpectedError):
+            context.progress.report("weights", done_bytes, total_bytes)
+
+    base = load_model(context.attempt.intent.spec, folder, context.device, report)
+    context.progress.end()
     for examples in sets:
         if examples is not None:
             refuse_unknown_tokens(base, examples.vocab_size, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -16,7 +17,13 @@ import torch
 from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
-from agents.trainer.autotune import choose_setting, describe_setting, make_layers
+from agents.trainer.autotune import (
+    choose_setting,
+    describe_setting,
+    find_setting,
+    make_layers,
+    name_setting,
+)
 from agents.trainer.checkpoint.folder import CheckpointFolder
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
@@ -42,6 +49,8 @@ from agents.trainer.rank.device import choose_device, explain_out_of_memory, lim
 from agents.trainer.rank.failpoints import failpoints_from_environment
 from agents.trainer.rank.group import Group, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.start_progress import StartProgress
+from agents.trainer.rank.start_times import StartTimes
 from agents.trainer.rank.step_control import RankControl
 from agents.trainer.resume_verifier import ResumeVerifier, choose_promise
 from agents.trainer.start_report import report_start
@@ -89,6 +98,7 @@ def run_rank(
         journal=journal,
         heartbeat=heartbeat,
         control=control,
+        progress=StartProgress(journal, heartbeat, group, StartTimes(attempt.compiled_folder)),
         model_hash=model_hash,
     )
     try:
@@ -186,9 +196,17 @@ def _tune(
     strategy: Strategy,
     resumed: ResumePoint | None,
 ) -> ExecutionSetting:
-    if context.device.type == "cuda":
-        context.enter_phase("tuning", 0)
-    setting, tried = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
+    if context.device.type != "cuda":
+        setting, tried = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
+    else:
+        times, started_s = context.progress.times, time.monotonic()
+        name = name_setting(context, state, executor.layers)
+        is_kept = resumed is not None or find_setting(context, name).exists()
+        phase = "compiling" if is_kept else "tuning"
+        names = (f"{phase} {name}", phase)  # else of another shape
+        context.enter_phase(phase, 0, times.recall(*names))
+        setting, tried = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
+        times.remember(time.monotonic() - started_s, *names)
     context.journal.write("setting", **describe_setting(setting, tried, executor.layers))
     return setting
 
@@ -197,7 +215,8 @@ def _exchange_readiness(
     context: RankContext, state: TrainingState, executor: Executor, setting: ExecutionSetting
 ) -> list[dict[str, Any]]:
     """Measure this rank's speed; return what every rank reports before the first step."""
-    context.enter_phase("warmup", 0)
+    times, started_s = context.progress.times, time.monotonic()
+    context.enter_phase("warmup", 0, times.recall("warmup"))
     num_tokens = max(setting.micro_tokens, _GPU_WARMUP_TOKENS)
     if context.device.type == "cpu":
         num_tokens = _CPU_WARMUP_TOKENS
@@ -207,6 +226,7 @@ def _exchange_readiness(
         "stop": context.control.stop_requested,
         "scales_loss": state.model.dtype == torch.float16,
     }
+    times.remember(time.monotonic() - started_s, "warmup")
     return context.group.exchange("ready", report)
 
 

@@ -13,6 +13,7 @@ from app.cli.command import Commands, add_command, add_verbs, names_of, with_cor
 from app.cli.output import Output, plain
 from app.errors import UsageError
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
+from app.presentation.start_text import describe_start
 from app.telemetry.step_parts import show_rank_memory, split_step
 from app.text import (
     count_of,
@@ -201,6 +202,7 @@ def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
     rows = [
         ("run", f"{run.run_id} ({run.name})"),
         ("state", run.state + (f", {run.phase}" if run.phase else "")),
+        ("starting", describe_start(run.starting) if run.starting else ""),
         ("message", run.message),
         ("what to do", run.hint),
         ("attempt", str(run.attempt)),

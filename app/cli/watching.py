@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.output import Output, plain
 from app.events import Event, Listener, RunChanged, RunEventArrived, RunSnapshot, StepsArrived
+from app.presentation.start_text import describe_start
 from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
@@ -89,14 +90,24 @@ class Watching:
 
     def _show(self, run: RunSnapshot) -> None:
         # With --json the steps themselves are the progress.
-        if run.step is None or run.total_steps is None or self._out.as_json:
+        if self._out.as_json:
+            return
+        if run.starting is not None:
+            text, share = describe_start(run.starting), run.starting.share
+            phase = f"attempt {run.attempt}, {run.starting.phase}"
+        elif run.step is not None and run.total_steps is not None:
+            text, share = (
+                progress_text(run),
+                run.step / run.total_steps if run.total_steps else None,
+            )
+            phase = f"attempt {run.attempt}"
+        else:
             return
         if self._out.is_terminal:
-            self._out.bar(progress_text(run))
+            self._out.bar(text)
             self._bar_shown = True
         else:
-            share = run.step / run.total_steps if run.total_steps else None
-            self._out.progress_text(progress_text(run), f"attempt {run.attempt}", share)
+            self._out.progress_text(text, phase, share)
 
     def _wipe(self) -> None:
         if self._bar_shown:

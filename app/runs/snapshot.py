@@ -6,16 +6,19 @@ import statistics
 from collections.abc import Sequence
 
 from agents.contract.run import RankPlacement
-from app.events import ACTIVE_STATES, RankProgress, RunSnapshot, StepRecord
+from app.events import ACTIVE_STATES, PhaseProgress, RankProgress, RunSnapshot, StepRecord
 from app.runs.journals.history import AttemptHistory, RankHistory, RunHistory
 from app.storage.runs import RunRecord, StoredProgress
 from app.text import show_share
 
 # In the order in which a run goes through them.
 _PHASES = (
-    "loading", "imported", "tokenizing", "preparing", "reference", "tuning", "warmup", "training",
-    "evaluating", "saving", "tracing", "done",
+    "loading", "imported", "tokenizing", "weights", "preparing", "reference", "tuning", "compiling",
+    "warmup", "training", "evaluating", "saving", "tracing", "done",
 )  # fmt: skip
+_BEFORE_TRAINING = _PHASES[: _PHASES.index("training")]
+# What a phase is called where its own name would not say it.
+_NAMES = {"weights": "loading weights", "tuning": "trying settings"}
 
 
 def make_progress(history: RunHistory, attempt: int) -> StoredProgress:
@@ -49,6 +52,7 @@ def make_snapshot(
     progress = make_progress(history, run.attempt) if history else run.progress
     evaluations = history.evaluations() if history else []
     evaluated = evaluations[-1] if evaluations else None
+    slowest = _find_slowest(attempt)
     return RunSnapshot(
         run_id=run.run_id,
         name=run.name,
@@ -74,7 +78,8 @@ def make_snapshot(
         remaining_s=_remaining_s(progress, recent),
         ranks=tuple(_rank(place, attempt, active) for place in placements),
         newest_checkpoint_step=progress.newest_checkpoint_step,
-        phase=_phase(attempt) if active else None,
+        phase=_name_phase(slowest) if active else None,
+        starting=slowest if active and slowest and slowest.phase in _BEFORE_TRAINING else None,
         certificate=attempt.certificate,
     )
 
@@ -104,20 +109,19 @@ def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> floa
     return statistics.median(times) * max(0, progress.total_steps - progress.step)
 
 
-def _phase(attempt: AttemptHistory) -> str | None:
-    """Return the phase of the rank that is furthest behind: the others wait for it."""
+def _find_slowest(attempt: AttemptHistory) -> PhaseProgress | None:
+    """Return the progress of the rank that is furthest behind: the others wait for it."""
     order = {name: place for place, name in enumerate(_PHASES)}
-    ranks = [rank for rank in attempt.ranks.values() if rank.phase in order]
-    last = min(
-        ranks, key=lambda r: (order[r.phase or ""], r.phase_share or 0.0), default=RankHistory()
-    )
-    return _name_phase(last)
+    known = [rank.progress for rank in attempt.ranks.values() if rank.progress is not None]
+    ranks = [progress for progress in known if progress.phase in order]
+    return min(ranks, key=lambda p: (order[p.phase], p.share or 0.0), default=None)
 
 
-def _name_phase(rank: RankHistory) -> str | None:
-    if rank.phase is None or rank.phase_share is None:
-        return rank.phase
-    return f"{rank.phase}, {show_share(rank.phase_share)}"
+def _name_phase(progress: PhaseProgress | None) -> str | None:
+    if progress is None:
+        return None
+    name = _NAMES.get(progress.phase, progress.phase)
+    return name if progress.share is None else f"{name}, {show_share(progress.share)}"
 
 
 def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankProgress:
@@ -128,10 +132,10 @@ def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankPr
         rank=place.rank,
         node=place.node,
         device=place.device,
-        state=(_name_phase(told) or "starting") if active else "ended",
+        state=(_name_phase(told.progress) or "starting") if active else "ended",
         step=told.step,
         time_s=told.time_s,
-        phase=_name_phase(told),
+        phase=_name_phase(told.progress),
         tokens_per_s=told.tokens_per_s if active else None,
         step_s=told.step_s,
         input_s=told.input_s,

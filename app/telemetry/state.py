@@ -127,7 +127,7 @@ def current_run(run: RunSnapshot, nodes: Mapping[str, NodeSnapshot], now_s: floa
     words = f"{silent[0]} {states[0]}"
     if len(silent) == len(run.nodes):
         words = states[0] if len(set(states)) == 1 else "no contact"
-    shown = replace(run, ranks=ranks, phase=words, silent_nodes=tuple(silent))
+    shown = replace(run, ranks=ranks, phase=words, starting=None, silent_nodes=tuple(silent))
     # Any rank records the steps of all, so the sums still come while one node answers and trains.
     if not _stands_still(ranks, now_s):
         return shown

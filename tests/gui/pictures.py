@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
 from agents.contract.spec import DataSpec, RunSpec
-from app.events import Certificate
+from app.events import Certificate, PhaseProgress, RunChanged
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
@@ -112,6 +112,36 @@ def _run_tab(index: int) -> Callable[[Stage], QWidget]:
         return stage.window
 
     return show
+
+
+def _starting(stage: Stage) -> QWidget:
+    """A run whose weights are loading."""
+    done, total = 6.1 * 1024**3, 12.6 * 1024**3
+    weights = PhaseProgress(
+        phase="weights", done=done, total=total, share=done / total, expected_s=11.6
+    )
+    started = replace(
+        stage.core.run_map[RUN],
+        attempt=1,
+        step=None,
+        loss=None,
+        first_loss=None,
+        perplexity=None,
+        learning_rate=None,
+        tokens_per_s=None,
+        mfu=None,
+        eta=None,
+        remaining_s=None,
+        newest_checkpoint_step=None,
+        ranks=(),
+        phase="loading weights, 48 %",
+        starting=weights,
+    )
+    stage.core.step_map[RUN] = []
+    stage.core.on_loop(stage.core.events.publish, RunChanged(run=started))
+    window = _run_tab(0)(stage)
+    stage.wait_for(stage.window.run_page().progress.start.isVisible)
+    return window
 
 
 def _data(stage: Stage) -> QWidget:
@@ -450,6 +480,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),
     "run-figures": _figures,
+    "run-starting": _starting,
     "run-events": _run_tab(1),
     "run-log": _run_tab(2),
     "run-checkpoints": _run_tab(3),

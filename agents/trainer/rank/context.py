@@ -10,6 +10,7 @@ import torch
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.group import Group
 from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.start_progress import StartProgress
 from agents.trainer.rank.step_control import RankControl
 
 
@@ -23,10 +24,19 @@ class RankContext:
     journal: RankJournal
     heartbeat: Heartbeat
     control: RankControl
+    progress: StartProgress
+    """Reports how far this rank is before its first step."""
     model_hash: Future[str] | None = None
     """Hash of the model, where this rank began to read it before torch was imported."""
 
-    def enter_phase(self, phase: str, step: int) -> None:
-        """Report to people (journal) and to the supervisor (heartbeat) what this rank does now."""
-        self.journal.write("phase", phase=phase)
+    def enter_phase(self, phase: str, step: int, expected_s: float | None = None) -> None:
+        """Report to people (journal) and to the supervisor (heartbeat) what this rank does now.
+
+        Args:
+            phase: current work.
+            step: steps done.
+            expected_s: seconds that it will take; None: not known.
+        """
+        expected = {} if expected_s is None else {"expected_s": expected_s}
+        self.journal.write("phase", phase=phase, **expected)
         self.heartbeat.beat(step, phase)

@@ -22,6 +22,7 @@ from app.gui.runs.run_actions import (
 from app.gui.runs.run_strip import PROGRESS_STEPS, show_time_left
 from app.gui.session.context import Context
 from app.presentation.result_text import describe_certificate
+from app.presentation.start_text import describe_start
 from app.telemetry.state import Status, describe_run
 from app.text import (
     DASH,
@@ -200,6 +201,9 @@ class RunProgress(QFrame):
         column.setContentsMargins(20, 12, 20, 14)
         column.setSpacing(10)
         column.addLayout(row)
+        self.start = ElidedLabel(role="caption")
+        column.addWidget(self.start)
+        self.start.hide()
         column.addWidget(self.bar)
         self.certificate = ElidedLabel(role="caption")
         column.addWidget(self.certificate)
@@ -210,6 +214,9 @@ class RunProgress(QFrame):
         is_running = run.state == "running"
         share = run.step / run.total_steps if run.step and run.total_steps else 0.0
         self.bar.setValue(round(share * PROGRESS_STEPS))
+        self.start.setVisible(run.starting is not None)
+        if run.starting is not None:
+            self.start.setText(describe_start(run.starting))
         total = f" / {run.total_steps:,}" if run.total_steps else ""
         self._show("step", DASH if run.step is None else f"{run.step:,}{total}")
         self._captions["step"].setText(f"Step \u00b7 {show_share(share)}" if share else "Step")

@@ -22,7 +22,14 @@ from agents.contract.run_layout import (
     attempt_of_folder,
     rank_of_journal,
 )
-from app.events import Certificate, EvaluationRecord, RankTrace, RunEvent, StepRecord
+from app.events import (
+    Certificate,
+    EvaluationRecord,
+    PhaseProgress,
+    RankTrace,
+    RunEvent,
+    StepRecord,
+)
 from app.runs.journals.event_text import describe_line
 from app.runs.journals.journal import (
     JournalTail,
@@ -45,6 +52,8 @@ MAX_EVENTS = 20_000
 """Number of events of a run that are kept in memory."""
 MAX_TRACES = 1000
 """Number of traces of an attempt that are listed."""
+MAX_AMOUNT = 1e18
+"""Amounts of a phase from this one on are not shown."""
 
 
 T = TypeVar("T")
@@ -54,9 +63,8 @@ T = TypeVar("T")
 class RankHistory:
     """Newest figures that one rank of one attempt has recorded."""
 
-    phase: str | None = None
-    phase_share: float | None = None
-    """Progress within the phase, 0 to 1; None when unknown."""
+    progress: PhaseProgress | None = None
+    """Current phase; None before the first one."""
     step: int | None = None
     time_s: float | None = None
     """Time at which it finished that step, by its node's clock; None before its first one."""
@@ -261,8 +269,7 @@ def _take_rank_line(
 ) -> None:
     kind = line["kind"]
     if kind == "phase":
-        rank.phase = text_of(line, "phase") or None
-        rank.phase_share = number_of(line, "share")
+        rank.progress = _read_progress(line)
     elif kind == "started":
         attempt.total_steps = whole_of(line, "total_steps")
         attempt.first_step = step_of(line)
@@ -288,6 +295,29 @@ def _take_rank_line(
         )
     elif kind == "step":
         _take_step(line, rank)
+
+
+def _read_progress(line: dict[str, Any]) -> PhaseProgress | None:
+    phase = text_of(line, "phase")
+    if not phase:
+        return None
+    done, total = _amount_of(line, "done"), _amount_of(line, "total")
+    share = number_of(line, "share")
+    if done is not None and total:
+        share = min(max(done / total, 0.0), 1.0)
+    return PhaseProgress(
+        phase=phase,
+        done=done,
+        total=total,
+        share=share,
+        expected_s=_amount_of(line, "expected_s"),
+    )
+
+
+def _amount_of(line: dict[str, Any], key: str) -> float | None:
+    """Return an amount that can be shown, else None: a node may write any number."""
+    value = number_of(line, key)
+    return value if value is not None and 0 <= value < MAX_AMOUNT else None
 
 
 def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:

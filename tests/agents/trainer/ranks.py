@@ -116,15 +116,20 @@ def make_context(attempt: RankAttempt, group: Group) -> RankContext:
     import torch
 
     from agents.trainer.rank.context import RankContext
+    from agents.trainer.rank.start_progress import StartProgress
+    from agents.trainer.rank.start_times import StartTimes
 
     path = attempt.folder / f"rank-{attempt.rank}"
+    journal = RankJournal(path.with_suffix(".jsonl"))
+    heartbeat = Heartbeat(path.with_suffix(".heartbeat"))
     return RankContext(
         attempt=attempt,
         group=group,
         device=torch.device("cpu"),
-        journal=RankJournal(path.with_suffix(".jsonl")),
-        heartbeat=Heartbeat(path.with_suffix(".heartbeat")),
+        journal=journal,
+        heartbeat=heartbeat,
         control=RankControl(attempt.folder, attempt.rank),
+        progress=StartProgress(journal, heartbeat, group, StartTimes(attempt.compiled_folder)),
     )
 
 

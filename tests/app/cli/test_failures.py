@@ -23,7 +23,7 @@ from app.cli.command import with_core
 from app.cli.main import build_parser, run
 from app.cli.output import Output
 from app.errors import RacklessError, UserError
-from app.events import RunChanged
+from app.events import PhaseProgress, RunChanged
 from tests.app.cli.test_main import PRODUCT_COMMANDS
 from tests.fakes.core import FakeCore, make_node, make_run, running_run
 
@@ -223,12 +223,16 @@ def test_watching_a_run_without_a_terminal_prints_few_lines(
 
     async def watch() -> None:
         with watching.Watching(core, Output(False), "r-1"):  # type: ignore[arg-type]
+            starting = PhaseProgress(phase="compiling", expected_s=8.0)
+            core.events.publish(RunChanged(run=make_run("r-1", "r", "running", starting=starting)))
             for step in range(150):
                 shown = replace(make_run("r-1", "r", "running"), step=step, total_steps=150)
                 core.events.publish(RunChanged(run=shown))
 
     asyncio.run(watch())
-    assert 1 <= len(capsys.readouterr().out.splitlines()) <= 3
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "Compiling layers: about 8 s"
+    assert 1 <= len(others) <= 3
 
 
 def test_output_that_cannot_be_written_is_no_fault_of_ours(

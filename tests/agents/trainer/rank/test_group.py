@@ -14,7 +14,8 @@ from torch import distributed as dist
 from agents.errors import ExpectedError
 from agents.trainer.rank.group import Group, PeerLost, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
-from agents.trainer.rank.load_progress import LoadProgress
+from agents.trainer.rank.start_progress import StartProgress
+from agents.trainer.rank.start_times import StartTimes
 from tests.agents.trainer.nccl_ranks import listening
 from tests.agents.trainer.ranks import free_port
 
@@ -63,10 +64,10 @@ def test_a_rank_that_waits_for_another_of_its_node_is_alive_and_says_nothing(
     tmp_path, groups, monkeypatch
 ):
     clock = [100.0]
-    monkeypatch.setattr("agents.trainer.rank.load_progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("agents.trainer.rank.start_progress.time.monotonic", lambda: clock[0])
     journal = RankJournal(tmp_path / "journal")
     heartbeat = Heartbeat(tmp_path / "beat")
-    loading = LoadProgress(journal, heartbeat, groups[1])
+    loading = StartProgress(journal, heartbeat, groups[1], StartTimes(tmp_path))
     for _ in range(25):
         clock[0] += 1.0
         loading.wait()
@@ -118,14 +119,14 @@ def test_without_a_credential_rank_0_listens_at_its_address_alone(monkeypatch):
 
 def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, groups, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("agents.trainer.rank.load_progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("agents.trainer.rank.start_progress.time.monotonic", lambda: clock[0])
     journal = RankJournal(tmp_path / "journal")
     heartbeat = Heartbeat(tmp_path / "beat")
-    loading = LoadProgress(journal, heartbeat, groups[1])
-    loading.report("tokenizing", 1000, 0.001)  # too early for a word
+    loading = StartProgress(journal, heartbeat, groups[1], StartTimes(tmp_path))
+    loading.report_share("tokenizing", 1000, 0.001)  # too early for a word
     for second in range(1, 26):
         clock[0] += 1.0
-        loading.report("tokenizing", 1000 * second, second / 100)
+        loading.report_share("tokenizing", 1000 * second, second / 100)
     assert json.loads((tmp_path / "beat").read_text())["phase"] == "tokenizing"
     assert groups[0]._read_sign(1) == "12"
     loading.end()

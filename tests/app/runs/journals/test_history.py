@@ -12,6 +12,7 @@ import pytest
 
 from agents.contract.run import RankPlacement
 from agents.contract.spec import DataSpec, RunSpec
+from app.presentation.start_text import describe_start
 from app.runs.journals.event_text import describe_line
 from app.runs.journals.history import RunHistory
 from app.runs.journals.journal import JournalTail, shares_of, step_record
@@ -277,7 +278,8 @@ def test_rank_history_and_shares(history: RunHistory, journals: Journals) -> Non
         [1],
     )
     rank = attempt.ranks[1]
-    assert (rank.phase, rank.step, rank.tokens_per_s, rank.memory_bytes) == (
+    assert rank.progress is not None
+    assert (rank.progress.phase, rank.step, rank.tokens_per_s, rank.memory_bytes) == (
         "training",
         1,
         60.0,
@@ -354,3 +356,22 @@ def test_the_phase_of_the_slowest_rank_shows_how_far_it_is(
     found = make_snapshot(run, places, history)
     assert found.phase == "tokenizing, 12 %"
     assert [rank.phase for rank in found.ranks] == ["preparing", "tokenizing, 12 %"]
+    assert found.starting is not None
+    assert describe_start(found.starting) == "Reading the data: 12 %"
+    weights = {"phase": "weights", "done": 6 << 30, "total": 12 << 30, "expected_s": 11.7}
+    journals.add("b", "rank-1.jsonl", {"kind": "phase", **weights})
+    history.refresh()
+    found = make_snapshot(run, places, history)
+    assert found.phase == "loading weights, 50 %"
+    assert found.starting is not None
+    assert describe_start(found.starting) == "Loading weights: 6.0 of 12.0 GiB, about 12 s left"
+    # A total of nothing, or more than all of it, is no share that could be shown.
+    for broken in ({"done": 5, "total": 0}, {"done": -1, "total": 3}, {"total": 1e300}):
+        journals.add("b", "rank-1.jsonl", {"kind": "phase", "phase": "weights", **broken})
+        history.refresh()
+        assert make_snapshot(run, places, history).phase == "loading weights"
+    for node, rank in (("a", 0), ("b", 1)):
+        journals.add(node, f"rank-{rank}.jsonl", {"kind": "phase", "phase": "training"})
+    history.refresh()
+    found = make_snapshot(run, places, history)
+    assert (found.phase, found.starting) == ("training", None)
