@@ -12,6 +12,9 @@ from agents.trainer.metrics.peaks import Peak
 from agents.trainer.metrics.stopwatch import StepTimes
 from agents.trainer.rank.device import read_memory_bytes, read_reserved_bytes
 
+# Factor by which sending gradients may slow computing down.
+_MOST_SLOWED = 1.25
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
@@ -50,8 +53,7 @@ def describe_speed(
 
     `mfu` is the model FLOPs of this rank over what its device could have done in the whole step;
     `hfu` counts recomputation as well. `eta` is the efficiency of the cluster: its tokens per
-    second over the sum of what its ranks do alone, at most 1. For that the better counts of a short
-    measurement before the first step and of the step before, without its waits. `memory_bytes` is
+    second over the sum of what its ranks do alone, at most 1; see `_rates_alone`. `memory_bytes` is
     the peak that the training needed: memory that is only used because it was free is a field of
     its own.
     """
@@ -62,7 +64,10 @@ def describe_speed(
     # Over the whole step, so that time spent waiting lowers MFU as well.
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
     rate = work.global_tokens / times.step_s
-    alone = _rates_alone(speeds.solo_tokens_per_s, work.ranks_tokens, work.ranks_compute_s)
+    if len(speeds.solo_tokens_per_s) == 1:
+        alone = [num_tokens / times.compute_s]
+    else:
+        alone = _rates_alone(speeds.solo_tokens_per_s, work.ranks_tokens, work.ranks_compute_s)
     most_bytes = read_memory_bytes(device, work.held_bytes)
     return {
         **asdict(times),
@@ -84,11 +89,18 @@ def _rates_alone(
 ) -> list[float]:
     """Return what each rank does alone, in tokens per second.
 
-    The measurement is short and finds a cold card: a real step may be faster, and what is more than
-    all ranks alone would be no share of it.
+    The step before tells how fast it computes rows of this run, without its waits. The measurement
+    before the first step may be faster than that, because sending gradients slows computing down,
+    and counts up to a limit: beyond it, it was of other work. It is short and finds a cold card, so
+    a step may be faster, too. A single rank sends nothing, and is compared with its own step alone.
 
-    >>> _rates_alone((100.0, 50.0), (90.0, 60.0), (1.0, 1.0))
-    [100.0, 60.0]
+    >>> _rates_alone((100.0, 50.0, 900.0), (90.0, 60.0, 100.0), (1.0, 1.0, 1.0))
+    [100.0, 60.0, 125.0]
+    >>> _rates_alone((100.0, 50.0), (0.0, 0.0), (0.0, 0.0))
+    [100.0, 50.0]
     """
-    steps = [n / s if s > 0 else 0.0 for n, s in zip(tokens, compute_s, strict=True)]
-    return [max(pair) for pair in zip(solo, steps, strict=True)]
+    found = []
+    for measured, count, seconds in zip(solo, tokens, compute_s, strict=True):
+        pace = count / seconds if seconds > 0 else 0.0
+        found.append(max(pace, min(measured, _MOST_SLOWED * pace)) if pace else measured)
+    return found

@@ -41,12 +41,10 @@ def test_an_unknown_name_is_a_mistake():
         layout(0).fill({"lost": 1.0}, CPU)
 
 
-def test_a_single_rank_is_held_against_its_own_speed(tmp_path, tiny_model):
+def test_a_single_rank_is_compared_with_its_own_step(tmp_path, tiny_model):
+    """A measurement of other work before the first step once gave 3.2, 1.4 and 0.2."""
     run = Run(tmp_path / "run", tiny_model, make_spec(max_steps=2))
     run.train_to_end()
-    started = next(line for line in run.journal(0) if line["kind"] == "started")
-    (solo,) = started["solo_tokens_per_s"]
     for step in run.steps(0).values():
-        # A real step may be faster than the short measurement: never more than all ranks alone.
-        assert 0 < step["eta"] <= min(1.0, step["tokens_per_s"] / solo + 1e-9)
+        assert step["eta"] == pytest.approx(step["compute_s"] / step["step_s"])
         assert sum(step[f"{name}_s"] for name in PARTS) <= step["step_s"]
