@@ -10,7 +10,7 @@ from agents.contract.spec import MOST, RunSpec
 from app.planning.build_context import open_case
 from app.planning.candidate import Advice, Candidate, PlanRequest
 from app.planning.memory.forecast import GIB
-from app.planning.plan_context import Case
+from app.planning.plan_context import Case, Worker
 from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import split_rows
 
@@ -20,6 +20,14 @@ _MIN_GAIN = 1.05
 _SLOW_NETWORK = 0.1
 # Shortest sequence that is advised, in tokens: shorter ones cut most chats.
 _MIN_TOKENS = 256
+# Lowest rank that is advised.
+_MIN_RANK = 8
+# Maximum number of changes that are offered where a run does not fit.
+_MAX_OFFERS = 4
+_OPTIMIZER_WORDS = {
+    "adamw_8bit": "Use the 8-bit optimizer",
+    "paged_adamw_8bit": "Use the paged 8-bit optimizer",
+}
 # Minimum gain from which another batch size is advised, as a share of tokens per second.
 _MIN_BATCH_GAIN = 0.08
 # Maximum number of sequences by which the advised batch exceeds the requested one.
@@ -69,67 +77,116 @@ def _make_fit(
     # A run that names its nodes needs all of them; otherwise one card that fits is enough.
     is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
-    for change, words in _list_changes(request.spec):
-        changed = open_case(replace(request, spec=apply_change(request.spec, change)))
-        able = [worker for worker in changed.workers if changed.fit(worker, 1).fits]
-        if len(able) >= num_needed:
-            where = tuple(dict.fromkeys(worker.node.name for worker in able))
-            yield Advice(text=f"{words}: it then fits on {name_nodes(where)}", change=change)
-            return  # the first change that suffices is the cheapest one
-    if chosen is None:
-        yield from _nothing_fits(case, found)
+    offers = [offer for offer in _list_offers(request, num_needed) if offer is not None]
+    yield from offers[:_MAX_OFFERS]
+    if not offers and chosen is None:
+        yield from _nothing_fits(request, case, found)
+
+
+def _list_offers(request: PlanRequest, num_needed: int) -> Iterator[Advice | None]:
+    """Yield changes that make the run fit, each the smallest of its kind; then all kinds together.
+
+    A person has to choose between them: what costs nothing, what costs time, and what costs
+    quality differ from run to run.
+    """
+    found = False
+    kinds = _list_kinds(request)
+    for changes in kinds:
+        offers = (_offer(request, one, num_needed) for one in changes)
+        offer = next((one for one in offers if one is not None), None)
+        found = found or offer is not None
+        yield offer
+    if found:
+        return
+    together: Change = {}
+    words: list[str] = []
+    for changes in kinds:
+        strongest = changes[-1:]
+        # Of shorter sequences the longest that suffices beside all other changes.
+        for change, said in changes if changes is kinds[-1] else strongest:
+            both = {**together, **change}
+            offer = _offer(request, (both, " and ".join([*words, said])), num_needed)
+            if offer is not None:
+                yield offer
+                return
+        for change, said in strongest:
+            together |= change
+            words.append(said[0].lower() + said[1:] if words else said)
+
+
+def _offer(request: PlanRequest, one: tuple[Change, str], num_needed: int) -> Advice | None:
+    """Return advice with what a changed run needs; None: it fits on too few cards."""
+    change, words = one
+    changed = open_case(replace(request, spec=apply_change(request.spec, change)))
+    able = [worker for worker in changed.workers if changed.fit(worker, 1).fits]
+    if len(able) < num_needed:
+        return None
+    where = name_nodes(tuple(dict.fromkeys(worker.node.name for worker in able)))
+    fullest = min(able, key=lambda worker: _count_free(changed, worker))
+    fit = changed.fit(fullest, 1)
+    needed, room = fit.memory.expected_bytes / GIB, fit.room_bytes / GIB
+    return Advice(
+        text=f"{words}: it then fits on {where}, with {needed:.1f} of {room:.1f} GiB", change=change
+    )
+
+
+def _count_free(case: Case, worker: Worker) -> float:
+    """Return the bytes of a card that its fit leaves free."""
+    fit = case.fit(worker, 1)
+    return fit.room_bytes - fit.memory.expected_bytes
 
 
 def _fits_on(case: Case, name: str) -> bool:
     return all(case.fit(worker, 1).fits for worker in case.of((name,)))
 
 
-def _nothing_fits(case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
+def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
+    """Say what a card would need for the smallest run, and what later versions could do."""
     later = next((one for one in found if one.fits), None)
     if later is not None:
         description = describe_candidate(case, later)
         yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
-    best = min(
-        case.workers,
-        key=lambda one: case.fit(one, 1).memory.expected_bytes - case.room_bytes(one),
-    )
-    fit = case.fit(best, 1)
-    needed = (fit.memory.expected_bytes - fit.memory.desktop_bytes) / GIB
+    change: Change = {}
+    for changes in _list_kinds(request):
+        for one, _ in changes[-1:]:
+            change |= one
+    smallest = open_case(replace(request, spec=apply_change(request.spec, change)))
+    best = max(smallest.workers, key=lambda worker: _count_free(smallest, worker))
+    memory = smallest.fit(best, 1).memory
+    needed = (memory.expected_bytes - memory.desktop_bytes) / GIB
     yield Advice(
-        text=f"No change of the run file makes it fit: it needs a card with {needed:.0f} GiB free, "
-        f"or a smaller model"
+        text="No change of the run file makes it fit: with all of them together it needs a card "
+        f"with {needed:.1f} GiB free, or a smaller model"
     )
 
 
 Change = dict[str, Any]
 
 
-def _list_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
-    """Yield changes with the words for them, the cheapest first, then pairs of changes."""
-    small: list[tuple[Change, str]] = []
+def _list_kinds(request: PlanRequest) -> list[list[tuple[Change, str]]]:
+    """Return changes with the words for them by kind, the cheapest kind and change first."""
+    spec = request.spec
+    kinds: list[list[tuple[Change, str]]] = [[], [], [], [], [], []]
     if spec.recompute == "none":
-        small.append(({"recompute": "auto"}, "Let layers recompute activations"))
+        kinds[0].append(({"recompute": "auto"}, "Let layers recompute activations"))
     if spec.memory_gib is not None:
-        small.append(({"memory_gib": None}, "Remove the memory limit"))
-    if spec.optimizer != "paged_adamw_8bit":
-        small.append(({"optimizer": "paged_adamw_8bit"}, "Use the paged 8-bit optimizer"))
-    shorter = [
-        ({"sequence_tokens": tokens}, f"Shorten sequences to {tokens} tokens")
-        for tokens in (spec.sequence_tokens // 2, spec.sequence_tokens // 4)
-        if tokens >= _MIN_TOKENS
-    ]
-    kinds = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}[spec.adapter.kind]
+        kinds[1].append(({"memory_gib": None}, "Remove the memory limit"))
+    states = ("adamw", "adamw_8bit", "paged_adamw_8bit")
+    for name in states[states.index(spec.optimizer) + 1 :]:
+        kinds[2].append(({"optimizer": name}, _OPTIMIZER_WORDS[name]))
+    if spec.adapter.kind != "full":
+        for rank in (spec.adapter.rank // 2, spec.adapter.rank // 4, _MIN_RANK):
+            if _MIN_RANK <= rank < spec.adapter.rank:
+                kinds[3].append(({"adapter.rank": rank}, f"Lower the adapter's rank to {rank}"))
     words = {"lora": "Train a LoRA adapter", "qlora": "Hold the weights in 4 bits (QLoRA)"}
-    other: list[tuple[Change, str]] = [({"adapter.kind": kind}, words[kind]) for kind in kinds]
-    yield from small
-    yield from other
-    yield from shorter
-    paged: Change = {"optimizer": "paged_adamw_8bit"}
-    # Pairs start from the last, strongest change: a weaker one would need more memory.
-    for first, first_words in other[-1:] or small[-1:]:
-        for second, second_words in (*shorter, (paged, "use the paged 8-bit optimizer")):
-            lower = second_words[0].lower() + second_words[1:]
-            yield {**first, **second}, f"{first_words} and {lower}"
+    smaller = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}[spec.adapter.kind]
+    kinds[4] += [({"adapter.kind": kind}, words[kind]) for kind in smaller]
+    longest = min(spec.sequence_tokens, request.data.longest_tokens or spec.sequence_tokens)
+    for tokens in (longest // 2, longest // 4, longest // 8):
+        if tokens >= _MIN_TOKENS:
+            change = {"sequence_tokens": tokens}
+            kinds[5].append((change, f"Shorten sequences to {tokens} tokens"))
+    return kinds
 
 
 def apply_change(spec: RunSpec, change: Mapping[str, Any]) -> RunSpec:

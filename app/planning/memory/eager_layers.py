@@ -14,8 +14,9 @@ from dataclasses import replace
 from app.planning.memory.layers import LayerMemory, Sizes, count_attention_scratch, measure_layer
 
 _WIDE = 4  # bytes of fp32, in which norms compute
-# Outputs of each layer with a DoRA adapter that are saved: the base layer's and the adapter's.
-_DORA_OUTPUTS = 2
+# Outputs of each layer with a DoRA adapter that are saved: what its magnitudes multiply; with
+# dropout also the product of what the mask takes away.
+_DORA_OUTPUTS, _DORA_OUTPUTS_MASKED = 1, 2
 # Bytes that capped scores keep for each pair of tokens and head where attention has no kernel: the
 # hyperbolic tangent and the weights in half precision, the softmax in fp32.
 _SCORE_BYTES = 8
@@ -105,7 +106,8 @@ def count_kept(sizes: Sizes, width: int) -> int:
     heads = 2 * sizes.queries + 2 * sizes.keys
     if sizes.has_fused_heads:
         heads += 2 * sizes.queries + sizes.keys
-    values = adapters + heads + 3 * sizes.ffn + _DORA_OUTPUTS * sizes.num_dora_outputs
+    outputs = _DORA_OUTPUTS_MASKED if sizes.has_dropout else _DORA_OUTPUTS
+    values = adapters + heads + 3 * sizes.ffn + outputs * sizes.num_dora_outputs
     return width * values + _WIDE * norms + masks + _count_small(sizes)
 
 

@@ -151,7 +151,7 @@ def count_kept(sizes: Sizes, width: int) -> int:
     keys = 2 + int(sizes.has_head_norms)
     ffn = 2 + int(sizes.has_down)
     wide = hidden * sizes.hidden + queries * sizes.queries + keys * sizes.keys + ffn * sizes.ffn
-    return width * wide + _small(sizes)
+    return width * (wide + _dora_outputs(sizes)) + _small(sizes)
 
 
 def count_kept_full(sizes: Sizes, width: int, wide_width: int) -> int:
@@ -276,13 +276,32 @@ def _small(sizes: Sizes) -> int:
     return 4 * (sizes.num_scales + sizes.num_heads) + 2 * sizes.rank * targets
 
 
+def _dora_outputs(sizes: Sizes) -> int:
+    """Return the outputs that DoRA's magnitudes multiply, which are saved for their gradients.
+
+    Without dropout those of gate and up are saved in place of what follows from them.
+    """
+    outputs = sizes.num_dora_outputs
+    if not outputs or sizes.has_dropout:
+        return outputs
+    followed = sizes.num_mlp * (2 if sizes.has_fused_gate else 1) * sizes.ffn
+    return outputs - followed - int(sizes.has_down) * sizes.hidden
+
+
+def _dora_more(sizes: Sizes) -> int:
+    """Return the MLP-wide buffers that DoRA adds to a backward pass, which computes in fp32."""
+    if not sizes.num_dora_outputs or not (sizes.num_mlp or sizes.has_down):
+        return 0
+    return 6 if sizes.has_dropout else 5
+
+
 def _mlp_more(sizes: Sizes) -> int:
     """Return the MLP-wide buffers that the backward pass adds to those that are kept."""
     more = 2
     if sizes.has_down:
         # Without dropout the product of gate and up is kept, and reused for its gradient.
         more = 3 if sizes.has_dropout else 1
-    return more + int(sizes.has_fused_gate and sizes.num_mlp > 0)
+    return more + int(sizes.has_fused_gate and sizes.num_mlp > 0) + _dora_more(sizes)
 
 
 def _attention_more(sizes: Sizes) -> int:
@@ -308,7 +327,8 @@ def _count_again(sizes: Sizes) -> int:
     ffn = 4 + int(not sizes.has_dropout) + masked * int(sizes.has_down)
     if sizes.has_fused_gate or sizes.has_gelu:
         ffn += masked
-    wide = queries * sizes.queries + (2 + heads) * sizes.keys
+    ffn += _dora_more(sizes)
+    wide = _dora_outputs(sizes) + queries * sizes.queries + (2 + heads) * sizes.keys
     return hidden * sizes.hidden + wide + ffn * sizes.ffn
 
 

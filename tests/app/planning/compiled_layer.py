@@ -16,9 +16,10 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalL
 
 from agents.contract.spec import RunSpec
 from agents.trainer.execution import layers
-from agents.trainer.kernels import flash_attention
+from agents.trainer.kernels import compiling, flash_attention
 from agents.trainer.model import model
 from agents.trainer.model.attention import Segments
+from agents.trainer.model.forward import Forward
 
 TOKENS = 1024
 _NAME = "traced_for_planning"
@@ -69,9 +70,22 @@ def make_layer(family: str, spec: RunSpec, sizes: dict[str, int], num_tokens: in
     return made, body.layers[0], hidden, settings
 
 
+def fuse_linear(made) -> None:
+    """Fuse linear layers that share their input, as the trainer does on a GPU."""
+    base = made.module.get_base_model()
+    tokens, made.clock.tokens_BT1 = made.clock.tokens_BT1, None
+    base.set_attn_implementation("sdpa")
+    Forward(made, torch.device("cpu")).fuse_linear()
+    made.clock.tokens_BT1 = tokens
+    base.set_attn_implementation(_NAME)
+
+
 def count_saved(family: str, spec: RunSpec, sizes: dict[str, int]) -> int:
     """Return the bytes that a kept layer saves for each token, its input included."""
     made, layer, hidden, settings = make_layer(family, spec, sizes)
+    if made.lora is not None:
+        fuse_linear(made)
+    compiling.fix_settings()
     found: list[torch.Tensor] = []
 
     def cut(joint, inputs, **more):

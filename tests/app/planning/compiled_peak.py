@@ -27,7 +27,6 @@ from agents.contract.spec import RunSpec
 from agents.trainer.execution import layers
 from agents.trainer.kernels import compiling
 from tests.app.planning import compiled_layer
-from tests.app.planning.eager_layer import fuse_linear
 from tests.app.planning.live_bytes import LiveBytes
 
 
@@ -45,8 +44,7 @@ class _NoKernels:
 def count_peak(family: str, spec: RunSpec, sizes: dict[str, int]) -> float:
     """Return the peak bytes for each token, with the layer's input and the incoming gradient."""
     made, layer, hidden, settings = compiled_layer.make_layer(family, spec, sizes)
-    fuse_linear(made)
-    made.module.get_base_model().set_attn_implementation(compiled_layer._NAME)
+    compiled_layer.fuse_linear(made)
     found: list[Any] = []
 
     def cut(joint, inputs, **more):

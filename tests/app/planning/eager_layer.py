@@ -10,7 +10,6 @@ import torch
 from transformers import AttentionInterface
 
 from agents.contract.spec import RunSpec
-from agents.trainer.model.forward import Forward
 from tests.app.planning import compiled_layer
 from tests.app.planning.live_bytes import LiveBytes
 
@@ -36,20 +35,11 @@ def _attend(module, query, key, value, mask, **_):
     return _Attend.apply(q, k, v).unsqueeze(0), None
 
 
-def fuse_linear(made) -> None:
-    """Fuse linear layers that share their input, as the trainer does on a GPU."""
-    base = made.module.get_base_model()
-    tokens, made.clock.tokens_BT1 = made.clock.tokens_BT1, None
-    base.set_attn_implementation("sdpa")
-    Forward(made, torch.device("cpu")).fuse_linear()
-    made.clock.tokens_BT1 = tokens
-
-
 def count_kept(family: str, spec: RunSpec, sizes: dict[str, int]) -> float:
     """Return the bytes that a layer keeps for each token, without its input and output."""
     made, layer, hidden, settings = compiled_layer.make_layer(family, spec, sizes, TOKENS)
     if made.lora is not None:
-        fuse_linear(made)
+        compiled_layer.fuse_linear(made)
     AttentionInterface.register(_NAME, _attend)
     base = made.module if made.lora is None else made.module.get_base_model()
     base.set_attn_implementation(_NAME)
