@@ -99,14 +99,28 @@ def differentiate(
     return found[0], found[1], found[2], delta_HM
 
 
+def read_bounds(host_bounds_S: Tensor, device: torch.device) -> list[int]:
+    """Return the bounds of the segments.
+
+    From host memory, because reading the device's copy would wait for it.
+
+    Raises:
+        RuntimeError: A CUDA graph is being recorded, which would repeat these bounds for other
+            rows.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("attention segment by segment cannot be recorded for other rows")
+    bounds: list[int] = host_bounds_S.tolist()
+    return bounds
+
+
 def _pieces(
     query_MHD: Tensor, key_MKD: Tensor, host_bounds_S: Tensor
 ) -> Iterator[tuple[slice, slice, slice]]:
     """Yield tokens, key heads and query heads of what is computed at once."""
     num_heads, num_keys = query_MHD.shape[1], key_MKD.shape[1]
     group = num_heads // num_keys
-    # Read from host memory, because reading the device's copy would wait for it.
-    for start, stop in pairwise(host_bounds_S.tolist()):
+    for start, stop in pairwise(read_bounds(host_bounds_S, query_MHD.device)):
         if start == stop:
             continue
         together = num_keys if num_heads * (stop - start) ** 2 <= _MAX_SCORES else 1

@@ -26,7 +26,7 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from agents.trainer.kernels import segment_attention
+from agents.trainer.kernels import segment_attention, segment_loop
 from agents.trainer.kernels.flash_attention import flash_attention
 
 NAME = "rackless_segments"
@@ -231,8 +231,7 @@ def _attend_each(
 ) -> Tensor:
     """Return attention (1, M, H, D), computed segment by segment."""
     parts = []
-    # Read from host memory, because reading the device's copy would wait for it.
-    for start, stop in pairwise(host_bounds_S.tolist()):
+    for start, stop in pairwise(segment_loop.read_bounds(host_bounds_S, query_1HMD.device)):
         length = stop - start
         if not length:
             continue
