@@ -143,7 +143,7 @@ class Table:
         job = PeerJob(
             engine="peft", shape=shape, kind=kind, lengths=tuple(self._lengths[:512]),
             limit=scale.limit, step_tokens=scale.step_tokens, layers=scale.layers,
-            size=scale.size, dora=args.dora, at_once=scale.at_once,
+            size=scale.size, dora=args.dora, experts=args.experts, at_once=scale.at_once,
             recompute=tuple(args.recompute.split(",")), most_gib=self._largest_cap(shape),
             seconds=scale.seconds, device=scale.device, folder=str(folder),
             attention=args.attention,
@@ -207,6 +207,7 @@ class Table:
         cap = scale_cap(cell.cap_gib, cell.shape, scale.layers) if self._card else None
         return make_spec(
             cell.kind, SHAPES[cell.shape].targets, dora=self._args.dora,
+            experts=self._args.experts,
             sequence_tokens=scale.limit, packing=mode == "packed",
             batch_sequences=max(1, round(scale.step_tokens / mean)), max_steps=scale.steps,
             memory_gib=cap,
@@ -367,6 +368,7 @@ def main() -> None:
     parser.add_argument("--attention", default="", help="of PEFT's model, as flex_attention")
     parser.add_argument("--goal", type=float, default=GOAL, help="ratio to the better peer")
     parser.add_argument("--dora", action="store_true", help="in all engines")
+    parser.add_argument("--experts", action="store_true", help="adapters on experts, too")
     parser.add_argument("--cpu", action="store_true", help="tiny models, to try it")
     parser.add_argument("--trace", action="store_true", help="print where a peer failed")
     parser.add_argument("--out", type=Path, help="file for a JSON line per cell")

@@ -35,6 +35,8 @@ class Shape:
     """Whether scores are soft-capped, which FlashAttention of torch does not support."""
     sees_past_rows: bool = False
     """Whether its own class lets packed rows see each other, so that peers pad instead."""
+    experts: tuple[str, ...] = ()
+    """Packed matrices of experts, which can get adapters, too."""
     period: int = 1
     """Layers after which their kinds repeat; a depth is a multiple of it."""
     tiny: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +89,7 @@ SHAPES: dict[str, Shape] = {
                       num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
                       tie_word_embeddings=False),
         targets=SEVEN[:4],
+        experts=("gate_up_proj", "down_proj"),
         tiny={"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     ),
     "qwen3.5-9b": Shape(

@@ -52,8 +52,11 @@ class Card:
 
 
 def make_spec(kind: str, targets: tuple[str, ...], **changes: Any) -> RunSpec:
-    """Return a run that saves nothing before its end; `rank` and `dora` are the adapter's."""
-    adapter = {key: changes.pop(key) for key in ("rank", "dora") if key in changes}
+    """Return a run that saves nothing before its end; `rank`, `dora` and `experts` are of the
+    adapter.
+    """
+    named = ("rank", "dora", "experts")
+    adapter = {key: changes.pop(key) for key in named if key in changes}
     return RunSpec(
         model="bench",
         data=DataSpec(train="rows.jsonl"),

@@ -54,6 +54,8 @@ class PeerJob:
     layers: int | None = None
     size: Size = "full"
     dora: bool = False
+    experts: bool = False
+    """Whether experts get adapters, too."""
     rank: int = 16
     recompute: tuple[str, ...] = ("all", "none")
     at_once: tuple[int, ...] = (1, 2, 4, 8)
@@ -149,7 +151,14 @@ def describe_adapter(job: PeerJob) -> Any:
     return LoraConfig(
         r=job.rank, lora_alpha=2 * job.rank, lora_dropout=0.0, use_dora=job.dora,
         target_modules=list(SHAPES[job.shape].targets), task_type="CAUSAL_LM",
+        target_parameters=list_experts(job),
     )  # fmt: skip
+
+
+def list_experts(job: PeerJob) -> list[str] | None:
+    """Return the packed matrices of experts that get adapters; None: there are none."""
+    found = SHAPES[job.shape].experts if job.experts else ()
+    return [f"experts.{name}" for name in found] or None
 
 
 def load_peft(job: PeerJob, attention: str) -> Any:
@@ -179,7 +188,7 @@ def load_unsloth(job: PeerJob, recompute: str) -> Any:
     )  # fmt: skip
     model = FastLanguageModel.get_peft_model(
         model, r=job.rank, lora_alpha=2 * job.rank, lora_dropout=0, use_dora=job.dora,
-        target_modules=list(SHAPES[job.shape].targets),
+        target_modules=list(SHAPES[job.shape].targets), target_parameters=list_experts(job),
         use_gradient_checkpointing="unsloth" if recompute == "all" else False,
     )  # fmt: skip
     mark_allow_overlength(model)
