@@ -7,7 +7,8 @@ cards loop over the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -168,8 +169,9 @@ def choose_group(config: Mapping[str, Any], method: str) -> int:
     width = config.get("head_dim") or hidden // heads
     # Configs without the field are of models whose heads have keys of their own.
     keys = config.get("num_key_value_heads") or heads
-    inputs = (hidden, heads * width, config["intermediate_size"])
+    inputs = (hidden, heads * width, config["intermediate_size"], *_find_more_inputs(config))
     outputs = (hidden, heads * width, keys * width, config["intermediate_size"])
+    inputs = tuple(size for size in inputs if size)
     groups = [group for group in GROUPS if all(size % group == 0 for size in inputs)]
     if not groups:
         raise ValueError(
@@ -182,3 +184,21 @@ def choose_group(config: Mapping[str, Any], method: str) -> int:
             f"a layer of this model has {odd[0]} outputs; awq needs multiples of {_AWQ_ROWS}"
         )
     return groups[0]
+
+
+def _find_more_inputs(config: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the inputs of other layers: linear attention, Mamba, latent attention, experts."""
+
+    def product(*names: str) -> int:
+        sizes = [config.get(name) for name in names]
+        return math.prod(size if isinstance(size, int) else 0 for size in sizes)
+
+    yield product("linear_num_value_heads", "linear_value_head_dim")
+    yield product("mamba_expand", "hidden_size")
+    yield product("mamba_num_heads", "mamba_head_dim")
+    if config.get("kv_lora_rank"):
+        yield product("num_attention_heads", "v_head_dim")
+    for name in ("q_lora_rank", "kv_lora_rank", "mamba_d_ssm", "shared_intermediate_size"):
+        yield product(name)
+    for name in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+        yield product(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, MakeJob
+from agents.contract.export_support import find_refusal, suggest
 from agents.contract.formats import EXPORTS
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
@@ -69,7 +70,10 @@ def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
         raise ExpectedError(f"{model} is no model of Transformers.", "Export the run again")
-    if EXPORTS[job.method].calibrated:  # refuse before the original is measured, which takes long
+    # Refuse before the original is measured, which takes long.
+    if reason := find_refusal(read_json(model / "config.json") or {}, job.method, job.engine):
+        raise ExpectedError(f"{reason}.", suggest(job.method, job.engine))
+    if EXPORTS[job.method].calibrated:
         calibrated.choose_group(model, job.method)
     try:
         with using(model):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from agents.contract.export_support import find_refusal
 from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
 from app.artifact import ArtifactSnapshot
@@ -51,7 +52,7 @@ async def plan_export(
     steps = {one.info.step for one in copies if checkpoint in (None, one.info.step)}
     step = max(steps, default=None)
     holders = {one.node for one in copies if one.info.step == step}
-    refusal = await asyncio.to_thread(_find_refusal, services, run.spec.model, to)
+    refusal = await asyncio.to_thread(_find_refusal, services, run.spec.model, to, engine)
     shape, value_bytes = await asyncio.to_thread(_find_shape, services, run.spec.model)
     data, _ = await asyncio.to_thread(find_data_size, services.planning, run.spec)
     texts = size_texts(data.num_rows, data.mean_tokens, data.longest_tokens)
@@ -124,10 +125,14 @@ def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
     return max((int(one.get(name) or 0) for one in phases), default=0)
 
 
-def _find_refusal(services: Services, model: str, to: str) -> str:
+def _find_refusal(services: Services, model: str, to: str, engine: str) -> str:
     """Return why a format is not made of a model, as far as its sizes are known; empty: it is."""
-    found = services.configs.find_here(model) if EXPORTS[to].calibrated else None
+    found = services.configs.find_here(model) if to != "merged" else None
     if found is None or "model_type" not in found.config:
+        return ""
+    if reason := find_refusal(found.config, to, engine):
+        return f"cannot make it: {reason}"
+    if not EXPORTS[to].calibrated:
         return ""
     try:
         choose_group(found.config, to)

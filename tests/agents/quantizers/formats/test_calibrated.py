@@ -218,6 +218,17 @@ def test_sizes_that_cannot_be_divided_are_named(learned, tmp_path):
         choose_group(odd, "gptq")
 
 
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [({"linear_num_value_heads": 3, "linear_value_head_dim": 20}, 60), ({"mamba_d_ssm": 100}, 100)],
+)
+def test_layers_that_carry_a_state_are_divided_too(more, size, tmp_path):
+    config = json.loads((DEMO / "model" / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
+    with pytest.raises(ExpectedError, match=rf"have {size}, .*inputs; gptq needs multiples"):
+        choose_group(tmp_path, "gptq")
+
+
 def test_a_model_that_is_built_otherwise_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 256}))
     with pytest.raises(ExpectedError, match=r"awq does not support this kind of model \(gpt2\)"):

@@ -9,7 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from agents.contract.spec import AdapterSpec, RunSpec
+from agents.trainer.model.model import TrainedModel, build_trained_model
+from tests.agents.trainer.ranks import make_spec
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -127,3 +132,21 @@ def make_family(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedMode
             else:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     return model
+
+
+def adapt_all(dropout: float) -> RunSpec:
+    """Return a run that adapts all linear layers."""
+    return make_spec(adapter=AdapterSpec(rank=2, alpha=4, targets="all-linear", dropout=dropout))
+
+
+def adapt(model: nn.Module, dropout: float) -> TrainedModel:
+    """Give every linear layer an adapter that changes its output; none to those of experts."""
+    spec = adapt_all(dropout)
+    adapted = build_trained_model(
+        spec, model, None, plain_template=False, device=torch.device("cpu")
+    )
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in adapted.module.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05, generator=generator)
+    return adapted

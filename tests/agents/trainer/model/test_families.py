@@ -9,16 +9,14 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import nn
 
 from agents.contract.layer_plan import LayerPlan
-from agents.contract.spec import AdapterSpec
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.head import Head
 from agents.trainer.model.micro_batch import build_micro_batch
-from agents.trainer.model.model import TrainedModel, build_trained_model
-from tests.agents.trainer.model.families import FAMILIES, make_family
-from tests.agents.trainer.ranks import make_spec
+from agents.trainer.model.model import TrainedModel
+from tests.agents.trainer.model.families import FAMILIES, adapt, make_family
 
 CPU = torch.device("cpu")
 
@@ -31,17 +29,6 @@ def make_row(number: int, length: int) -> Example:
 ROWS = [make_row(1, 13), make_row(2, 4), make_row(3, 9), make_row(4, 2)]
 # Follows the rows as padding does on GPUs: a segment of its own without targets.
 PADDING = Example((Segment(9, np.full(7, 50, dtype=np.int32), np.zeros(7, dtype=np.bool_)),))
-
-
-def adapt(model: nn.Module, dropout: float) -> TrainedModel:
-    """Give every linear layer an adapter that changes its output; none to those of experts."""
-    spec = make_spec(adapter=AdapterSpec(rank=2, alpha=4, targets="all-linear", dropout=dropout))
-    adapted = build_trained_model(spec, model, None, plain_template=False, device=CPU)
-    generator = torch.Generator().manual_seed(5)
-    for name, parameter in adapted.module.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.05, generator=generator)
-    return adapted
 
 
 def loss_of_class(model: nn.Module) -> torch.Tensor:

@@ -85,6 +85,20 @@ def test_a_model_that_a_format_is_not_made_of_is_told(
     assert not two_unlike["alpha"].merges
 
 
+def test_a_family_that_a_program_does_not_take_is_told_by_name(
+    services: Services, interrupted: str, two_unlike: FakeCluster, spec: RunSpec
+) -> None:
+    config = {**LLAMA_7B, "model_type": "ministral"}
+    Path(spec.model, "config.json").write_text(json.dumps(config))
+    reason = "cannot make it: gguf cannot be made of ministral models: llama.cpp's converter does "
+    found = plan(services, interrupted, "gguf", "Q8_0")
+    assert (found.best, {one.problems for one in found.places}) == (
+        None,
+        {(f"{reason}not know them",)},
+    )
+    assert plan(services, interrupted, "nf4").best is not None
+
+
 def test_a_plan_is_of_what_is_asked_for(
     services: Services, interrupted: str, two_unlike: FakeCluster, tmp_path: Path
 ) -> None:
