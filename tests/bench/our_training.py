@@ -158,7 +158,8 @@ def summarize(lines: list[dict[str, Any]], skipped: int = SKIPPED_STEPS) -> dict
     steps = [line for line in lines if line["kind"] == "step"]
     late = steps[skipped:] or steps[-1:]
     step_s = sum(line["step_s"] for line in late)
-    setting = [line for line in lines if line["kind"] == "setting"][-1]
+    settings = [line for line in lines if line["kind"] == "setting"]
+    setting = settings[-1]  # the search may have been corrected
     known = [line for line in late if line["memory_bytes"] is not None]
     return {
         "tokens_per_s": sum(line["tokens"] for line in late) / step_s,
@@ -172,7 +173,9 @@ def summarize(lines: list[dict[str, Any]], skipped: int = SKIPPED_STEPS) -> dict
         "to_first_step_s": steps[0]["time_s"] - lines[0]["time_s"],
         "tune_s": phases["warmup"] - phases.get("tuning", phases["warmup"]),
         "setting": {key: value for key, value in setting.items() if key not in _UNTOLD},
-        "believed_tokens_per_s": max((one["tokens_per_s"] for one in setting["tried"]), default=0),
+        "believed_tokens_per_s": max(
+            (one["tokens_per_s"] for line in settings for one in line.get("tried", ())), default=0
+        ),
         "events": [line["message"] for line in lines if line["kind"] == "warning"],
     }  # fmt: skip
 
