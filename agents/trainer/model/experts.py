@@ -146,6 +146,10 @@ def use_own_products(model: Any) -> bool:
     model.set_experts_implementation(NAME)
     for _, router in find_routers(model):
         _keep_exact(router)
+    # Logits of routers are collected for the auxiliary loss, which is no part of the objective.
+    for config in (model.config, model.config.get_text_config()):
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False
     return True
 
 

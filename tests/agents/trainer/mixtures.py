@@ -23,7 +23,7 @@ _LATENT = {
     "v_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4,
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {},
+    "qwen3_moe": {"norm_topk_prob": True},
     "mixtral": {},
     "gpt_oss": {},  # transposed, with biases, interleaved and clamped
     "glm4_moe": _GROUPS,  # a dense layer, groups, a shared expert, a router in float32
@@ -54,7 +54,12 @@ def make_mixture(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) 
 
 def save_mixture(folder: Path, kind: str, **changes: Any) -> Path:
     """Save a model that the demo's tokenizer suits, with experts that NF4 suits."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 64,
+        "head_dim": 16,
+    }
     make_mixture(kind, vocab_size=768, **sizes, **changes).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(DEMO / "model" / name, folder / name)

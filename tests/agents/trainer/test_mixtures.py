@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,10 +34,10 @@ pytestmark = pytest.mark.skipif(
 IDS_BT = torch.arange(6, 46)[None]
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "glm4_moe"])
-def run(request, tmp_path_factory) -> Run:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = save_mixture(folder / "model", request.param)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("mixture")
+    model = save_mixture(folder / "model", "qwen2_moe")  # with a shared expert
     adapter = AdapterSpec(kind="qlora", rank=4, alpha=8, dropout=0.0, experts=True)
     run = Run(folder / "home", model, long_spec(adapter=adapter))
     run.train_to_end()
@@ -52,7 +53,10 @@ def test_a_resume_is_exact_to_the_last_bit(run, tmp_path):
     assert file_hashes(half.checkpoint(NUM_STEPS)) == made
 
 
-def test_the_merged_model_is_base_and_adapter_together(run, tmp_path):
+@pytest.fixture(scope="module")
+def merged(run, tmp_path_factory) -> Path:
+    """Return the folder of the merged model."""
+    tmp_path = tmp_path_factory.mktemp("merged")
     job = {
         "run_id": "r1", "step": NUM_STEPS, "python": sys.executable,
         "model_path": str(run.model), "destination": str(tmp_path / "out"),
@@ -60,18 +64,34 @@ def test_the_merged_model_is_base_and_adapter_together(run, tmp_path):
     }  # fmt: skip
     (tmp_path / "job.json").write_text(json.dumps(job))
     merge(read_job(tmp_path / "job.json"), JobProgress(io.StringIO()))
+    return tmp_path / "out"
+
+
+def test_the_merged_model_is_base_and_adapter_together(run, merged):
     base = AutoModelForCausalLM.from_pretrained(run.model)
     plain = logits(base)
-    merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
-    both = logits(PeftModel.from_pretrained(base, tmp_path / "out" / "adapter"))
-    assert torch.allclose(merged, both, rtol=1e-3, atol=1e-3 * plain.abs().max().item())
-    assert (merged - plain).abs().max() > 0.01
+    found = logits(AutoModelForCausalLM.from_pretrained(merged))
+    both = logits(PeftModel.from_pretrained(base, merged / "adapter"))
+    assert torch.allclose(found, both, rtol=1e-3, atol=1e-3 * plain.abs().max().item())
+    assert (found - plain).abs().max() > 0.01
     # The files have the names that other programs know: one matrix for each expert.
-    names = [
-        set(load_file(folder / "model.safetensors")) for folder in (run.model, tmp_path / "out")
-    ]
+    names = [set(load_file(one / "model.safetensors")) for one in (run.model, merged)]
     assert names[0] == names[1]
     assert any(name.endswith(".experts.3.gate_proj.weight") for name in names[0])
+
+
+def test_llama_cpp_predicts_what_the_merged_model_does(merged, tmp_path):
+    pytest.importorskip("xllamacpp")
+    from agents.quantizers.formats.gguf import convert
+    from agents.quantizers.inference.llama_cpp import LlamaCpp
+
+    convert(merged, tmp_path / "model.gguf", "F16")
+    row = IDS_BT[0].tolist()
+    found = LlamaCpp(tmp_path / "model.gguf", num_words=768, context_tokens=64).predict(row)
+    model = AutoModelForCausalLM.from_pretrained(merged)
+    expected = torch.log_softmax(logits(model)[0, :-1], dim=-1)
+    divergence = (expected.exp() * (expected - found)).sum(dim=-1)
+    assert divergence.mean() < 0.01
 
 
 def logits(model) -> torch.Tensor:

@@ -228,6 +228,13 @@ def test_a_router_keeps_its_own_types_under_autocast(tmp_path):
     assert found[0].dtype == torch.float32
 
 
+def test_no_logits_of_routers_are_collected():
+    model = make_mixture("mixtral", output_router_logits=True)
+    assert model(input_ids=IDS).router_logits
+    experts.use_own_products(model)
+    assert model(input_ids=IDS).router_logits is None
+
+
 def test_a_model_without_experts_says_so(tiny_model):
     with pytest.raises(ExpectedError, match=r"adapter\.experts is true, but this model has no"):
         train(make_run(tiny_model, experts=True), Path(tiny_model))
