@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,17 @@ from agents.state import read_json, write_json
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.examples import Part, choose_examples
 from agents.trainer.execution.activation_offload import Offloader
-from agents.trainer.execution.cuda_graphs import CudaGraph, GraphReplayer
+from agents.trainer.execution.cuda_graphs import CudaRecorder, GraphReplayer
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.execution.setting import ExecutionSetting, apply_setting, fill_spare_memory
+from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.execution.tuner import Tuner
+from agents.trainer.execution.workload import Workload
 from agents.trainer.kernels import compiling
 from agents.trainer.model.micro_batch import CPU_TOKENS
-from agents.trainer.model.model import TrainedModel
-from agents.trainer.objectives.registry import needs_reference_table
 from agents.trainer.optim.optimizer_reserve import Reserve
+from agents.trainer.parallel.batch import sample_steps
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.host_memory import read_available_bytes
 from agents.trainer.training_state import TrainingState
@@ -42,9 +44,24 @@ Warn = Callable[[str, str], None]
 # More than any model has; the layers take as many as there are.
 _ALL_LAYERS = 1 << 20
 # Raised when the search changes so that it would not find the settings kept by earlier versions.
-_SEARCH_VERSION = 2
+_SEARCH_VERSION = 3
 # Largest part of the PC's available memory that offloaded activations of all its ranks may take.
 _HOST_SHARE = 0.35
+# Shapes of micro-batches that are recorded before the first step.
+_MAX_SHAPES = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Chosen setting of a rank, and what is needed to correct it."""
+
+    setting: ExecutionSetting
+    tried: list[ExecutionSetting]
+    """Settings that were timed to find it, with their speeds; empty if it was known."""
+    keep: Callable[[ExecutionSetting], None] = lambda setting: None
+    """Remembers a better setting for the next start of the same shape."""
+    change: Callable[[ExecutionSetting], ExecutionSetting] = lambda setting: setting
+    """Lets the executor work with another setting; returns it as it is used."""
 
 
 def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> LayerStack:
@@ -63,19 +80,16 @@ def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> Layer
 
 
 def make_replayer(
-    spec: RunSpec, model: TrainedModel, layers: LayerStack, reserve: Reserve, *, world_size: int
+    state: TrainingState, layers: LayerStack, device: torch.device
 ) -> GraphReplayer | None:
-    """Return what replays micro-batches; None where it cannot be, or gains nothing.
+    """Return what replays micro-batches; None where passes cannot be recorded.
 
-    A graph repeats the same kernels on the same memory. So it can hold no gradients that are sent
-    while they are made, no loss scale that changes, and no look-up in a table in host memory.
+    Kernels are recorded with their launch parameters. So layers must be compiled, or they would
+    wait for the device, and all segments have to go through the model at once.
     """
-    sends = world_size > 1 or spec.compression != "none"
-    changes = model.dtype == torch.float16 or needs_reference_table(spec)
-    if not layers.compiled or sends or changes:
+    if device.type != "cuda" or not layers.compiled or not state.is_flat:
         return None
-    record = partial(CudaGraph, spare_bytes=lambda: reserve.missing_bytes)
-    return GraphReplayer(model.clock, record)
+    return GraphReplayer(state.model.clock, CudaRecorder(device))
 
 
 def choose_setting(
@@ -84,8 +98,8 @@ def choose_setting(
     executor: Executor,
     reserve: Reserve,
     resumed: ResumePoint | None,
-) -> tuple[ExecutionSetting, list[ExecutionSetting]]:
-    """Choose the setting and apply it; return it and the settings that were timed to find it.
+) -> Choice:
+    """Choose the setting and apply it.
 
     Args:
         context: of this rank.
@@ -99,39 +113,43 @@ def choose_setting(
         ExpectedError: a single example does not fit.
     """
     device, spec = context.device, context.attempt.intent.spec
-    executor.replayer = make_replayer(
-        spec, state.model, executor.layers, reserve, world_size=context.group.world_size
-    )
-    tried: list[ExecutionSetting] = []
+    if (replayer := make_replayer(state, executor.layers, device)) is not None:
+        executor.replayer = replayer
+        executor.grid = ShapeGrid(state.train, spec.sequence_tokens)
+    apply = partial(_apply_checked, context, state, executor, reserve=reserve)
     with reserve.held():
         if resumed is not None:
-            setting = _keep_setting(spec, resumed, context.attempt.rank)
+            choice = Choice(setting=_keep_setting(spec, resumed, context.attempt.rank), tried=[])
         elif device.type != "cuda":
-            setting = _choose_for_cpu(spec, state)
+            choice = Choice(setting=_choose_for_cpu(spec, state), tried=[])
         else:
-            setting, tried = _search_or_recall(context, state, executor, reserve)
-        _apply_checked(context, state, executor, setting, reserve)
+            choice = _search_or_recall(context, state, executor, reserve)
+        choice = replace(choice, setting=apply(choice.setting), change=apply)
     if device.type == "cuda":
         # The peak so far is that of settings that were only tried, and of the reserve.
         torch.cuda.reset_peak_memory_stats(device)
-    return setting, tried
+    return choice
 
 
 def _search_or_recall(
     context: RankContext, state: TrainingState, executor: Executor, reserve: Reserve
-) -> tuple[ExecutionSetting, list[ExecutionSetting]]:
+) -> Choice:
     """Return the setting that an earlier start found, else search for one and remember it."""
-    name = name_setting(context, state, executor.layers)
-    path = find_setting(context, name)
+    path = find_setting(context, name_setting(context, state, executor.layers))
+    keep = partial(_remember, path)
     known = _recall(path)
     if known is not None:
-        return known, []
+        return Choice(setting=known, tried=[], keep=keep)
     tuner = _make_tuner(context, state, executor, reserve)
     found = tuner.choose()
-    executor.layers.reset_compiler()
+    keep(found)
+    _log(f"{len(tuner.tried)} settings tried")
+    return Choice(setting=found, tried=[*tuner.tried, *tuner.finalists], keep=keep)
+
+
+def _remember(path: Path, setting: ExecutionSetting) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(found))
-    return found, [*tuner.tried, *tuner.finalists]
+    write_json(path, asdict(setting))
 
 
 def find_setting(context: RankContext, name: str) -> Path:
@@ -144,16 +162,49 @@ def _apply_checked(
     state: TrainingState,
     executor: Executor,
     setting: ExecutionSetting,
+    *,
     reserve: Reserve,
-) -> None:
-    """Let the executor work with a setting, and keep as many weights unpacked as memory allows."""
-    apply_setting(executor, setting)
+) -> ExecutionSetting:
+    """Let the executor work with a setting, and keep as many weights unpacked as memory allows.
+
+    Returns:
+        The setting as it is used: without replays where passes cannot be recorded.
+    """
+    # What the compiler makes depends on the first sizes that it sees. So they are always those of
+    # the longest example, in a search and in a resume, which makes none.
+    apply_setting(executor, replace(setting, is_repeating=False))
     if context.device.type != "cuda":
-        return
+        return setting
     _prove_longest(executor, state)
+    replayer = executor.replayer if executor.layers.compiled else None
+    executor.replayer = replayer
+    apply_setting(executor, setting)
     largest = choose_examples(state.train, executor.micro_tokens)
-    if not fill_spare_memory(executor, context.device, largest, reserve):
-        executor.replayer = None  # it would take memory for each further try
+    if setting.is_repeating:
+        for _ in range(2):  # one launches the kernels, one records them
+            executor.try_gradients(largest)
+        if replayer is None or not replayer.num_graphs:
+            setting = replace(setting, is_repeating=False)
+            apply_setting(executor, setting)
+    fill_spare_memory(executor, context.device, largest, reserve)
+    if replayer is not None and replayer.failure is not None:
+        context.journal.write(
+            "warning",
+            message=f"Passes of this model cannot be recorded ({replayer.failure}), so the host "
+            "launches each kernel on its own, which is slower on fast cards and with small models.",
+            hint="",
+        )
+    if executor.is_repeating and executor.grid is not None:
+        workload = make_workload(context, state)
+        for part in workload.choose_usual(executor.grid, setting.micro_tokens, _MAX_SHAPES):
+            for _ in range(2):
+                executor.try_gradients(part)
+    _log("the setting is ready")
+    return setting
+
+
+def _log(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def _keep_setting(spec: RunSpec, resumed: ResumePoint, rank: int) -> ExecutionSetting:
@@ -161,6 +212,7 @@ def _keep_setting(spec: RunSpec, resumed: ResumePoint, rank: int) -> ExecutionSe
         micro_tokens=resumed.micro_tokens[rank],
         num_recomputed=_apply_recompute(spec, resumed.num_recomputed[rank]),
         num_moved=resumed.num_moved[rank] if resumed.num_moved else 0,
+        is_repeating=bool(resumed.is_repeating[rank]) if resumed.is_repeating else False,
     )
 
 
@@ -183,17 +235,32 @@ def _make_tuner(
         executor, ExecutionSetting(micro_tokens=longest_tokens, num_recomputed=num_recomputed)
     )
     _prove_longest(executor, state)
-    batch_tokens = spec.batch_sequences * float(train.num_tokens.mean())
-    max_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
+    _log("layers compiled")
+    workload = make_workload(context, state)
+    # Shares follow the speeds, so a rank may get more than an equal part.
+    max_tokens = workload.mean_tokens * (1 if world_size == 1 else SHARE_SLACK)
     return Tuner(
         executor,
         context.device,
-        lambda tokens: choose_examples(train, tokens),
+        workload,
         max_tokens=max(longest_tokens, int(max_tokens)),
-        step_tokens=batch_tokens if world_size == 1 else None,
         recompute=spec.recompute,
         reserve=reserve,
+        report=partial(context.progress.report, "tuning"),
     )
+
+
+def make_workload(context: RankContext, state: TrainingState) -> Workload:
+    """Return the part of the run that falls to this rank, as long as shares are equal."""
+    world_size = context.group.world_size
+    steps = sample_steps(
+        context.attempt.intent.spec,
+        state.train,
+        first_step=state.resumed.step + 1 if state.resumed else 1,
+        rank=context.attempt.rank,
+        world_size=world_size,
+    )
+    return Workload(state.train, steps, sends=world_size > 1)
 
 
 def _prove_longest(executor: Executor, state: TrainingState) -> None:
@@ -238,6 +305,8 @@ def describe_setting(
     return {
         "compiled": layers.compiled,
         "micro_tokens": setting.micro_tokens,
+        "is_repeating": setting.is_repeating,
+        "tokens_per_s": setting.tokens_per_s or None,
         "num_layers": layers.num_layers,
         "num_recomputed": layers.plan.num_recomputed,
         "num_moved": layers.plan.num_moved,

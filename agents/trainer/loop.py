@@ -14,16 +14,19 @@ are the only thing that a GPU's host waits for, once per step.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from agents.errors import ExpectedError
+from agents.trainer.autotune import Choice, describe_setting
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
 from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.speed_watch import Correction, SpeedWatch
 from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
@@ -41,7 +44,8 @@ from agents.trainer.training_state import TrainingState
 
 _SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
 # The last two are those of the step before: a GPU knows its times only when a step is over.
-_PER_RANK = ("micro_tokens", "num_recomputed", "num_moved", "compute_s", "compute_tokens")
+_SETTING = ("micro_tokens", "num_recomputed", "num_moved", "is_repeating")
+_PER_RANK = (*_SETTING, "compute_s", "compute_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +76,7 @@ class StepResult:
     micro_tokens: tuple[int, ...]
     num_recomputed: tuple[int, ...]
     num_moved: tuple[int, ...]
+    is_repeating: tuple[bool, ...]
 
 
 class Loop:
@@ -86,6 +91,7 @@ class Loop:
         strategy: Strategy,
         saver: Saver,
         verifier: ResumeVerifier | None,
+        choice: Choice,
     ) -> None:
         attempt, resumed = context.attempt, state.resumed
         self._context = context
@@ -96,6 +102,8 @@ class Loop:
         self._strategy = strategy
         self._saver = saver
         self._verifier = verifier
+        self._choice = choice
+        self._watch = SpeedWatch(choice.setting, choice.tried)
         self._recorder = TraceRecorder(
             attempt.folder, attempt.rank, context.device, context.journal
         )
@@ -108,6 +116,8 @@ class Loop:
             rank=context.group.rank,
             world_size=context.group.world_size,
         )
+        # Whether the optimizer has stepped in this attempt.
+        self._has_stepped = False
         self._tokens_seen = resumed.tokens_seen if resumed else 0
         # Of this rank in the newest step.
         self._times: StepTimes | None = None
@@ -173,7 +183,8 @@ class Loop:
         # it waits once the optimizer is queued, too.
         stats = self._layout.read(stats_S, norm) if self._scales else None
         if stats is None or self._adapt_scale(stats.local[0]):
-            strategy.step_optimizer(norm, learning_rate)
+            with self._sharing_memory():
+                strategy.step_optimizer(norm, learning_rate)
         watch.mark()
         stats = stats or self._layout.read(stats_S, norm)
         result = self._read_result(batch, stats)
@@ -183,9 +194,18 @@ class Loop:
         self._tokens_seen += batch.num_tokens
         context.heartbeat.beat(step)
         self._record(batch, result, learning_rate, self._times)
+        self._correct_setting(step, self._watch.learn(self._num_tokens, self._times.compute_s))
         context.control.acknowledge(context.journal, step)
         strategy.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
         return result
+
+    def _sharing_memory(self) -> AbstractContextManager[None]:
+        """Let the optimizer compute in the memory of the passes, once its state is allocated."""
+        if self._has_stepped:
+            return self._executor.sharing()
+        self._has_stepped = True
+        self._executor.drop_graphs()
+        return nullcontext()
 
     def _adapt_scale(self, norm: float) -> bool:
         """Follow the loss scale of fp16; return whether the gradients can be used."""
@@ -205,6 +225,24 @@ class Loop:
             )
         return not skipped
 
+    def _correct_setting(self, step: int, correction: Correction | None) -> None:
+        """Use another setting if the chosen one is slower than the search believed."""
+        if correction is None:
+            return
+        setting, layers = correction.setting, self._executor.layers
+        self._context.enter_phase("tuning", step)
+        used = self._choice.change(setting)
+        self._context.enter_phase("training", step)
+        if correction.is_final:
+            self._choice.keep(setting)
+        self._context.journal.write(
+            "setting",
+            step=step,
+            believed_tokens_per_s=correction.believed_tokens_per_s,
+            measured_tokens_per_s=correction.measured_tokens_per_s,
+            **describe_setting(used, [], layers),
+        )
+
     def _collect_stats(self, batch: Batch) -> dict[str, float | Tensor]:
         """Return this rank's part of the statistics of a step."""
         executor = self._executor
@@ -217,6 +255,7 @@ class Loop:
             "micro_tokens": executor.micro_tokens,
             "num_recomputed": executor.layers.plan.num_recomputed,
             "num_moved": executor.layers.plan.num_moved,
+            "is_repeating": executor.is_repeating,
             "compute_s": self._times.compute_s if self._times else 0.0,
             "compute_tokens": self._num_tokens,
         }
@@ -246,6 +285,7 @@ class Loop:
             micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
             num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
             num_moved=tuple(int(value) for value in stats.per_rank["num_moved"]),
+            is_repeating=tuple(value > 0 for value in stats.per_rank["is_repeating"]),
         )
 
     def _record(
@@ -306,6 +346,7 @@ class Loop:
         self._context.heartbeat.beat(step, "training")
 
     def _save(self, step: int, result: StepResult, *, required: bool) -> None:
+        self._watch.stop()  # a resume repeats the steps from here with the same setting
         self._context.enter_phase("saving", step)
         point = ResumePoint(
             step=step,
@@ -316,6 +357,7 @@ class Loop:
             micro_tokens=result.micro_tokens,
             num_recomputed=result.num_recomputed,
             num_moved=result.num_moved,
+            is_repeating=result.is_repeating,
             tokens_seen=self._tokens_seen,
             plain_template=self._state.model.plain_template,
             loss_scale=self._scale,

@@ -184,6 +184,7 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         reference=reference,
         parameters=parameters,
         hashes=hashes,
+        is_flat=forward.flat,
         versions=_read_versions(),
         resumed=resumed,
         checkpoint=checkpoint,

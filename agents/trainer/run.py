@@ -18,10 +18,12 @@ from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.trainer.autotune import (
+    Choice,
     choose_setting,
     describe_setting,
     find_setting,
     make_layers,
+    make_workload,
     name_setting,
 )
 from agents.trainer.checkpoint.folder import CheckpointFolder
@@ -45,7 +47,12 @@ from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.prepare import prepare, refuse_unsupported
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.context import RankContext
-from agents.trainer.rank.device import choose_device, explain_out_of_memory, limit_memory
+from agents.trainer.rank.device import (
+    choose_device,
+    explain_out_of_memory,
+    limit_memory,
+    on_own_stream,
+)
 from agents.trainer.rank.failpoints import failpoints_from_environment
 from agents.trainer.rank.group import Group, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
@@ -56,9 +63,9 @@ from agents.trainer.resume_verifier import ResumeVerifier, choose_promise
 from agents.trainer.start_report import report_start
 from agents.trainer.training_state import TrainingState
 
-# Tokens of the passes that measure a rank's speed: enough to keep the device busy for a moment.
-_CPU_WARMUP_TOKENS = 256
-_GPU_WARMUP_TOKENS = 4096
+# Tokens of the passes that measure a rank's speed: enough to keep a CPU busy for a moment, and so
+# many micro-batches of a GPU.
+_CPU_WARMUP_TOKENS, _GPU_WARMUP_BATCHES = 256, 4
 
 
 def run_rank(
@@ -104,7 +111,7 @@ def run_rank(
     try:
         strategy = make_strategy(spec, context)
         state = prepare(context, strategy)
-        with explain_out_of_memory(device):
+        with explain_out_of_memory(device), on_own_stream(device):
             _train(context, state, strategy)
     finally:
         group.leave()
@@ -138,8 +145,8 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
     spec = context.attempt.intent.spec
     resumed = _resumed_on_same_devices(context.attempt, state)
     executor = _make_executor(context, state)
-    setting = _tune(context, state, executor, strategy, resumed)
-    reports = _exchange_readiness(context, state, executor, setting)
+    choice = _tune(context, state, executor, strategy, resumed)
+    reports = _exchange_readiness(context, state, executor, choice.setting)
     solo_tokens_per_s = tuple(report["tokens_per_s"] for report in reports)
     strategy.start(
         executor,
@@ -162,7 +169,7 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
     step, reason = schedule.first_step - 1, "stopped"
     with contextlib.closing(_make_saver(context, state, strategy)) as saver:
         verifier = _make_verifier(context, state)
-        loop = Loop(context, state, schedule, executor, strategy, saver, verifier)
+        loop = Loop(context, state, schedule, executor, strategy, saver, verifier, choice)
         # A stop may come while ranks load. Only what all of them have exchanged may decide, or some
         # would wait in a collective for ranks that have left.
         if not any(report["stop"] for report in reports):
@@ -195,9 +202,9 @@ def _tune(
     executor: Executor,
     strategy: Strategy,
     resumed: ResumePoint | None,
-) -> ExecutionSetting:
+) -> Choice:
     if context.device.type != "cuda":
-        setting, tried = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
+        choice = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
     else:
         times, started_s = context.progress.times, time.monotonic()
         name = name_setting(context, state, executor.layers)
@@ -205,10 +212,11 @@ def _tune(
         phase = "compiling" if is_kept else "tuning"
         names = (f"{phase} {name}", phase)  # else of another shape
         context.enter_phase(phase, 0, times.recall(*names))
-        setting, tried = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
+        choice = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
         times.remember(time.monotonic() - started_s, *names)
-    context.journal.write("setting", **describe_setting(setting, tried, executor.layers))
-    return setting
+    tried = choice.tried
+    context.journal.write("setting", **describe_setting(choice.setting, tried, executor.layers))
+    return choice
 
 
 def _exchange_readiness(
@@ -217,12 +225,14 @@ def _exchange_readiness(
     """Measure this rank's speed; return what every rank reports before the first step."""
     times, started_s = context.progress.times, time.monotonic()
     context.enter_phase("warmup", 0, times.recall("warmup"))
-    num_tokens = max(setting.micro_tokens, _GPU_WARMUP_TOKENS)
     if context.device.type == "cpu":
-        num_tokens = _CPU_WARMUP_TOKENS
-    part = choose_examples(state.train, num_tokens)
+        parts = [choose_examples(state.train, _CPU_WARMUP_TOKENS)]
+    else:
+        workload = make_workload(context, state)
+        limit = _GPU_WARMUP_BATCHES * setting.micro_tokens
+        parts = [workload.choose_step(number, limit) for number in range(2)]
     report = {
-        "tokens_per_s": measure_speed(executor, part, context.device),
+        "tokens_per_s": measure_speed(executor, parts, context.device),
         "stop": context.control.stop_requested,
         "scales_loss": state.model.dtype == torch.float16,
     }

@@ -28,6 +28,8 @@ class TrainingState:
     """Trained parameters of this rank, as the strategy placed them."""
     hashes: dict[str, str]
     """`spec_sha256`, `data_sha256` and `model_sha256`."""
+    is_flat: bool
+    """Whether several segments go through the model in one pass."""
     versions: dict[str, str]
     """Version of Python and of each library that the numbers depend on, by name."""
     resumed: ResumePoint | None

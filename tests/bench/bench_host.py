@@ -53,7 +53,7 @@ def time_host(parts: TrainingParts) -> None:
     """Report milliseconds per micro-batch of our engine, without replays."""
     executor, strategy = parts.executor, parts.strategy
     executor.drop_graphs()
-    executor.replayer = None
+    executor.replayer, executor.is_repeating = None, False
     counts = count_calls(parts.state.model.module.get_input_embeddings())
     next(counts)
     seconds, micro_batches = 0.0, 0

@@ -290,7 +290,10 @@ class Watched:
         self._meter = meter
         self.seen: dict[str, int] = {}
 
-    def compute(self, batch: Any, places: Any, gradient_scale: float) -> Any:
+    def look_up(self, batch: Any, places: Any) -> None:
+        """Return None, as `objectives.Supervised` does."""
+
+    def compute(self, batch: Any, known: Any, gradient_scale: Any) -> Any:
         """Return what `objectives.Supervised` does."""
         import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 

@@ -67,14 +67,14 @@ RUNS = {
     "pairs-1.5b": GivenRun(shape="qwen2.5-1.5b", kind="lora", cap_gib=14, mode="pairs"),
     "chat-3b-qlora": GivenRun(shape="llama-3.2-3b", kind="qlora", cap_gib=8, limit=4096),
 }
-Setting = tuple[int, int, int]
-"""Tokens of a micro-batch, layers that recompute, layers that offload."""
+Setting = tuple[int, int, int, bool]
+"""Tokens of a micro-batch, layers that recompute, layers that offload, and whether passes are
+replayed."""
 
 
 def time_settings(parts: TrainingParts) -> None:
     """Report the speed of the setting in use, and of all others."""
     executor, layers = parts.executor, parts.executor.layers
-    replayer = executor.replayer
     chosen = read_setting(executor)
     longest = int(parts.state.train.num_tokens.max())
     step_tokens = int(parts.strategy.choose_batch(1).num_tokens)
@@ -82,35 +82,38 @@ def time_settings(parts: TrainingParts) -> None:
     sizes = [longest * 2**power for power in range(8) if longest * 2**power < 2 * step_tokens]
     for size in sizes:
         enough = layers.num_layers  # recomputing more than this only takes longer
-        for setting in list_settings(size, layers.num_layers, layers.offloader is not None):
+        can_move, can_repeat = layers.offloader is not None, executor.replayer is not None
+        for setting in list_settings(size, layers.num_layers, can_move, can_repeat):
             fits_alone = enough < layers.num_layers and not layers.can_dequantize
             if setting[1] > enough or (setting[2] and fits_alone):
                 continue
-            executor.replayer = replayer
             speed = try_setting(parts, setting)
             parts.report(what="tried", setting=setting, tokens_per_s=speed)
             if speed and not setting[2]:
                 enough = setting[1]
-    executor.replayer = replayer
     parts.report(what="chosen", setting=chosen, tokens_per_s=try_setting(parts, chosen))
 
 
 def read_setting(executor: Any) -> Setting:
     """Return the setting in use."""
     plan = executor.layers.plan
-    return executor.micro_tokens, plan.num_recomputed, plan.num_moved
+    return executor.micro_tokens, plan.num_recomputed, plan.num_moved, executor.is_repeating
 
 
-def list_settings(size: int, layers: int, can_move: bool) -> list[Setting]:
+def list_settings(size: int, layers: int, can_move: bool, can_repeat: bool) -> list[Setting]:
     """Return the settings of a size, those that need the most memory first.
 
-    >>> list_settings(512, 8, True)[:3], len(list_settings(512, 8, False))
-    ([(512, 0, 0), (512, 0, 2), (512, 0, 4)], 4)
+    >>> list_settings(512, 8, True, False)[:2], len(list_settings(512, 8, False, True))
+    ([(512, 0, 0, False), (512, 0, 2, False)], 8)
     """
-    found = []
+    found: list[Setting] = []
     for recomputed in sorted({round(share * layers) for share in SHARES}):
         moves = sorted({min(layers - recomputed, round(share * layers)) for share in SHARES})
-        found += [(size, recomputed, moved) for moved in (moves if can_move else [0])]
+        for moved in moves if can_move else [0]:
+            found += [
+                (size, recomputed, moved, repeats)
+                for repeats in ((True, False) if can_repeat else (False,))
+            ]
     return found
 
 
@@ -126,10 +129,12 @@ def try_setting(parts: TrainingParts, setting: Setting) -> float:
     )
 
     executor, device = parts.executor, parts.context.device
-    size, recomputed, moved = setting
+    size, recomputed, moved, repeats = setting
     apply_setting(
         executor,
-        ExecutionSetting(micro_tokens=size, num_recomputed=recomputed, num_moved=moved),
+        ExecutionSetting(
+            micro_tokens=size, num_recomputed=recomputed, num_moved=moved, is_repeating=repeats
+        ),
     )
     gc.collect()
     if device.type == "cuda":
@@ -137,8 +142,7 @@ def try_setting(parts: TrainingParts, setting: Setting) -> float:
         largest = choose_examples(parts.state.train, size)
         if not executor.try_gradients(largest):
             return 0.0
-        if not fill_spare_memory(executor, device, largest, parts.strategy.make_reserve()):
-            executor.replayer = None  # as a run does
+        fill_spare_memory(executor, device, largest, parts.strategy.make_reserve())
     speed = time_steps(parts)
     return speed if read_setting(executor) == setting else 0.0
 

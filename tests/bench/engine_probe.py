@@ -91,17 +91,15 @@ def _add_probe(loop_class: Any, probe: Probe) -> Any:
 
 
 def _fix_setting(micro_tokens: int) -> Any:
-    def choose_setting(
-        context: Any, state: Any, executor: Any, reserve: Any, resumed: Any
-    ) -> tuple[Any, list[Any]]:
-        from agents.trainer.autotune import prove
+    def choose_setting(context: Any, state: Any, executor: Any, reserve: Any, resumed: Any) -> Any:
+        from agents.trainer.autotune import Choice, prove
         from agents.trainer.data.examples import choose_examples
         from agents.trainer.execution.setting import ExecutionSetting, apply_setting
 
         setting = ExecutionSetting(micro_tokens=micro_tokens)
         apply_setting(executor, setting)
         prove(executor, choose_examples(state.train, 0), evaluates=False)
-        return setting, []
+        return Choice(setting=setting, tried=[])
 
     return choose_setting
 

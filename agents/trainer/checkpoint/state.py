@@ -61,6 +61,8 @@ class ResumePoint:
     """Layers of each rank that recompute their activations to save memory."""
     num_moved: tuple[int, ...] = ()
     """Layers of each rank that offload their activations to host memory; empty in older files."""
+    is_repeating: tuple[bool, ...] = ()
+    """Whether each rank pads its micro-batches to shapes that repeat; empty in older files."""
     tokens_seen: int
     plain_template: bool
     """Whether the tokenizer had no chat template, so that the merged model gets the plain one."""

@@ -7,12 +7,16 @@ itself: attention never crosses its bounds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+# Examples that do not fit any more, after which a micro-batch counts as full.
+_MAX_MISFITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +91,23 @@ class Part:
 
 
 def choose_examples(examples: Examples, max_tokens: int) -> Part:
-    """Return the longest example, then the first ones that fit `max_tokens` in total."""
+    """Return the longest example, then the first ones that fit `max_tokens` in total.
+
+    Begins again at the first example where there are too few.
+    """
     lengths = examples.num_tokens
     places = [int(lengths.argmax())]
     num_tokens = int(lengths[places[0]])
-    for place in range(len(examples)):
-        num_tokens += int(lengths[place])
-        if num_tokens > max_tokens:
+    num_misfits = 0
+    for number in itertools.count():
+        place = number % len(examples)
+        if num_tokens + int(lengths[place]) <= max_tokens:
+            num_tokens += int(lengths[place])
+            places.append(place)
+        else:
+            num_misfits += 1
+        if num_misfits > _MAX_MISFITS:
             break
-        places.append(place)
     return Part(
         examples=[examples[place] for place in places],
         places=places,

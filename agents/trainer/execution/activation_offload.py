@@ -147,6 +147,8 @@ class Offloader:
         self._order: list[int] = []
         self._whole: set[int] = set()
         self._offloaded: dict[int, list[_OffloadedTensor]] = {}
+        # Whether anything was copied since `release`.
+        self._has_copied = False
         self._copied: dict[tuple[int, int, torch.Size, tuple[int, ...]], _OffloadedTensor] = {}
         self._leaving: list[Tensor] = []
         self._in_flight: deque[tuple[int, torch.cuda.Event | None, list[Tensor]]] = deque()
@@ -169,12 +171,17 @@ class Offloader:
     def release(self) -> None:
         """Drop everything that belongs to a micro-batch, also after an error."""
         # First the compute stream waits for the copies, then the copies for the compute stream:
-        # memory freed here may be reused at once by either.
-        self._copies.block_compute(self._copies.record())
+        # memory freed here may be reused at once by either. Without copies there is nothing to wait
+        # for, and while CUDA records, a stream that is not part of it must not be waited for: that
+        # would spoil the recording.
+        if self._has_copied:
+            self._copies.block_compute(self._copies.record())
         self._in_flight.clear()
         self._leaving, self._order, self._whole = [], [], set()
         self._offloaded, self._copied, self._arrived = {}, {}, {}
-        self._copies.wait_for_compute()
+        if self._has_copied:
+            self._copies.wait_for_compute()
+        self._has_copied = False
         self.arena.clear()
 
     @contextmanager
@@ -238,6 +245,7 @@ class Offloader:
         if host is None:
             return tensor
         whole = tensor.detach().as_strided((tensor.numel(),), (1,))
+        self._has_copied = True
         self._copies.wait_for_compute()
         with self._copies.copying():
             host.copy_(whole.view(torch.uint8), non_blocking=True)

@@ -1,23 +1,29 @@
-"""Replay the kernels of a micro-batch as a CUDA graph when its shape repeats.
+"""Replay the kernels of micro-batches as CUDA graphs, one graph for each shape that repeats.
 
 A forward and backward pass over 2,048 tokens of a 7B model launches about 3,600 kernels. A host
-that takes 50 us for each is busy for longer than the fastest cards compute. When consecutive
-micro-batches have one shape, as long texts cut to `sequence_tokens` do, the second is recorded as
-a CUDA graph, then it and the following ones are replayed. The kernels and their order stay the
-same, so results are bit-equal.
+that takes 50 us for each is busy for longer than fast cards compute, and a small model leaves any
+card waiting. When a shape occurs for the second time, its pass is recorded, and then replayed for
+all micro-batches of that shape. The kernels and their order stay the same, so results are
+bit-equal.
 
-A graph holds its memory until it is dropped: before a micro-batch of another shape, before an
-evaluation, and before other settings are tried. If that happens too often, recording stops.
+All recordings, and the passes between them that are launched one by one, share the memory of one
+pool. So they need as much as the largest of them, and a recording, which repeats a pass that has
+just been done, finds its memory there: while CUDA records, no memory can be had from the driver
+without risk to the recording. The pool is released when the graphs are dropped: before other
+settings are tried, and when memory runs out.
 
 Shape letters as in `micro_batch`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import traceback
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -26,163 +32,276 @@ from torch import Tensor
 from agents.contract.layer_plan import LayerPlan
 from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.micro_batch import MicroBatch
-from agents.trainer.rank.device import read_most_bytes
+from agents.trainer.rank.device import is_out_of_memory
 
 # Recordings allowed before any replay.
-_MAX_FREE_RECORDINGS = 2
+_MAX_FREE_RECORDINGS = 16
 # Replays that pay for each further recording, which takes as long as two or three micro-batches.
 _MIN_REPLAYS = 8
+# Graphs kept at once. Each takes some tens of megabytes of the driver for its kernels' arguments.
+_MAX_GRAPHS = 12
 
-Add = Callable[[MicroBatch], None]
-"""Adds the gradients and sums of a micro-batch to tensors whose addresses never change."""
+Add = Callable[[MicroBatch, Tensor | None], None]
+"""Adds the gradients and sums of a micro-batch, with what its objective looked up for it, to
+tensors whose addresses never change."""
 
 
 class Graph(Protocol):
     """A recorded graph."""
 
-    held_bytes: int
-    """GPU memory held by the graph's private pool, in bytes."""
-
     def replay(self) -> None:
         """Launch the graph."""
 
     def reset(self) -> None:
-        """Release its memory."""
+        """Release it."""
 
 
-Record = Callable[[Callable[[], None]], Graph]
-"""Records the kernels that a function launches, without running them."""
+class Recorder(Protocol):
+    """Records passes in a memory pool of their own."""
+
+    @property
+    def held_bytes(self) -> int:
+        """GPU memory held by the pool between passes, in bytes."""
+
+    def record(self, work: Callable[[], None]) -> Graph:
+        """Record the kernels that a function launches, without running them.
+
+        Raises:
+            RuntimeError: The function waits for the device, or memory ran out.
+        """
+
+    def sharing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose allocations come from the pool."""
+
+    def release(self) -> None:
+        """Release the pool's memory; no graph is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    graph: Graph
+    inputs: list[Tensor]
+    """Tensors that the graph reads; later micro-batches are copied into them."""
 
 
 class GraphReplayer:
-    """Replays micro-batches that have the shape of the one before.
+    """Replays micro-batches that have the shape of an earlier one.
 
     Args:
         clock: Holds the dropout keys of the micro-batch, one of the graph's inputs.
-        record: Records a graph.
+        recorder: Records graphs.
     """
 
-    def __init__(self, clock: DropoutClock, record: Record) -> None:
+    def __init__(self, clock: DropoutClock, recorder: Recorder) -> None:
         self._clock = clock
-        self._record = record
-        self._graph: Graph | None = None
-        # Shape of the last micro-batch.
-        self._shape: object = None
-        # Tensors that the graph reads; later micro-batches are copied into them.
-        self._inputs: list[Tensor] = []
+        self._recorder = recorder
+        # Recordings by shape, the most recently used last.
+        self._recorded: OrderedDict[object, _Recorded] = OrderedDict()
+        # Shapes of passes that were launched one by one, so that all they compile is compiled.
+        self._seen: set[object] = set()
+        # Shapes whose recording failed.
+        self._refused: set[object] = set()
         self._num_recorded = 0
         self.num_replayed = 0
-        # Shape whose recording failed.
-        self._refused: object = None
+        self.failure: str | None = None
+        """Why passes of this model cannot be recorded; None if they can, as far as known."""
 
-    def try_replay(self, batch: MicroBatch, plan: LayerPlan, add: Add) -> bool:
+    def try_replay(
+        self, batch: MicroBatch, known: Tensor | None, plan: LayerPlan, add: Add
+    ) -> bool:
         """Replay a micro-batch; return False if nothing was done and the caller has to run it.
 
         Args:
             batch: The micro-batch.
+            known: What its objective looked up for it.
             plan: Current modes of the layers. Another plan needs another graph.
             add: What to record.
         """
-        shape = (plan, batch.segments.bounds, batch.lengths, len(batch.label_N))
-        if shape != self._shape:
-            self.drop()
-            self._shape = shape
-            return False
-        if self._graph is None and not self._try_record(batch, add):
-            return False
-        assert self._graph is not None
-        for mine, new in zip(self._inputs, self._read(batch), strict=True):
+        shape = self._describe(batch, known, plan)
+        found = self._recorded.get(shape)
+        if found is None:
+            if shape not in self._seen:
+                self._seen.add(shape)
+                return False
+            found = self._try_record(shape, batch, known, add)
+            if found is None:
+                return False
+        self._recorded.move_to_end(shape)
+        for mine, new in zip(found.inputs, self._read(batch, known), strict=True):
             if mine is not new:
                 mine.copy_(new, non_blocking=True)
-        self._graph.replay()
+        found.graph.replay()
         self.num_replayed += 1
         return True
 
+    def sharing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context for passes that are launched one by one, in the graphs' memory."""
+        return self._recorder.sharing()
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of recorded shapes."""
+        return len(self._recorded)
+
     @property
     def held_bytes(self) -> int:
-        """GPU memory held between replays, in bytes."""
-        return self._graph.held_bytes if self._graph is not None else 0
-
-    def drop(self) -> None:
-        """Drop the graph and release its memory."""
-        if self._graph is None:
-            return
-        self._graph.reset()
-        self._graph, self._inputs = None, []
+        """GPU memory held between passes, in bytes."""
+        return self._recorder.held_bytes
 
     def reset(self) -> None:
-        """Drop the graph and all counters, before other settings."""
-        self.drop()
-        self._shape = self._refused = None
+        """Drop all graphs, their memory and all counters, before other settings."""
+        for one in self._recorded.values():
+            one.graph.reset()
+        self._recorded.clear()
+        self._seen.clear()
+        self._refused.clear()
         self._num_recorded = self.num_replayed = 0
+        self._recorder.release()
 
-    def _read(self, batch: MicroBatch) -> list[Tensor]:
-        tokens = self._clock.tokens_BT1
-        return [
+    def _describe(self, batch: MicroBatch, known: Tensor | None, plan: LayerPlan) -> object:
+        return (
+            plan,
+            batch.num_tokens,
+            len(batch.segments.bounds),
+            tuple(batch.segments.host_extent_2.tolist()),
+            len(batch.label_N),
+            None if known is None else tuple(known.shape),
+            self._clock.tokens_BT1 is None,
+        )
+
+    def _read(self, batch: MicroBatch, known: Tensor | None) -> list[Tensor]:
+        found = (
             batch.ids_1M,
             batch.position_1M,
             batch.segments.bounds_S,
             batch.predicted_at_N,
             batch.label_N,
             batch.segment_N,
-            *([] if tokens is None else [tokens]),
-        ]
+            batch.is_real_S,
+            known,
+            self._clock.tokens_BT1,
+        )
+        return [tensor for tensor in found if tensor is not None]
 
-    def _try_record(self, batch: MicroBatch, add: Add) -> bool:
+    def _try_record(
+        self, shape: object, batch: MicroBatch, known: Tensor | None, add: Add
+    ) -> _Recorded | None:
         paid = _MAX_FREE_RECORDINGS + self.num_replayed // _MIN_REPLAYS
-        if self._refused == self._shape or self._num_recorded >= paid:
-            return False
+        if shape in self._refused or self._num_recorded >= paid:
+            return None
         self._num_recorded += 1
+        while len(self._recorded) >= _MAX_GRAPHS:
+            _, oldest = self._recorded.popitem(last=False)
+            oldest.graph.reset()
+        graph = None
         try:
-            self._graph = self._record(lambda: add(batch))
-        except RuntimeError:  # no memory for it, or a model that waits for the device
+            graph = self._recorder.record(lambda: add(batch, known))
+        except RuntimeError as error:  # no memory for it, or a model that waits for the device
             traceback.print_exc()
+            if not is_out_of_memory(error):
+                self.failure = str(error).strip().split("\n", 1)[0][:200]
             print("Recording failed; kernels are launched one by one.", file=sys.stderr)
-            self._refused = self._shape
-        if self._graph is None:
+            self._refused.add(shape)
+        if graph is None:
             gc.collect()  # the traceback held the intermediate tensors
-            torch.cuda.empty_cache()
-            return False
-        self._inputs = self._read(batch)
-        return True
+            return None
+        found = self._recorded[shape] = _Recorded(graph, self._read(batch, known))
+        return found
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share a pool of the caching allocator.
+
+    Passes must run on a stream of their own, since CUDA records no default stream, and the
+    allocator keeps the memory of streams apart.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: torch.cuda.MemPool | None = None
+        self._held_bytes: int | None = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Recorder`."""
+        if self._held_bytes is None:
+            segments = self._pool.snapshot() if self._pool is not None else []
+            self._held_bytes = sum(segment["total_size"] for segment in segments)
+        return self._held_bytes
+
+    @contextlib.contextmanager
+    def sharing(self) -> Iterator[None]:
+        """See `Recorder`. Backward passes run in the thread of the caller, whose pool it is."""
+        if self._pool is None:
+            self._pool = torch.cuda.MemPool()
+        self._held_bytes = None
+        with (
+            torch.cuda.use_mem_pool(self._pool, self._device),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+
+    def record(self, work: Callable[[], None]) -> Graph:
+        """See `Recorder`."""
+        if self._pool is None:
+            self._pool = torch.cuda.MemPool()
+        self._held_bytes = None
+        return CudaGraph(work, self._pool, self._device)
+
+    def release(self) -> None:
+        """See `Recorder`."""
+        self._pool, self._held_bytes = None, 0
+        torch.cuda.empty_cache()
 
 
 class CudaGraph:
-    """The kernels that `work` launches, recorded as a CUDA graph.
+    """The kernels that `work` launches on the current stream, recorded as a CUDA graph.
 
     Args:
         work: What to record. It must not wait for the device.
-        spare_bytes: Returns the bytes that must stay free for this process, for the optimizer.
+        pool: Memory of the graph.
+        device: The GPU.
 
     Raises:
         RuntimeError: `work` waits for the device, or memory ran out.
     """
 
     def __init__(
-        self, work: Callable[[], None], *, spare_bytes: Callable[[], int] = lambda: 0
+        self, work: Callable[[], None], pool: torch.cuda.MemPool, device: torch.device
     ) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        torch.cuda.empty_cache()
-        before_bytes = torch.cuda.memory_reserved()
+        torch.cuda.synchronize(device)
+        # Not `torch.cuda.graph`: it empties the cache first, and where recording fails it leaves
+        # the stream and the allocator as while recording, which loses the memory for good.
+        # "thread_local": other threads may use the GPU meanwhile, such as a checkpoint's copy.
+        self._graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+        failed: RuntimeError | None = None
         try:
-            # "thread_local": other threads may use the GPU meanwhile, such as a checkpoint's copy.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with torch.autograd.set_multithreading_enabled(False):
                 work()
-            taken_bytes = torch.cuda.memory_reserved()
-            device = torch.device("cuda", torch.cuda.current_device())
-            if read_most_bytes(device) - taken_bytes < (spare := spare_bytes()):
-                raise torch.OutOfMemoryError(f"less than {spare} bytes would be left")
-        except RuntimeError:
-            self.reset()
-            raise
-        self.held_bytes = taken_bytes - before_bytes
+        except RuntimeError as error:
+            failed = error
+        try:
+            self._graph.capture_end()
+        except RuntimeError as error:
+            failed = failed or error
+            # Where the recording is invalid, torch skips what ends the allocator's part of it; the
+            # first call raises where it did not.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(device.index or 0, pool.id)
+                torch._C._cuda_releasePool(device.index or 0, pool.id)
+        if failed is not None:
+            self._graph.reset()
+            raise failed
 
     def replay(self) -> None:
         """Launch the graph."""
         self._graph.replay()
 
     def reset(self) -> None:
-        """Wait for the last replay, then release the graph's memory."""
+        """Wait for the last replay, then release the graph."""
         torch.cuda.synchronize()  # the allocator does not know that a replay still uses it
         self._graph.reset()
-        torch.cuda.empty_cache()

@@ -11,8 +11,8 @@ quarter, half or all of the layers. The batch stays the same.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -24,6 +24,7 @@ from agents.trainer.data.examples import Part
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.gpu_pressure import GpuPressure
 from agents.trainer.execution.layers import LayerStack
+from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.model import fused_linear
 from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
@@ -39,15 +40,11 @@ _MAX_HELD_BYTES = 1 << 28
 class GradientOverlap(Protocol):
     """Sends gradients to the other ranks while the last backward pass still runs."""
 
-    @property
-    def is_armed(self) -> bool:
-        """Whether a backward pass now reports each gradient as soon as it is final."""
-
     def begin(self) -> None:
         """Prepare for an attempt at the gradients of a step: the first one, or a repeat."""
 
-    def arm(self) -> None:
-        """Announce that the next backward pass is the last one of this attempt."""
+    def arm(self) -> bool:
+        """Announce that the next backward pass is the last one; return whether it reports."""
 
 
 class Executor:
@@ -78,10 +75,14 @@ class Executor:
         self.layers = layers
         self._may_recompute = may_recompute
         self._copies = fused_linear.collect_copies(model.module)
+        self.grid: ShapeGrid | None = None
+        """Shapes of micro-batches that repeat; None if passes cannot be recorded."""
         self.replayer: GraphReplayer | None = None
-        """Replayer of repeated micro-batches, or None to launch every kernel on its own."""
-        self.gradient_scale = 1.0
-        """Loss scale that the gradients contain; 1 unless computed in fp16."""
+        """Replayer of micro-batches in these shapes; None if passes cannot be recorded."""
+        self.is_repeating = False
+        """Whether micro-batches are padded to these shapes and replayed."""
+        # Loss scale that the gradients contain, a scalar on the device; None for 1.
+        self._gradient_scale: Tensor | None = None
         self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
         """Sums of the objective over this rank's examples (NUM_SUMS,); see `objectives`."""
 
@@ -94,6 +95,12 @@ class Executor:
     def held_bytes(self) -> int:
         """GPU memory held by CUDA graphs between micro-batches, in bytes."""
         return self.replayer.held_bytes if self.replayer is not None else 0
+
+    def scale_gradients(self, factor: float) -> None:
+        """Let the gradients of later passes contain a factor: the loss scale of fp16."""
+        if self._gradient_scale is None:
+            self._gradient_scale = torch.ones((), dtype=torch.float32, device=self._device)
+        self._gradient_scale.fill_(factor)
 
     @property
     def loss_sum(self) -> Tensor:
@@ -120,7 +127,8 @@ class Executor:
         return self._try_groups(part, self._group(part), None)
 
     def _group(self, part: Part) -> list[list[int]]:
-        return group_examples([e.num_tokens for e in part.examples], self.micro_tokens)
+        lengths = [example.num_tokens for example in part.examples]
+        return group_examples(lengths, self.micro_tokens, is_filled=self._shapes is not None)
 
     def _try_groups(
         self, part: Part, groups: list[list[int]], overlap: GradientOverlap | None
@@ -139,12 +147,13 @@ class Executor:
                 self._beat()
                 picked = part.pick(group)
                 batch = self._prepare_micro_batch(picked, dropout=True)
-                if self._replay(batch):
+                known = self._objective.look_up(batch, picked.places)
+                sends = overlap is not None and group is groups[-1] and overlap.arm()
+                # Gradients that are sent while they are made cannot be replayed.
+                if not sends and self._replay(batch, known):
                     continue
-                if overlap is not None and group is groups[-1]:
-                    overlap.arm()
-                is_awaited = overlap is not None and overlap.is_armed
-                self._add(batch, picked.places, is_awaited=is_awaited)
+                with self.sharing():
+                    self._add(batch, known, is_awaited=sends)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -154,7 +163,21 @@ class Executor:
             self.layers.end()
         return True
 
+    @property
+    def _shapes(self) -> ShapeGrid | None:
+        return self.grid if self.is_repeating else None
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """Return a context for work that takes its memory from the graphs' pool, if there is one.
+
+        Nothing that is allocated inside may be used after the next pass.
+        """
+        if self.replayer is None or not self.is_repeating:
+            return nullcontext()
+        return self.replayer.sharing()
+
     def _reduce_memory(self, part: Part, groups: list[list[int]]) -> None:
+        self.drop_graphs()
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -206,16 +229,15 @@ class Executor:
 
     def evaluate(self, part: Part) -> None:
         """Start from zero and add the examples' sums, without dropout or gradients."""
-        if self.replayer is not None:
-            self.replayer.drop()  # evaluation may need the graph's memory
         self.sums.zero_()
         self._copies.refresh()
-        with torch.no_grad():
+        with torch.no_grad(), self.sharing():
             for group in self._group(part):
                 self._beat()
                 picked = part.pick(group)
                 batch = self._prepare_micro_batch(picked, dropout=False)
-                _, sums = self._objective.compute(batch, picked.places, self.gradient_scale)
+                known = self._objective.look_up(batch, picked.places)
+                _, sums = self._objective.compute(batch, known, None)
                 self.sums += sums
 
     def drop_graphs(self) -> None:
@@ -223,46 +245,38 @@ class Executor:
         if self.replayer is not None:
             self.replayer.reset()
 
-    @contextmanager
-    def without_graphs(self) -> Iterator[None]:
-        """Launch every kernel on its own inside the block."""
-        self.drop_graphs()
-        replayer, self.replayer = self.replayer, None
-        try:
-            yield
-        finally:
-            self.replayer = replayer
-
     def _prepare_micro_batch(self, part: Part, *, dropout: bool) -> MicroBatch:
         """Return one micro-batch, with layers and dropout prepared for it."""
-        batch = build_micro_batch(part.examples, self._device)
+        shapes = self._shapes
+        shape = shapes.choose(part.examples, self.micro_tokens) if shapes else None
+        batch = build_micro_batch(part.examples, self._device, shape)
         self.layers.begin()
         self._model.clock.clear()
         if dropout:
             self._model.clock.set(part.positions, batch.lengths, batch.num_tokens, self._device)
         return batch
 
-    def _replay(self, batch: MicroBatch) -> bool:
-        if self.replayer is None:
+    def _replay(self, batch: MicroBatch, known: Tensor | None) -> bool:
+        if self.replayer is None or not self.is_repeating:
             return False
-        if self.replayer.try_replay(batch, self.layers.plan, self._add_or_release):
+        if self.replayer.try_replay(batch, known, self.layers.plan, self._add_or_release):
             return True
         self.layers.begin()  # drop what a failed recording has offloaded
         return False
 
-    def _add_or_release(self, batch: MicroBatch) -> None:
+    def _add_or_release(self, batch: MicroBatch, known: Tensor | None) -> None:
         """Add the gradients of a micro-batch while it is recorded.
 
         If memory runs out, copies in flight must be joined inside the recording. Otherwise the
         memory of the graph's pool would never be released.
         """
         try:
-            self._add(batch, ())
+            self._add(batch, known)
         except RuntimeError:
             self.layers.begin()
             raise
 
-    def _add(self, batch: MicroBatch, places: Sequence[int], *, is_awaited: bool = False) -> None:
+    def _add(self, batch: MicroBatch, known: Tensor | None, *, is_awaited: bool = False) -> None:
         """Add the gradients and sums of one micro-batch.
 
         Gradients of adapters are many and small. They are added at the end, a few hundred per
@@ -271,7 +285,7 @@ class Executor:
         All intermediate state is gone on return: a graph cannot be recorded while an earlier pass
         still holds the nodes that accumulate gradients.
         """
-        loss, sums = self._objective.compute(batch, places, self.gradient_scale)
+        loss, sums = self._objective.compute(batch, known, self._gradient_scale)
         self.layers.start_backward()
         if is_awaited or self._flat.gradients.nbytes > _MAX_HELD_BYTES:
             loss.backward()

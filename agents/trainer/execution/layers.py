@@ -14,7 +14,6 @@ needs, such as the last product of the block.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -155,17 +154,6 @@ class LayerStack:
         more = max(quarter, 2 * self.plan.num_recomputed)
         self.set(LayerPlan(num_recomputed=more, num_moved=self.plan.num_moved))
         return True
-
-    def reset_compiler(self) -> None:
-        """Drop compiled code, so that layers compile as in a fresh process.
-
-        The compiler's output depends on what it has compiled before: code left over from a search
-        differs in the last bits from code compiled without a search, and a resume makes no search.
-        """
-        if self.compiled:
-            torch._dynamo.reset()
-            gc.collect()
-            torch.cuda.empty_cache()
 
     def stop_compiling(self, error: Exception) -> None:
         """Run the layers uncompiled from now on, and warn."""

@@ -6,7 +6,6 @@ Memory that a setting leaves free holds dequantized weights; see `fill_spare_mem
 from __future__ import annotations
 
 import gc
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +35,10 @@ class ExecutionSetting:
     """Number of layers that recompute their activations."""
     num_moved: int = 0
     """Number of layers that offload their activations."""
+    is_repeating: bool = False
+    """Whether micro-batches are padded to shapes that repeat, and replayed; see `cuda_graphs`."""
     tokens_per_s: float = 0.0
-    """Measured speed in tokens per second; 0 if not measured."""
+    """Expected speed over the run's own rows in tokens per second; 0 if not measured."""
 
     @property
     def plan(self) -> LayerPlan:
@@ -50,12 +51,13 @@ def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
     executor.drop_graphs()
     executor.layers.drop_dequantized()
     executor.micro_tokens = setting.micro_tokens
+    executor.is_repeating = setting.is_repeating and executor.replayer is not None
     executor.layers.set(setting.plan)
 
 
 def fill_spare_memory(
     executor: Executor, device: torch.device, part: Part, reserve: Reserve
-) -> bool:
+) -> None:
     """Keep weights dequantized in the memory that passes over `part` leave free.
 
     Args:
@@ -63,12 +65,9 @@ def fill_spare_memory(
         device: A GPU.
         part: Examples of the largest possible micro-batch.
         reserve: Memory reserve of the optimizer.
-
-    Returns:
-        False if the passes could not be recorded; see `cuda_graphs`.
     """
     if not executor.layers.can_dequantize:
-        return True
+        return
     executor.drop_graphs()
     executor.layers.drop_dequantized()
     peak_bytes = measure_peak_bytes(executor, device, part)
@@ -78,32 +77,33 @@ def fill_spare_memory(
     gc.collect()
     torch.cuda.empty_cache()
     slack_bytes = _SPARE_SLACK * read_most_bytes(device)
-    # A graph holds its memory while the optimizer steps; unrecorded passes have released it.
-    needed_bytes = max(peak_bytes + reserve.lasting_bytes, held_bytes + reserve.missing_bytes)
+    # The pool of graphs holds its memory while the optimizer steps, which uses it, too.
+    needed_bytes = max(peak_bytes, held_bytes) + reserve.lasting_bytes
+    needed_bytes = max(needed_bytes, reserve.missing_bytes)
     spare_bytes = read_free_bytes(device) - needed_bytes - slack_bytes
     for caution in PLANNED_SHARES:
         executor.layers.dequantize(spare_bytes * caution)
         if not executor.layers.dequantized_bytes or _fits_unchanged(
-            executor, device, part, held_bytes > 0
+            executor, device, part, is_recorded=held_bytes > 0
         ):
             break
         executor.drop_graphs()
         executor.layers.drop_dequantized()
         torch.cuda.empty_cache()
-    return held_bytes > 0
 
 
 def _fits_unchanged(
-    executor: Executor, device: torch.device, part: Part, is_recorded: bool
+    executor: Executor, device: torch.device, part: Part, *, is_recorded: bool
 ) -> bool:
     """Return whether passes fit as before: still recorded, and without allocator retries."""
-    with nullcontext() if is_recorded else executor.without_graphs():
-        if not executor.try_gradients(part):
-            return False
-        before = count_alloc_retries(device)
-        if not executor.try_gradients(part):
-            return False
-    return executor.held_bytes > 0 if is_recorded else count_alloc_retries(device) == before
+    if not executor.try_gradients(part):
+        return False
+    before = count_alloc_retries(device)
+    if not executor.try_gradients(part):
+        return False
+    if is_recorded:
+        return executor.replayer is not None and executor.replayer.num_graphs > 0
+    return count_alloc_retries(device) == before
 
 
 def count_alloc_retries(device: torch.device) -> int:

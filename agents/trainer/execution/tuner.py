@@ -3,11 +3,16 @@
 One small pass with all layers recomputing measures the memory that is always needed, and one with
 a single offloaded layer measures how much a layer saves. The memory of every setting follows from
 these closely enough to name candidates. Candidates are timed, doubling the tokens until that is
-slower twice in a row.
+slower twice in a row. What counts is the speed over the run's own rows, padding and smaller
+micro-batches included; see `workload`.
+
+Where the host needs about as long to launch the kernels of a pass as the card to run them, passes
+are padded to shapes that repeat and replayed; see `cuda_graphs`. Where the card is slower, padding
+would only cost time.
 
 A fast card finishes a pass before its clock drops at the power limit, and cools between passes.
-So the best settings are timed again in a final, over whole steps and for seconds. The result is
-stored for the next start of the same shape.
+So the best settings are timed again in a final, over real steps. The result is stored for the next
+start of the same shape.
 
 Settings change results only in the last digits, and a checkpoint carries the chosen one.
 """
@@ -19,8 +24,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,29 +42,41 @@ from agents.trainer.execution.setting import (
     measure_peak_bytes,
     read_free_bytes,
 )
+from agents.trainer.execution.workload import CostCurve, Workload
 from agents.trainer.optim.optimizer_reserve import Reserve
 
-# Passes per measurement. A third follows if the second was recorded, to time a replay.
-_TIMED_PASSES = 2
+# Timed passes of a measurement, and passes before them: one launches the kernels, one records them.
+_TIMED_PASSES, _MAX_WARM_PASSES = 2, 4
 # Sizes in a row without gain that end the search. One alone may merely fit memory badly.
 _MAX_SLOWER = 2
-# Up to this micro-batch size, launching kernels may take longer than running them.
-_FEW_TOKENS = 4096
-# Micro-batches of a step count as equal if their mean is at least this share of the largest.
-_ALIKE = 0.97
-# Total time after which a measurement makes no further passes, in seconds.
-_LONG_S = 10.0
-# Time after which no further setting is tried, in seconds. The search runs once per shape, but a
-# slow card would spend half an hour on what it gains in a day.
-_SEARCH_S = 180.0
+# Time after which no further setting is tried, in seconds. Compilation does not count.
+_SEARCH_S = 25.0
+# Settings that a search usually tries.
+_USUAL_TRIALS = 6
 # Share of the best speed from which a setting may still win with more offloading or in the final.
-_NEAR = 0.97
-# A pass longer than this already shows the sustained speed, so no final is needed.
-_SUSTAINED_S = 1.0
-# Time per setting in the final, and limit of one step of it, in seconds.
-_FINAL_S, _FINAL_STEP_S = 4.0, 2.0
-_MAX_FINALISTS = 3
+_NEAR = 0.95
+# A pass longer than this already shows the sustained speed: it is timed once, without a final.
+_LONG_S = 1.0
+# Share of a pass that its launches take, from which replaying may pay, and above which it does.
+_MAY_REPEAT, _MUST_REPEAT = 0.4, 0.8
+# Time per setting in the final, and limit of one step of it, in seconds; settings and steps.
+_FINAL_S, _FINAL_STEP_S = 0.7, 1.5
+_MAX_FINALISTS, _FINAL_STEPS = 2, 2
 _PROBE_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Measured times of passes over one part."""
+
+    seconds: float
+    launch_s: float
+    """Seconds until the host had launched all kernels, without a replay."""
+
+    @property
+    def launch_share(self) -> float:
+        """Part of a pass that its launches take, 0 to 1."""
+        return min(1.0, self.launch_s / self.seconds)
 
 
 class Tuner:
@@ -69,42 +85,39 @@ class Tuner:
     Args:
         executor: Executor whose layers can offload.
         device: The GPU.
-        choose_part: Returns examples of at most this many tokens in total, but at least one.
+        workload: What this rank will compute.
         max_tokens: Largest micro-batch that can occur, in tokens.
-        step_tokens: Tokens of this rank per step, which are split into micro-batches of similar
-            size; None if that varies.
         recompute: Whether layers may, must or must not recompute.
         reserve: Memory reserve of the optimizer, which a setting has to leave free.
+        report: Called with the settings tried, their likely number, and seconds until the end.
     """
 
     def __init__(
         self,
         executor: Executor,
         device: torch.device,
-        choose_part: Callable[[int], Part],
+        workload: Workload,
         *,
         max_tokens: int,
-        step_tokens: float | None = None,
         recompute: Recompute,
         reserve: Reserve,
+        report: Callable[[int, int, float], None] = lambda done, total, left_s: None,
     ) -> None:
         self._executor = executor
         self._device = device
-        self._choose_part = choose_part
+        self._workload = workload
         self._max_tokens = min(MOST_TOKENS, max_tokens)
-        self._step_tokens = step_tokens
         self._recompute = recompute
         self._reserve = reserve
+        self._report = report
         self.tried: list[ExecutionSetting] = []
         """Settings with their measured speeds."""
         self.finalists: list[ExecutionSetting] = []
         """Settings of the final, with the speeds measured in it."""
-        # Tried settings whose passes were replayed as CUDA graphs.
-        self._recorded: set[ExecutionSetting] = set()
         # Extra bytes that the packed weights of a tried setting would take dequantized.
         self._dequantizable_bytes: dict[ExecutionSetting, int] = {}
-        # Whether the passes timed last were replayed.
-        self._is_recorded = False
+        # Seconds of launching a pass, and of computing a token once launches are hidden; measured.
+        self._launch_s = self._token_s = 0.0
         self._deadline_s = math.inf
 
     def choose(self) -> ExecutionSetting:
@@ -135,9 +148,10 @@ class Tuner:
         if best.micro_tokens > 2 * needs.tokens:
             sizes.append(3 * best.micro_tokens // 4)
         near = (best.micro_tokens, best.micro_tokens // 2)
-        known = {count_tokens(self._choose_part(tokens)) for tokens in near}
+        known = {count_tokens(self._workload.choose_part(tokens)) for tokens in near}
         for tokens in sizes:
-            if count_tokens(self._choose_part(tokens)) not in known and self._is_in_time:
+            is_known = count_tokens(self._workload.choose_part(tokens)) in known
+            if not is_known and self._is_in_time:
                 found.append(self._try(needs, tokens) or best)
         return max(found, key=_read_speed)
 
@@ -153,9 +167,8 @@ class Tuner:
             for plan in self._plan_offload_for_weights(needs, setting):
                 if not self._is_in_time:
                     return best
-                part = self._choose_part(setting.micro_tokens)
                 changed = replace(setting, num_moved=plan.num_moved, tokens_per_s=0.0)
-                found, is_roomy = self._try_setting(part, changed)
+                found, is_roomy = self._try_setting(changed)
                 best = max(best, found or best, key=_read_speed)
                 if is_roomy:
                     break
@@ -193,40 +206,40 @@ class Tuner:
                 yield plan
 
     def _run_final(self, best: ExecutionSetting) -> ExecutionSetting:
-        """Return the setting that is fastest when timed for seconds, of the best ones."""
+        """Return the setting that is fastest over real steps, of the best ones."""
         near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
-        kinds = {(one.micro_tokens, one.plan): one for one in sorted(near, key=_read_speed)}
+        kinds = {replace(one, tokens_per_s=0.0): one for one in sorted(near, key=_read_speed)}
         rivals = sorted(kinds.values(), key=_read_speed, reverse=True)[:_MAX_FINALISTS]
-        if len(rivals) < 2 or best.micro_tokens > _SUSTAINED_S * best.tokens_per_s:
+        if best.micro_tokens > _LONG_S * best.tokens_per_s:
             return best
         for setting in rivals:
-            if not self._is_in_time:
-                break
             speed = self._time_steps(setting)
             if speed is not None:
                 self.finalists.append(replace(setting, tokens_per_s=speed))
         return max(self.finalists, key=_read_speed, default=best)
 
     def _time_steps(self, setting: ExecutionSetting) -> float | None:
-        """Return the tokens per second of whole steps (or long parts), or None if out of memory."""
+        """Return the tokens per second of real steps, or None if memory ran out."""
         apply_setting(self._executor, setting)
-        part = self._choose_part(setting.micro_tokens)
-        if not self._executor.try_gradients(part):
+        largest = self._workload.choose_part(setting.micro_tokens)
+        if not self._executor.try_gradients(largest):
             return None
-        is_recorded = fill_spare_memory(self._executor, self._device, part, self._reserve)
-        max_tokens = max(setting.micro_tokens, int(_FINAL_STEP_S * setting.tokens_per_s))
-        step = self._choose_part(min(self._max_tokens, max_tokens))
-        times_s: list[float] = []
-        with nullcontext() if is_recorded else self._executor.without_graphs():
-            first_s = self._time_once(step)  # records the graph and warms up the card
-            until_s = time.monotonic() + _FINAL_S
-            while first_s is not None and (not times_s or time.monotonic() < until_s):
-                step_s = self._time_once(step)
-                if step_s is None:
+        fill_spare_memory(self._executor, self._device, largest, self._reserve)
+        max_tokens = max(setting.micro_tokens, _FINAL_STEP_S * setting.tokens_per_s)
+        steps = [self._workload.choose_step(number, max_tokens) for number in range(_FINAL_STEPS)]
+        for _ in range(2):  # one launches the kernels, one records them
+            for step in steps:
+                if self._time_once(step) is None:
                     return None
-                times_s.append(step_s)
-            self._executor.drop_graphs()
-        return count_tokens(step) / statistics.median(times_s) if times_s else None
+        speeds: list[float] = []
+        until_s = time.monotonic() + _FINAL_S
+        while not speeds or time.monotonic() < until_s:
+            found = [self._time_once(step) for step in steps]
+            if None in found:
+                return None
+            seconds = sum(one.seconds for one in found if one is not None)
+            speeds.append(sum(map(count_tokens, steps)) / seconds)
+        return statistics.median(speeds)
 
     @property
     def _is_in_time(self) -> bool:
@@ -237,18 +250,17 @@ class Tuner:
         return 0 if self._recompute == "none" else self._executor.layers.num_layers
 
     def _measure(self) -> Needs:
-        part, layers = self._choose_part(0), self._executor.layers
+        part, layers = self._workload.choose_part(0), self._executor.layers
         tokens = count_tokens(part)
         least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._max_recomputed)
         apply_setting(self._executor, least)
         # Compiles. Unlike `try_gradients` it raises an explained error if nothing fits.
         self._executor.add_gradients(part)
-        pass_s, once_bytes = (
-            self._time(part) or 0.0,
-            measure_peak_bytes(self._executor, self._device, part),
-        )
+        timed = self._time(part) or PassTime(1.0, 0.0)
+        self._launch_s, self._token_s = timed.launch_s, timed.seconds / tokens
+        once_bytes = measure_peak_bytes(self._executor, self._device, part)
         input_bytes = self._read_layer()
-        twice = self._choose_part(2 * tokens)
+        twice = self._workload.choose_part(2 * tokens)
         more = count_tokens(twice) - tokens
         apply_setting(self._executor, replace(least, micro_tokens=2 * tokens))
         token_bytes = once_bytes / tokens
@@ -263,7 +275,7 @@ class Tuner:
             token_bytes=token_bytes,
             layer_bytes=layer_bytes / tokens,
             input_bytes=input_bytes / tokens,
-            pass_s=pass_s,
+            pass_s=timed.seconds,
             bus_bytes_per_s=measure_bus(self._device) if self._host_bytes else 0.0,
         )
 
@@ -277,46 +289,62 @@ class Tuner:
         return offloader.arena.capacity_bytes if offloader is not None else 0
 
     def _try(self, needs: Needs, tokens: int) -> ExecutionSetting | None:
-        """Return the fastest of some plans for a micro-batch size, or None if none fits.
+        """Return the fastest of some settings for a micro-batch size, or None if none fits.
 
-        Compares offloading with no offloading. Where few tokens make the card wait for its host,
-        also compares a plan that fills the memory with one that leaves room for a CUDA graph.
+        Compares offloading with no offloading, and replayed passes with launched ones where the
+        launches take about as long as the card.
         """
-        found = self._try_plan(needs, tokens, may_move=True)
-        if found is None:
-            return None
-        tried = [found]
-        if found.num_moved and self._recompute == "auto" and self._is_in_time:
-            tried.append(self._try_plan(needs, tokens, may_move=False) or found)
-        best = max(tried, key=_read_speed)
-        may_record = self._executor.replayer is not None and tokens <= _FEW_TOKENS
-        if may_record and self._is_in_time and best not in self._recorded:
-            tried.append(self._try_plan(needs, tokens, may_move=True, to_record=True) or best)
-        return max(tried, key=_read_speed)
+        left_s = max(0.0, self._deadline_s - time.monotonic())
+        num_tried = len(self.tried)
+        self._report(num_tried, max(_USUAL_TRIALS, num_tried + 1), left_s)
+        modes = self._choose_modes(tokens)
+        tried = [self._try_plans(needs, tokens, is_repeating=one) for one in modes]
+        if modes == [True] and self._choose_modes(tokens) == [False]:  # it cannot be recorded
+            tried = [self._try_plans(needs, tokens, is_repeating=False)]
+        return max((one for one in tried if one is not None), key=_read_speed, default=None)
+
+    def _choose_modes(self, tokens: int) -> list[bool]:
+        """Return whether to try replayed passes, launched ones, or both."""
+        replayer = self._executor.replayer
+        if replayer is None or replayer.failure is not None:
+            return [False]
+        share = min(1.0, self._launch_s / (self._token_s * tokens))
+        if share > _MUST_REPEAT:
+            return [True]
+        return [True, False] if share > _MAY_REPEAT else [False]
+
+    def _try_plans(
+        self, needs: Needs, tokens: int, *, is_repeating: bool
+    ) -> ExecutionSetting | None:
+        setting = ExecutionSetting(micro_tokens=tokens, is_repeating=is_repeating)
+        found = self._try_plan(needs, setting, may_move=True)
+        if found is None or not (
+            found.num_moved and self._recompute == "auto" and self._is_in_time
+        ):
+            return found
+        other = self._try_plan(needs, setting, may_move=False)
+        return max((found, other or found), key=_read_speed)
 
     def _try_plan(
-        self, needs: Needs, tokens: int, *, may_move: bool, to_record: bool = False
+        self, needs: Needs, setting: ExecutionSetting, *, may_move: bool
     ) -> ExecutionSetting | None:
         """Time the plan that should fit, then smaller ones if it does not. None if none fits.
 
         Args:
             needs: Measured memory needs.
-            tokens: Micro-batch size.
+            setting: Names the micro-batch size, and whether passes are replayed.
             may_move: Whether layers may offload.
-            to_record: Leave room for the memory that a CUDA graph holds while the optimizer steps.
         """
-        part = self._choose_part(tokens)
         timed: list[ExecutionSetting] = []
-        for caution in PLANNED_SHARES[1:] if to_record else PLANNED_SHARES:
+        for caution in PLANNED_SHARES:
             self._executor.drop_graphs()
             self._executor.layers.drop_dequantized()
-            reserve = self._reserve
-            beside_bytes = reserve.missing_bytes if to_record else reserve.lasting_bytes
+            free_bytes = read_free_bytes(self._device) - self._reserve.lasting_bytes
             plan = choose_plan(
                 needs,
-                tokens=tokens,
+                tokens=setting.micro_tokens,
                 num_layers=self._executor.layers.num_layers,
-                room_bytes=(read_free_bytes(self._device) - beside_bytes) * caution,
+                room_bytes=free_bytes * caution,
                 host_bytes=self._host_bytes,
                 recompute=self._recompute,
                 may_move=may_move,
@@ -324,96 +352,98 @@ class Tuner:
             if plan is None or (timed and plan == timed[-1].plan):
                 break
             found, is_roomy = self._try_setting(
-                part,
-                ExecutionSetting(
-                    micro_tokens=tokens,
-                    num_recomputed=plan.num_recomputed,
-                    num_moved=plan.num_moved,
-                ),
+                replace(setting, num_recomputed=plan.num_recomputed, num_moved=plan.num_moved)
             )
             if found is not None:
                 timed.append(found)
-            if is_roomy:
+            replayer = self._executor.replayer
+            if is_roomy or (replayer is not None and replayer.failure is not None):
                 break
         return max(timed, key=_read_speed, default=None)
 
-    def _try_setting(
-        self, part: Part, setting: ExecutionSetting
-    ) -> tuple[ExecutionSetting | None, bool]:
+    def _try_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
         """Return the setting with its speed (None if out of memory), and whether it fits well.
 
         It does not if the allocator has to flush and reallocate during the passes because of
-        fragmentation, which costs more time than the setting gains.
+        fragmentation, which costs more time than the setting gains, or if passes that were to be
+        replayed could not be recorded.
         """
         apply_setting(self._executor, setting)
+        part = self._workload.choose_part(setting.micro_tokens)
         if self._executor.try_gradients(part):
             fill_spare_memory(self._executor, self._device, part, self._reserve)
-            seconds, is_roomy = self._time(part), True
-            is_recorded = self._is_recorded
-            if seconds is not None and not is_recorded:
-                with self._executor.without_graphs():
-                    # A failed recording has emptied the cache; this pass fills it again.
-                    self._executor.try_gradients(part)
-                    before = count_alloc_retries(self._device)
-                    plain_s = self._time(part, passes=1)
-                    is_roomy = count_alloc_retries(self._device) == before
-                seconds = min(seconds, plain_s or seconds)
-            if seconds is not None:
-                setting = replace(setting, tokens_per_s=self._rate(part, seconds))
+            before = count_alloc_retries(self._device)
+            costs = self._measure_costs(setting)
+            is_roomy = count_alloc_retries(self._device) == before
+            if setting.is_repeating and self._executor.replayer is not None:
+                is_roomy = self._executor.replayer.num_graphs > 0
+            if costs is not None:
+                speed = self._workload.predict_speed(
+                    setting.micro_tokens, costs, is_repeating=setting.is_repeating
+                )
+                setting = replace(setting, tokens_per_s=speed)
                 self.tried.append(setting)
                 self._dequantizable_bytes[setting] = self._executor.layers.dequantizable_bytes
-                if is_recorded:
-                    self._recorded.add(setting)
                 return setting, is_roomy
+        self._executor.drop_graphs()
         gc.collect()
         torch.cuda.empty_cache()
         return None, False
 
-    def _rate(self, part: Part, seconds: float) -> float:
-        """Return the tokens per second of a step whose largest micro-batch is `part`.
-
-        A step of 16 rows with at most three per micro-batch has four of three rows and two of two.
-        Micro-batches of alternating sizes are rarely replayed, so neither is replayed here.
-        """
+    def _measure_costs(self, setting: ExecutionSetting) -> CostCurve | None:
+        """Time a full micro-batch and, where many are smaller, a small one."""
+        is_repeating = setting.is_repeating
+        part = self._workload.choose_full(setting.micro_tokens, is_repeating=is_repeating)
+        if not self._executor.try_gradients(part):
+            return None
+        large = self._time(part)
+        if large is None:
+            return None
         tokens = count_tokens(part)
-        if self._step_tokens is None or self._step_tokens <= tokens:
-            return tokens / seconds
-        mean_tokens = self._step_tokens / math.ceil(self._step_tokens / tokens)
-        less = self._choose_part(int(mean_tokens))
-        less_tokens = count_tokens(less)
-        if not less_tokens <= mean_tokens < tokens or mean_tokens > _ALIKE * tokens:
-            return tokens / seconds
-        with self._executor.without_graphs():
-            large_s, small_s = self._time(part) or seconds, self._time(less) or seconds
-        share = (mean_tokens - less_tokens) / (tokens - less_tokens)
-        return mean_tokens / (small_s + (large_s - small_s) * share)
+        if is_repeating or large.launch_share < _MUST_REPEAT:
+            self._token_s = large.seconds / tokens
+        points = [(tokens, large.seconds)]
+        size = self._workload.find_small(setting.micro_tokens, is_repeating=is_repeating)
+        if size is not None and large.seconds < _LONG_S and self._is_in_time:
+            small_part = self._workload.choose_part(size)
+            small_tokens = count_tokens(small_part)
+            small = self._time(small_part) if small_tokens < 0.9 * tokens else None
+            if small is not None:
+                points.insert(0, (small_tokens, small.seconds))
+        return CostCurve(tuple(points), large.launch_s)
 
-    def _time(self, part: Part, passes: int = _TIMED_PASSES) -> float | None:
-        """Return the seconds of the fastest of some passes, or None if memory ran out."""
-        times_s: list[float] = []
-        while len(times_s) < passes and sum(times_s) < _LONG_S:
-            was_recorded = self._executor.held_bytes > 0
-            pass_s = self._time_once(part)
-            if pass_s is None:
+    def _time(self, part: Part) -> PassTime | None:
+        """Return the times of the fastest of some passes, or None if memory ran out."""
+        replayer = self._executor.replayer if self._executor.is_repeating else None
+        launched = self._time_once(part)
+        if launched is None:
+            return None
+        if launched.seconds > _LONG_S and replayer is None:
+            return launched
+        for _ in range(_MAX_WARM_PASSES if replayer is not None else 0):
+            num_before = replayer.num_replayed if replayer is not None else 0
+            if self._time_once(part) is None:
                 return None
-            times_s.append(pass_s)
-        self._is_recorded = self._executor.held_bytes > 0
-        # If the last pass was the one that recorded, it was slow: time a replay as well.
-        if self._is_recorded and not was_recorded:
-            pass_s = self._time_once(part)
-            if pass_s is None:
+            if replayer is not None and replayer.num_replayed > num_before:
+                break
+        best = launched.seconds
+        for _ in range(_TIMED_PASSES):
+            again = self._time_once(part)
+            if again is None:
                 return None
-            times_s.append(pass_s)
-        self._executor.drop_graphs()
-        return min(times_s)
+            best = min(best, again.seconds)
+            if again.seconds > _LONG_S:
+                break
+        return PassTime(best, launched.launch_s)
 
-    def _time_once(self, part: Part) -> float | None:
+    def _time_once(self, part: Part) -> PassTime | None:
         torch.cuda.synchronize(self._device)
         started = time.perf_counter()
         if not self._executor.try_gradients(part):
             return None
+        launched_s = time.perf_counter() - started
         torch.cuda.synchronize(self._device)
-        return time.perf_counter() - started
+        return PassTime(time.perf_counter() - started, launched_s)
 
 
 def _read_speed(setting: ExecutionSetting) -> float:

@@ -8,6 +8,7 @@ random stream.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -22,17 +23,29 @@ _MAX_TRIES = 5
 _LONG_S = 10.0
 
 
-def measure_speed(executor: Executor, part: Part, device: torch.device) -> float:
-    """Return the tokens per second of forward and backward passes over `part`.
+def measure_speed(executor: Executor, parts: Sequence[Part], device: torch.device) -> float:
+    """Return the tokens per second of forward and backward passes over real steps.
 
-    The first pass is a warm-up, unless it takes long. The fastest of the others counts, because
-    other programs can only make a pass slower.
+    The first pass is a warm-up, unless it takes long; where passes are replayed, the second one
+    records them. The fastest of the others counts, because other programs can only make a pass
+    slower.
+
+    Args:
+        executor: With its final setting.
+        parts: Steps of this rank, or parts of them. All but the first are left out if that takes
+            long.
+        device: Of the executor.
     """
-    num_tokens = count_tokens(part)
-    first_s = _time_pass(executor, part, device)
-    times_s = [first_s] if first_s > _LONG_S else []
+    first_s = _time_pass(executor, parts[0], device)
+    if first_s > _LONG_S:
+        return count_tokens(parts[0]) / first_s
+    for _ in range(2 if executor.is_repeating else 1):
+        for part in parts:
+            _time_pass(executor, part, device)
+    num_tokens = sum(map(count_tokens, parts))
+    times_s: list[float] = []
     while sum(times_s) < _MIN_S and len(times_s) < _MAX_TRIES:
-        times_s.append(_time_pass(executor, part, device))
+        times_s.append(sum(_time_pass(executor, part, device) for part in parts))
     return num_tokens / min(times_s)
 
 

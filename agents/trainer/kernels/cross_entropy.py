@@ -29,35 +29,55 @@ _BLOCK_LOGITS = 8192
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _cap(logit, inside, scale, softcap, is_capped: tl.constexpr):  # type: ignore[no-untyped-def, unused-ignore]
+        """Return scaled and capped logits, and the derivative of the cap."""
+        logit = logit.to(tl.float32) * scale
+        slope = 1.0
+        if is_capped:
+            tanh = 2.0 * tl.sigmoid(2.0 * logit / softcap) - 1.0
+            logit = tl.where(inside, softcap * tanh, float("-inf"))
+            slope = 1.0 - tanh * tanh
+        return logit, slope
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _loss_kernel(  # type: ignore[no-untyped-def, unused-ignore]
-        logits, label, loss, scale, gradient_scale,
-        vocab_size: tl.constexpr, wants_gradient: tl.constexpr, size: tl.constexpr,
+        logits, label, loss, scale, softcap, gradient_scale,
+        vocab_size: tl.constexpr, is_capped: tl.constexpr, is_scaled: tl.constexpr,
+        wants_gradient: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
         # int64, because the offset of a row could overflow int32.
         row = tl.program_id(0).to(tl.int64)
         logits += row * vocab_size
         target = tl.load(label + row)
+        is_target = target >= 0  # a negative label only fills a shape
         most = float("-inf")
         total = 0.0
         # Online softmax: the sum is rescaled when a block holds a new maximum, so that the first
         # pass reads each logit once.
         for start in range(0, vocab_size, size):
             word = start + tl.arange(0, size)
-            logit = tl.load(logits + word, mask=word < vocab_size, other=float("-inf"))
-            logit = logit.to(tl.float32) * scale
+            inside = word < vocab_size
+            logit = tl.load(logits + word, mask=inside, other=float("-inf"))
+            logit, _ = _cap(logit, inside, scale, softcap, is_capped)
             higher = tl.maximum(most, tl.max(logit, 0))
             total = total * tl.exp(most - higher) + tl.sum(tl.exp(logit - higher), 0)
             most = higher
         log_sum = most + tl.log(total)
-        tl.store(loss + row, log_sum - tl.load(logits + target).to(tl.float32) * scale)
+        own = tl.load(logits + target, mask=is_target, other=0.0)
+        own, _ = _cap(own, is_target, scale, softcap, is_capped)
+        tl.store(loss + row, tl.where(is_target, log_sum - own, 0.0))
         if wants_gradient:
             tl.debug_barrier()  # before the label's own logit is overwritten
+            factor = tl.where(is_target, scale, 0.0)
+            if is_scaled:
+                factor *= tl.load(gradient_scale)
             for start in range(0, vocab_size, size):
                 word = start + tl.arange(0, size)
                 inside = word < vocab_size
                 logit = tl.load(logits + word, mask=inside, other=float("-inf"))
-                share = tl.exp(logit.to(tl.float32) * scale - log_sum)
-                gradient = (share - (word == target).to(tl.float32)) * (scale * gradient_scale)
+                logit, slope = _cap(logit, inside, scale, softcap, is_capped)
+                share = tl.exp(logit - log_sum)
+                gradient = (share - (word == target).to(tl.float32)) * slope * factor
                 tl.store(logits + word, gradient.to(logits.dtype.element_ty), mask=inside)
 
 
@@ -68,22 +88,32 @@ def is_supported(device: torch.device) -> bool:
 
 
 def compute_losses(
-    logits_CV: Tensor, label_C: Tensor, scale: float, gradient_scale: float | None
+    logits_CV: Tensor,
+    label_C: Tensor,
+    scale: float,
+    softcap: float | None,
+    *,
+    wants_gradient: bool,
+    gradient_scale: Tensor | None = None,
 ) -> Tensor:
     """Return the cross-entropy of each token (C,), float32.
 
     Args:
         logits_CV: Unscaled products on a GPU. Overwritten by their gradient if one is requested.
-        label_C: Target token ids, int64.
+        label_C: Target token ids, int64. Negative ones have neither loss nor gradient.
         scale: Positive factor of the logits.
-        gradient_scale: Factor of the gradient, or None to compute the losses only.
+        softcap: Limit of the scaled logits' magnitude, applied with tanh; None for no limit.
+        wants_gradient: Whether to compute the gradient.
+        gradient_scale: Factor of the gradient, a scalar on the GPU; None for 1.
     """
     num_tokens, vocab_size = logits_CV.shape
     loss_C = torch.empty(num_tokens, dtype=torch.float32, device=logits_CV.device)
     if num_tokens:
         _loss_kernel[(num_tokens,)](
-            logits_CV, label_C, loss_C, scale, gradient_scale or 0.0,
-            vocab_size=vocab_size, wants_gradient=gradient_scale is not None,
+            logits_CV, label_C, loss_C, scale, softcap or 0.0,
+            loss_C if gradient_scale is None else gradient_scale,
+            vocab_size=vocab_size, is_capped=softcap is not None,
+            is_scaled=gradient_scale is not None, wants_gradient=wants_gradient,
             size=_BLOCK_LOGITS, num_warps=16,
         )  # fmt: skip
     return loss_C

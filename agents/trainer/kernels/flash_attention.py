@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from agents.trainer.kernels import cudnn_attention
+from agents.trainer.kernels.operators import operator, set_gradient, shapes_of
 
 _aten: Any = torch.ops.aten
 # Older cards are faster with FlashAttention.
@@ -56,7 +57,7 @@ def flash_attention(
     return out_MHD
 
 
-@torch.library.custom_op("rackless::attend", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("attend")
 def _attend(
     query_MHD: Tensor,
     key_MHD: Tensor,
@@ -78,7 +79,7 @@ def _attend(
     return out_MHD, lse_HM
 
 
-@_attend.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(_attend)
 def _attend_shape(
     query_MHD: Tensor, key_MHD: Tensor, value_MHD: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
@@ -87,7 +88,7 @@ def _attend_shape(
     return out_MHD, query_MHD.new_empty((num_heads, num_tokens), dtype=torch.float32)
 
 
-@torch.library.custom_op("rackless::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("attend_backward")
 def _attend_backward(
     gradient_MHD: Tensor,
     query_MHD: Tensor,
@@ -119,7 +120,7 @@ def _attend_backward(
     return tuple(found)
 
 
-@_attend_backward.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(_attend_backward)
 def _attend_backward_shape(
     _: Tensor, query_MHD: Tensor, key_MHD: Tensor, value_MHD: Tensor, *__: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +142,7 @@ def _differentiate(ctx: Any, gradient_MHD: Tensor, _: Tensor | None) -> tuple[An
     return (*gradients, None, None, None, None)
 
 
-_attend.register_autograd(_differentiate, setup_context=_keep)
+set_gradient(_attend, _differentiate, keep=_keep)
 
 
 def _attend_cudnn(

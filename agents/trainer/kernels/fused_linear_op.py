@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from agents.trainer.kernels import lora_kernels, nf4
+from agents.trainer.kernels.operators import operator, set_gradient, shapes_of
 
 
-@torch.library.custom_op("rackless::fused_linear", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("fused_linear")
 def multiply(
     x_MI: Tensor,
     low_MR: Tensor | None,
@@ -56,13 +57,13 @@ def multiply(
     return found
 
 
-@multiply.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(multiply)
 def _multiply_shape(x_MI: Tensor, *others: Any) -> list[Tensor]:
     sizes = others[-2]
     return [x_MI.new_empty((x_MI.shape[0], width)) for width in sizes[1::2]]
 
 
-@torch.library.custom_op("rackless::fused_linear_backward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("fused_linear_backward")
 def _multiply_backward(
     gradients: list[Tensor],
     x_MI: Tensor | None,
@@ -101,7 +102,7 @@ def _multiply_backward(
     return [found_MI, *more]
 
 
-@_multiply_backward.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(_multiply_backward)
 def _multiply_backward_shape(
     gradients: list[Tensor],
     x_MI: Tensor | None,
@@ -192,7 +193,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     return found_MI if wants_input else None, of_low, None, *nothing
 
 
-multiply.register_autograd(_differentiate, setup_context=_keep)
+set_gradient(multiply, _differentiate, keep=_keep)
 
 
 def _read(weight: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agents.trainer.kernels.grouped import multiply_outer, multiply_rows
 from agents.trainer.kernels.nf4 import dequantize_parts
+from agents.trainer.kernels.operators import operator, set_gradient, shapes_of
 
 _NF4_PARTS = 6
 
@@ -59,7 +60,7 @@ def _shape(sizes: list[int]) -> GroupedShape:
     )  # fmt: skip
 
 
-@torch.library.custom_op("rackless::sort_by_expert", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("sort_by_expert")
 def sort_by_expert(index_TK: Tensor, num_experts: int) -> list[Tensor]:
     """Return rows sorted by expert: their order (S,), its inverse (S,), and the ends (E,), int32.
 
@@ -71,7 +72,7 @@ def sort_by_expert(index_TK: Tensor, num_experts: int) -> list[Tensor]:
     return [order_S, torch.argsort(order_S), ends_E]
 
 
-@sort_by_expert.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(sort_by_expert)
 def _sort_shape(index_TK: Tensor, num_experts: int) -> list[Tensor]:
     rows = index_TK.numel()
     return [
@@ -81,13 +82,13 @@ def _sort_shape(index_TK: Tensor, num_experts: int) -> list[Tensor]:
     ]
 
 
-@torch.library.custom_op("rackless::reorder", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("reorder")
 def reorder(values_S: Tensor, order_S: Tensor, inverse_S: Tensor) -> Tensor:
     """Return values_S[order_S]; the gradient is a lookup too, not a sum in any order."""
     return values_S.index_select(0, order_S)
 
 
-@reorder.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(reorder)
 def _reorder_shape(values_S: Tensor, order_S: Tensor, inverse_S: Tensor) -> Tensor:
     return torch.empty_like(values_S)
 
@@ -102,10 +103,10 @@ def _reorder_back(ctx: Any, gradient_S: Tensor) -> tuple[Any, ...]:
     return reorder(gradient_S, inverse_S, order_S), None, None
 
 
-reorder.register_autograd(_reorder_back, setup_context=_keep_order)
+set_gradient(reorder, _reorder_back, keep=_keep_order)
 
 
-@torch.library.custom_op("rackless::grouped_linear", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("grouped_linear")
 def multiply(
     x: Tensor,
     route: list[Tensor],
@@ -134,7 +135,7 @@ def multiply(
     return _sum(y_SO, inverse_S, shape) if shape.sums else y_SO
 
 
-@multiply.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(multiply)
 def _multiply_shape(
     x: Tensor,
     route: list[Tensor],
@@ -148,7 +149,7 @@ def _multiply_shape(
     return x.new_empty((rows // shape.top_k if shape.sums else rows, shape.num_outputs))
 
 
-@torch.library.custom_op("rackless::grouped_linear_backward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("grouped_linear_backward")
 def _multiply_backward(
     gradient: Tensor,
     x: Tensor | None,
@@ -191,7 +192,7 @@ def _multiply_backward(
     return [of_x, of_weights, of_down, of_up]
 
 
-@_multiply_backward.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(_multiply_backward)
 def _multiply_backward_shape(
     gradient: Tensor,
     x: Tensor | None,
@@ -245,7 +246,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     )
 
 
-multiply.register_autograd(_differentiate, setup_context=_keep)
+set_gradient(multiply, _differentiate, keep=_keep)
 
 
 def _gather(values_T: Tensor, order_S: Tensor, shape: GroupedShape) -> Tensor:

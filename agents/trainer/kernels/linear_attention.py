@@ -27,12 +27,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor
 
+from agents.trainer.kernels.operators import operator, set_gradient, shapes_of
+
 _CHUNK_TOKENS = 64
 # What `normalizes` adds to the squared length, as the classes of Transformers do.
 _TINY = 1e-6
 
 
-@torch.library.custom_op("rackless::attend_linearly", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("attend_linearly")
 def attend_linearly(
     query_MGK: Tensor,
     key_MGK: Tensor,
@@ -60,12 +62,12 @@ def attend_linearly(
         return out_MHV.to(value_MHV.dtype)
 
 
-@attend_linearly.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(attend_linearly)
 def _attend_shape(_: Tensor, __: Tensor, value_MHV: Tensor, *___: Any) -> Tensor:
     return value_MHV.new_empty(value_MHV.shape)
 
 
-@torch.library.custom_op("rackless::attend_linearly_backward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("attend_linearly_backward")
 def _attend_backward(
     gradient_MHV: Tensor,
     query_MGK: Tensor,
@@ -85,7 +87,7 @@ def _attend_backward(
         return list(torch.autograd.grad(out_MHV, wanted, gradient_MHV.to(out_MHV.dtype)))
 
 
-@_attend_backward.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(_attend_backward)
 def _attend_backward_shape(_: Tensor, *inputs: Any) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in inputs[:5] if x is not None]
 
@@ -101,7 +103,7 @@ def _differentiate(ctx: Any, gradient_MHV: Tensor) -> tuple[Any, ...]:
     return (*(None if x is None else next(found) for x in saved[:5]), None, None, None)
 
 
-attend_linearly.register_autograd(_differentiate, setup_context=_keep)
+set_gradient(attend_linearly, _differentiate, keep=_keep)
 
 
 @contextmanager

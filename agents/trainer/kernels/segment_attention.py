@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from agents.trainer.kernels import compiling, segment_launcher, segment_loop
+from agents.trainer.kernels.operators import operator, set_gradient, shapes_of
 
 _NARROW = (torch.bfloat16, torch.float16)
 # Triton's products use no tensor cores on older cards.
@@ -74,7 +75,7 @@ def has_kernel(device: torch.device, dtype: torch.dtype, width: int, value_width
     )
 
 
-@torch.library.custom_op("rackless::segment_attention", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("segment_attention")
 def _attend(
     query_MHD: Tensor,
     key_MKD: Tensor,
@@ -92,7 +93,7 @@ def _attend(
     return segment_loop.attend(query, key, value, host_bounds_S, sinks_H, scale, window, softcap)
 
 
-@_attend.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(_attend)
 def _attend_shape(
     query_MHD: Tensor, key_MKD: Tensor, value_MKE: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,7 @@ def _attend_shape(
     return out_MHE, query_MHD.new_empty((num_heads, num_tokens), dtype=wide)
 
 
-@torch.library.custom_op("rackless::segment_attention_backward", mutates_args=())  # type: ignore[untyped-decorator]
+@operator("segment_attention_backward")
 def _attend_backward(
     gradient_MHE: Tensor,
     query_MHD: Tensor,
@@ -126,7 +127,7 @@ def _attend_backward(
     )
 
 
-@_attend_backward.register_fake  # type: ignore[untyped-decorator]
+@shapes_of(_attend_backward)
 def _attend_backward_shape(
     _: Tensor, query_MHD: Tensor, key_MKD: Tensor, value_MKE: Tensor, out: Tensor, lse_HM: Tensor,
     *__: Any,
@@ -157,7 +158,7 @@ def _differentiate(ctx: Any, gradient_MHE: Tensor, _: Tensor | None) -> tuple[An
     return (*gradients, None, None, of_sinks, None, None, None)
 
 
-_attend.register_autograd(_differentiate, setup_context=_keep)
+set_gradient(_attend, _differentiate, keep=_keep)
 
 
 def _close(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor, nn
 
 from agents.trainer.kernels.cross_entropy import compute_losses, is_supported
+from agents.trainer.model.micro_batch import NO_LABEL
 
 # Logits of one chunk: 64 MB in fp32.
 _CHUNK_VALUES = 1 << 24
@@ -41,11 +42,13 @@ class Head:
     dtype: torch.dtype
     """Type of the product; the softmax uses at least float32."""
 
-    def sum_loss(self, hidden_NH: Tensor, label_N: Tensor, gradient_scale: float = 1.0) -> Tensor:
-        """Return the sum of the cross-entropies, float64.
+    def sum_loss(
+        self, hidden_NH: Tensor, label_N: Tensor, gradient_scale: Tensor | None = None
+    ) -> Tensor:
+        """Return the sum of the cross-entropies, float64; `NO_LABEL` has none.
 
-        Its gradient contains the factor `gradient_scale`. Loss scaling in fp16 needs the factor
-        before the gradient is rounded, so scaling the returned loss would be too late.
+        Its gradient contains the factor `gradient_scale`, a scalar. Loss scaling in fp16 needs the
+        factor before the gradient is rounded, so scaling the returned loss would be too late.
         """
         wants_gradient = torch.is_grad_enabled()
         return _SumLoss.apply(
@@ -53,7 +56,7 @@ class Head:
         )
 
     def log_probabilities(self, hidden_NH: Tensor, label_N: Tensor) -> Tensor:
-        """Return the log-probability of each label (N,)."""
+        """Return the log-probability of each label (N,); 0 for `NO_LABEL`."""
         return _LogProbabilities.apply(hidden_NH, self.weight_VH, self.bias_V, label_N, self)
 
     def logits(self, hidden_CH: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ class Head:
     def uses_kernel(self, device: torch.device) -> bool:
         """Return whether losses are computed by the `cross_entropy` kernel."""
         is_narrow = self.dtype in (torch.bfloat16, torch.float16)
-        return is_narrow and self.softcap is None and is_supported(device)
+        return is_narrow and is_supported(device)
 
     def cap(self, logits_CV: Tensor) -> Tensor:
         """Apply the soft cap."""
@@ -94,17 +97,21 @@ class FullLogitsHead:
     """Replaces `Head` for models that compute all of their logits with their own code."""
 
     @staticmethod
-    def sum_loss(logits_NV: Tensor, label_N: Tensor, gradient_scale: float = 1.0) -> Tensor:
+    def sum_loss(
+        logits_NV: Tensor, label_N: Tensor, gradient_scale: Tensor | None = None
+    ) -> Tensor:
         """Return the sum of the cross-entropies; see `Head.sum_loss`."""
-        loss = F.cross_entropy(_widen(logits_NV), label_N, reduction="sum")
-        if gradient_scale == 1.0:
+        wide_NV = _widen(logits_NV)
+        loss = F.cross_entropy(wide_NV, label_N, reduction="sum", ignore_index=NO_LABEL)
+        if gradient_scale is None:
             return loss
         return _ScaleGradient.apply(loss, gradient_scale)
 
     @staticmethod
     def log_probabilities(logits_NV: Tensor, label_N: Tensor) -> Tensor:
-        """Return the log-probability of each label (N,)."""
-        return -F.cross_entropy(_widen(logits_NV), label_N, reduction="none")
+        """Return the log-probability of each label (N,); 0 for `NO_LABEL`."""
+        wide_NV = _widen(logits_NV)
+        return -F.cross_entropy(wide_NV, label_N, reduction="none", ignore_index=NO_LABEL)
 
 
 def find_head(model: nn.Module, dtype: torch.dtype) -> Head | None:
@@ -133,7 +140,7 @@ def _chunks(num_tokens: int, vocab_size: int, num_values: int) -> Iterator[slice
 
 class _ScaleGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
         ctx.scale = scale
         return x.clone()
 
@@ -176,28 +183,53 @@ class _Gradients:
         return tuple(None if g is None else (g * factor).to(d or g.dtype) for g, d in pairs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a chunk has to compute beside its losses."""
+
+    gradient: bool
+    gradient_scale: Tensor | None
+    """Factor of the gradient, a scalar; None for 1."""
+
+
 def _compute_chunk(
-    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
+    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, wanted: _Wanted
 ) -> tuple[Tensor, Tensor]:
     """Return cross-entropies (C,) and the gradient of the product (C, V), if requested."""
-    label_C1 = label_C[:, None]
+    label_C1, real_C1 = _read_labels(label_C)
     logits_CV = head.cap(head.raw(hidden_CH, weight_VH))
     log_sum_C1 = logits_CV.logsumexp(1, keepdim=True)
-    loss_C = (log_sum_C1 - logits_CV.gather(1, label_C1)).squeeze(1)
-    if gradient_scale is None:
+    loss_C = ((log_sum_C1 - logits_CV.gather(1, label_C1)) * real_C1).squeeze(1)
+    if not wanted.gradient:
         return loss_C, logits_CV
-    # Gradient of cross-entropy: softmax minus the one-hot label.
-    gradient_CV = torch.exp(logits_CV - log_sum_C1)
-    gradient_CV.scatter_add_(1, label_C1, -torch.ones_like(log_sum_C1))
-    return loss_C, head.backward_through_cap(gradient_CV, logits_CV).mul_(gradient_scale)
+    # Gradient of cross-entropy: softmax minus the one-hot label; a label of padding has none.
+    gradient_CV = torch.exp(logits_CV - log_sum_C1.masked_fill(~real_C1, torch.inf))
+    gradient_CV.scatter_add_(1, label_C1, -real_C1.to(gradient_CV.dtype))
+    gradient_CV = head.backward_through_cap(gradient_CV, logits_CV)
+    if wanted.gradient_scale is not None:
+        gradient_CV *= wanted.gradient_scale
+    return loss_C, gradient_CV
+
+
+def _read_labels(label_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Return labels that exist (C, 1), and 1 for those that count or 0 (C, 1)."""
+    return label_C.clamp(min=0)[:, None], (label_C >= 0)[:, None]
 
 
 def _compute_chunk_with_kernel(
-    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
+    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, wanted: _Wanted
 ) -> tuple[Tensor, Tensor]:
     """Return what `_compute_chunk` does, computed by the `cross_entropy` kernel."""
     logits_CV = head.product(hidden_CH, weight_VH)
-    return compute_losses(logits_CV, label_C, head.scale, gradient_scale), logits_CV
+    loss_C = compute_losses(
+        logits_CV,
+        label_C,
+        head.scale,
+        head.softcap,
+        wants_gradient=wanted.gradient,
+        gradient_scale=wanted.gradient_scale,
+    )
+    return loss_C, logits_CV
 
 
 class _SumLoss(torch.autograd.Function):
@@ -210,7 +242,7 @@ class _SumLoss(torch.autograd.Function):
         label_N: Tensor,
         head: Head,
         wants_gradient: bool,
-        gradient_scale: float,
+        gradient_scale: Tensor | None,
     ) -> Tensor:
         with torch.autocast(hidden_NH.device.type, enabled=False):
             weight = weight_VH.to(head.dtype)
@@ -218,7 +250,7 @@ class _SumLoss(torch.autograd.Function):
                 _Gradients(head, hidden_NH, ctx.needs_input_grad) if wants_gradient else None
             )
             loss = torch.zeros((), dtype=torch.float64, device=hidden_NH.device)
-            factor = gradient_scale if wants_gradient else None
+            wanted = _Wanted(wants_gradient, gradient_scale)
             uses_kernel = head.uses_kernel(hidden_NH.device)
             take, most = (
                 (_compute_chunk_with_kernel, _KERNEL_VALUES)
@@ -226,7 +258,7 @@ class _SumLoss(torch.autograd.Function):
                 else (_compute_chunk, _CHUNK_VALUES)
             )
             for cut in _chunks(len(label_N), len(weight_VH), most):
-                loss_C, gradient_CV = take(head, hidden_NH[cut], weight, label_N[cut], factor)
+                loss_C, gradient_CV = take(head, hidden_NH[cut], weight, label_N[cut], wanted)
                 loss += loss_C.sum(dtype=torch.float64)
                 if gradients is not None:
                     gradients.add(cut, hidden_NH[cut], gradient_CV)
@@ -254,9 +286,10 @@ class _LogProbabilities(torch.autograd.Function):
             weight = weight_VH.to(head.dtype)
             found, sums = [], []
             for cut in _chunks(len(label_N), len(weight_VH), _CHUNK_VALUES):
+                label_C1, real_C1 = _read_labels(label_N[cut])
                 logits_CV = head.cap(head.raw(hidden_NH[cut], weight))
                 sums.append(logits_CV.logsumexp(1, keepdim=True))
-                found.append((logits_CV.gather(1, label_N[cut, None]) - sums[-1]).squeeze(1))
+                found.append(((logits_CV.gather(1, label_C1) - sums[-1]) * real_C1).squeeze(1))
         ctx.head = head
         ctx.save_for_backward(hidden_NH, label_N, torch.cat(sums))
         return torch.cat(found)
@@ -269,9 +302,10 @@ class _LogProbabilities(torch.autograd.Function):
             weight = head.weight_VH.to(head.dtype)
             gradients = _Gradients(head, hidden_NH, ctx.needs_input_grad)
             for cut in _chunks(len(label_N), len(weight), _CHUNK_VALUES):
-                hidden_CH, factor_C1 = hidden_NH[cut], gradient_N[cut, None]
+                label_C1, real_C1 = _read_labels(label_N[cut])
+                hidden_CH, factor_C1 = hidden_NH[cut], gradient_N[cut, None] * real_C1
                 logits_CV = head.cap(head.raw(hidden_CH, weight))
                 gradient_CV = torch.exp(logits_CV - log_sum_N1[cut]).mul_(-factor_C1)
-                gradient_CV.scatter_add_(1, label_N[cut, None], factor_C1.to(gradient_CV.dtype))
+                gradient_CV.scatter_add_(1, label_C1, factor_C1.to(gradient_CV.dtype))
                 gradients.add(cut, hidden_CH, head.backward_through_cap(gradient_CV, logits_CV))
         return *gradients.scaled(1.0), None, None

@@ -2,10 +2,11 @@
 
 A micro-batch is one flat row: segments end to end, with positions restarting at 0 in each, so that
 no padding is needed however unequal the rows are. On GPUs the end of the row is padded to a size
-that suits matrix products; the padding is a segment of its own. How a slice is split changes
-results only in the last digits, because gradients are sums over tokens.
+that suits matrix products, or to a fixed shape that repeats; see `execution.shapes`. Padding
+consists of segments of its own. How a slice is split changes results only in the last digits,
+because gradients are sums over tokens.
 
-Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts).
+Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts), S segments.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ from agents.trainer.model.attention import Segments
 
 CPU_TOKENS = 4096
 """Micro-batch size on CPUs, in tokens; larger ones are no faster."""
+NO_LABEL = -1
+"""Label of a target that only fills a shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroShape:
+    """All sizes of a micro-batch that a recording fixes."""
+
+    num_tokens: int
+    """Tokens of the flat row."""
+    num_segments: int
+    """Segments, those of the padding included; the last ones may be empty."""
+    num_targets: int
+    longest: int
+    """Length that no segment exceeds, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,41 +58,72 @@ class MicroBatch:
     predicted_at_N: Tensor
     """Index in the flat row at which each target is predicted: that of the token before it."""
     label_N: Tensor
-    """Token id of each target."""
+    """Token id of each target; `NO_LABEL` for padding, which has no loss."""
     segment_N: Tensor
     """Index of each target's segment."""
     num_segments: int
-    """Number of segments without the padding."""
+    """Number of segments: those of the examples, or all of a fixed shape."""
+    is_real_S: Tensor | None = None
+    """1 for a segment of an example, 0 for padding, float32; None if all are of examples."""
 
     @property
     def num_tokens(self) -> int:
         return self.segments.bounds[-1]
 
 
-def build_micro_batch(examples: Sequence[Example], device: torch.device) -> MicroBatch:
-    """Lay examples out as one flat row on the device."""
+def build_micro_batch(
+    examples: Sequence[Example], device: torch.device, shape: MicroShape | None = None
+) -> MicroBatch:
+    """Lay examples out as one flat row on the device.
+
+    Args:
+        examples: At least one.
+        device: Device of the tensors.
+        shape: Shape to pad to; None for the smallest one that suits the device.
+    """
     segments = [segment for example in examples for segment in example.segments]
     lengths = [len(segment.ids) for segment in segments]
     num_tokens = sum(lengths)
-    padding = round_up_tokens(num_tokens) - num_tokens if device.type == "cuda" else 0
+    whole = _pad_segments(lengths, device, shape)
     # A pad token's embedding may be all 0, and norms without an epsilon divide by its length.
-    ids_M = np.full(num_tokens + padding, segments[-1].ids[-1], dtype=np.int64)
+    ids_M = np.full(sum(whole), segments[-1].ids[-1], dtype=np.int64)
     np.concatenate([segment.ids for segment in segments], out=ids_M[:num_tokens])
     is_target_M = np.concatenate([segment.is_target for segment in segments])
     place_N = np.flatnonzero(is_target_M)
-    # As a segment of its own the padding is not attended to by any token that counts.
-    whole = [*lengths, padding] if padding else lengths
+    label_N = ids_M[place_N]
+    segment_N = np.repeat(np.arange(len(lengths)), lengths)[place_N]
     position_M = np.concatenate([np.arange(length, dtype=np.int64) for length in whole])
+    is_real_S = None
+    if shape is not None:
+        more = (0, shape.num_targets - len(place_N))
+        place_N = np.pad(place_N, more, constant_values=1)
+        label_N = np.pad(label_N, more, constant_values=NO_LABEL)
+        segment_N = np.pad(segment_N, more)
+        is_real_S = (np.arange(len(whole)) < len(lengths)).astype(np.float32)
     return MicroBatch(
         ids_1M=copy_to_device(ids_M[None], device),
         position_1M=copy_to_device(position_M[None], device),
-        segments=Segments.of(whole, device),
+        segments=Segments.of(whole, device, shape.longest if shape else 0),
         lengths=tuple(example.num_tokens for example in examples),
         predicted_at_N=copy_to_device(place_N - 1, device),
-        label_N=copy_to_device(ids_M[place_N], device),
-        segment_N=copy_to_device(np.repeat(np.arange(len(lengths)), lengths)[place_N], device),
-        num_segments=len(lengths),
+        label_N=copy_to_device(label_N, device),
+        segment_N=copy_to_device(segment_N, device),
+        num_segments=len(lengths) if shape is None else len(whole),
+        is_real_S=None if is_real_S is None else copy_to_device(is_real_S, device),
     )
+
+
+def _pad_segments(lengths: list[int], device: torch.device, shape: MicroShape | None) -> list[int]:
+    """Return the lengths of all segments; no token that counts attends to those of the padding."""
+    num_tokens = sum(lengths)
+    if shape is None:
+        size = round_up_tokens(num_tokens) if device.type == "cuda" else num_tokens
+        return [*lengths, size - num_tokens] if size > num_tokens else lengths
+    left = shape.num_tokens - num_tokens
+    num_full, rest = divmod(left, shape.longest)
+    pads = [shape.longest] * num_full + ([rest] if rest else [])
+    num_empty = shape.num_segments - len(lengths) - len(pads)
+    return [*lengths, *pads, *[0] * num_empty]
 
 
 def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.micro_batch import MicroBatch
+from agents.trainer.model.micro_batch import MicroBatch, copy_to_device
 
 
 class Preference:
@@ -26,23 +26,35 @@ class Preference:
         self._beta = beta
         self._reference_P2 = reference_P2
 
+    def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
+        """Return the log-probabilities of the reference (P, 2), or None if the model has them."""
+        if self._reference_P2 is None:
+            return None
+        known_P2 = self._reference_P2[list(places)]
+        missing = batch.num_segments // 2 - len(known_P2)
+        return copy_to_device(F.pad(known_P2, (0, 0, 0, missing)).numpy(), batch.label_N.device)
+
     def compute(
-        self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
+        self, batch: MicroBatch, known: Tensor | None, gradient_scale: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the sums; see `Objective`."""
-        reference_P2 = self._refer(batch, places)
+        reference_P2 = self._refer(batch) if known is None else known
         policy_P2 = sum_log_probabilities(self._forward, batch)
         reward_P2 = self._beta * (policy_P2 - reference_P2.to(policy_P2))
         margin_P = reward_P2[:, 0] - reward_P2[:, 1]
-        loss = -F.logsigmoid(margin_P).sum()
+        loss_P = -F.logsigmoid(margin_P)
         # In float64: the sums must not depend on how a batch is cut into micro-batches.
         found = margin_P.detach().double()
-        sums = torch.stack([loss.detach().double(), found.sum(), (found > 0).double().sum()])
-        return loss * gradient_scale, sums
+        is_correct_P = (found > 0).double()
+        if batch.is_real_S is not None:
+            # Pairs of padding have a margin of 0, but a loss of log 2.
+            loss_P = loss_P * batch.is_real_S[::2]
+            is_correct_P *= batch.is_real_S[::2]
+        loss = loss_P.sum()
+        sums = torch.stack([loss.detach().double(), found.sum(), is_correct_P.sum()])
+        return loss if gradient_scale is None else loss * gradient_scale, sums
 
-    def _refer(self, batch: MicroBatch, places: Sequence[int]) -> Tensor:
-        if self._reference_P2 is not None:
-            return self._reference_P2[list(places)].to(batch.label_N.device)
+    def _refer(self, batch: MicroBatch) -> Tensor:
         with self._forward.without_adapter():
             return sum_log_probabilities(self._forward, batch)
 

@@ -34,13 +34,24 @@ NUM_SUMS = len(SUMS)
 class Objective(Protocol):
     """Computes the loss of micro-batches."""
 
+    def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
+        """Return what the loss needs beside the micro-batch, on its device; None for nothing.
+
+        Apart from `compute`, because a recorded pass can read a table in host memory only once.
+
+        Args:
+            batch: the micro-batch.
+            places: index of each example in the data, training first, evaluation after it.
+        """
+
     def compute(
-        self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
+        self, batch: MicroBatch, known: Tensor | None, gradient_scale: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the loss to differentiate, and the sums (3,) in float64, detached.
 
         Args:
             batch: the micro-batch; the dropout clock is set to it.
-            places: index of each example in the data, training first, evaluation after it.
-            gradient_scale: factor on the loss, and so on the gradients (fp16).
+            known: what `look_up` returned for it.
+            gradient_scale: factor on the loss, a scalar, and so on the gradients (fp16); None for
+                1.
         """

@@ -18,8 +18,12 @@ class Supervised:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
+    def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
+        """Return None: the labels are all that the loss needs."""
+        return None
+
     def compute(
-        self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
+        self, batch: MicroBatch, known: Tensor | None, gradient_scale: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the sums; see `Objective`."""
         features = self._forward.features(batch)

@@ -14,6 +14,9 @@ from agents.trainer.data.examples import Examples, Part
 from agents.trainer.data.order import choose_rows
 from agents.trainer.parallel.shares import split_batch
 
+# Steps from which the work of a run is estimated.
+_SAMPLED_STEPS = 24
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
@@ -27,6 +30,28 @@ class Batch:
     mine: Part
     my_tokens: int
     my_weight: int
+
+
+def sample_steps(
+    spec: RunSpec, train: Examples, *, first_step: int = 1, rank: int = 0, world_size: int = 1
+) -> list[list[int]]:
+    """Return the rows of a rank in some steps, with equal shares for all ranks.
+
+    Args:
+        spec: names seed and size.
+        train: training data.
+        first_step: number of the first of these steps, from 1.
+        rank: owner of the rows.
+        world_size: number of ranks.
+    """
+    steps = []
+    for step in range(first_step, first_step + _SAMPLED_STEPS):
+        size = spec.batch_sequences
+        rows = choose_rows(seed=spec.seed, step=step, batch=size, num_rows=len(train))
+        lengths = [int(train.num_tokens[row]) for row in rows]
+        mine = split_batch(lengths, (1.0,) * world_size)[rank]
+        steps.append([rows[place] for place in mine])
+    return steps
 
 
 def choose_batch(

@@ -106,7 +106,7 @@ class DataParallel:
         """Compute this rank's gradients; the last pass begins to send them."""
         if loss_scale is not None:
             # Scaled as the mean: the sum over a large batch would overflow fp16 at once.
-            self._executor.gradient_scale = loss_scale / batch.weight
+            self._executor.scale_gradients(loss_scale / batch.weight)
         self._reducer.divisor = batch.weight if loss_scale is None else loss_scale
         self._executor.add_gradients(batch.mine, self._reducer)
 

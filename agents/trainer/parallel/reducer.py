@@ -115,13 +115,9 @@ class Reducer:
         self._in_flight = []
         self._missing = [len(bucket.names) for bucket in self._flat.buckets]
 
-    def arm(self) -> None:
-        """Announce that the next backward pass is the last one of this attempt."""
+    def arm(self) -> bool:
+        """Announce that the next backward pass is the last one; return whether it reports."""
         self._armed = self._shared and self._transport.overlaps
-
-    @property
-    def is_armed(self) -> bool:
-        """Whether a backward pass now reports each gradient as soon as it is final."""
         return self._armed
 
     def finish(self) -> None:

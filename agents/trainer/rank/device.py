@@ -97,6 +97,18 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+@contextmanager
+def on_own_stream(device: torch.device) -> Iterator[None]:
+    """Compute on a stream of one's own inside the block: CUDA records no default stream."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize(device)  # loading used the default stream
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
+    torch.cuda.synchronize(device)
+
+
 def limit_memory(device: torch.device, most_gib: float | None) -> None:
     """Limit the memory that this process takes of its GPU to this many GiB; None: no limit.
 

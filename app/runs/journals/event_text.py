@@ -118,10 +118,16 @@ def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     if tokens is None or layers is None or not (is_compiled or twice or moved):
         return None  # a CPU has nothing to choose
     text = f"rank {rank} on {node} uses micro-batches of up to {tokens:,} tokens"
+    text += ", padded to few shapes that are replayed," if line.get("is_repeating") else ""
     text += " and compiled layers" if is_compiled else ""
     does = [f"{twice} recompute their activations"] if twice else []
     does += [f"{moved} offload them to the PC's memory"] if moved else []
     more = f"; of {count_of(layers, 'layer')}, {' and '.join(does)}" if does else ""
+    believed = number_of(line, "believed_tokens_per_s")
+    measured = number_of(line, "measured_tokens_per_s")
+    if believed is not None and measured is not None:
+        # The trainer corrects its search when steps are slower than it believed.
+        more += f", since the setting before reached {measured:,.0f} of {believed:,.0f} tokens/s"
     return "info", text + more, True
 
 

@@ -15,16 +15,26 @@ from torch._dynamo.exc import BackendCompilerFailed
 from agents.contract.layer_plan import LayerPlan, Needs
 from agents.contract.micro_shapes import group_examples
 from agents.trainer.autotune import name_setting, prove
-from agents.trainer.data.examples import Part
 from agents.trainer.execution.setting import ExecutionSetting
+from agents.trainer.execution.shapes import ShapeGrid
+from agents.trainer.execution.speed_watch import SpeedWatch
 from agents.trainer.execution.tuner import Tuner
+from agents.trainer.execution.workload import CostCurve, Workload
 from agents.trainer.kernels import compiling
+from agents.trainer.parallel.batch import sample_steps
+from tests.agents.trainer.execution.all_examples import AllExamples
 from tests.agents.trainer.execution.test_layers import CPU, make_executor, make_part
 from tests.agents.trainer.execution.test_tuner import NEEDS
 from tests.agents.trainer.optim.test_optimizer_reserve import make_reserve
 from tests.agents.trainer.ranks import make_spec
 
 ROOT = Path(__file__).parents[3]
+
+
+def make_workload(*lengths, batch=16, world_size=1, **more):
+    examples = AllExamples(make_part(*lengths).examples)
+    steps = sample_steps(make_spec(batch_sequences=batch), examples, world_size=world_size, **more)
+    return Workload(examples, steps, sends=world_size > 1)
 
 
 class Played(Tuner):
@@ -37,11 +47,7 @@ class Played(Tuner):
         super().__init__(
             executor,
             CPU,
-            lambda tokens: Part(
-                examples=[SimpleNamespace(num_tokens=100)] * (tokens // 100),
-                places=[],
-                positions=[],
-            ),
+            make_workload(*[100] * 200),
             max_tokens=max_tokens,
             recompute="auto",
             reserve=make_reserve("cpu")[0],
@@ -56,6 +62,9 @@ class Played(Tuner):
         self.asked.append(tokens)
         speed = self._speeds.get(tokens)
         return None if speed is None else ExecutionSetting(micro_tokens=tokens, tokens_per_s=speed)
+
+    def _run_final(self, best):
+        return best
 
 
 @pytest.fixture
@@ -89,42 +98,105 @@ def test_no_more_than_a_rank_can_get_is_tried(executor):
     assert tuner.asked == [2048, 3000]
 
 
-class Timed(Tuner):
-    """A search on a card that takes 1 s for each micro-batch and 1 s for each of its rows."""
-
-    def __init__(self, executor, *, step_rows):
-        def choose(tokens):
-            return SimpleNamespace(examples=[SimpleNamespace(num_tokens=100)] * (tokens // 100))
-
-        super().__init__(
-            executor,
-            CPU,
-            choose,
-            max_tokens=16384,
-            step_tokens=step_rows and 100.0 * step_rows,
-            recompute="auto",
-            reserve=make_reserve("cpu")[0],
-        )
-
-    def _time(self, part):
-        return 1.0 + len(part.examples)
-
-    def rate(self, rows):
-        part = self._choose_part(100 * rows)
-        return self._rate(part, self._time(part))
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 15, 16, 20])
-def test_a_setting_is_worth_what_a_whole_step_reaches_with_it(executor, rows):
-    groups = group_examples([100] * 16, 100 * rows)
-    whole_s = sum(1.0 + len(group) for group in groups)
-    alike = rows > 16 or 16 % rows == 0
-    expected = 100 * rows / (1.0 + rows) if alike else 1600 / whole_s
-    assert Timed(executor, step_rows=16).rate(rows) == pytest.approx(expected)
+@pytest.mark.parametrize("is_repeating", [False, True])
+def test_a_setting_is_worth_what_whole_steps_reach_with_it(rows, is_repeating):
+    """A card that takes 1 s for each micro-batch and 1 s for each of its rows."""
+    workload = Workload(make_spec(batch_sequences=16), AllExamples(make_part(*[128] * 50).examples))
+    costs = CostCurve(((128, 2.0), (128 * rows, 1.0 + rows)) if rows > 1 else ((128, 2.0),), 0.0)
+    found = workload.predict_speed(128 * rows, costs, is_repeating=is_repeating)
+    groups = group_examples([128] * 16, 128 * rows, is_filled=is_repeating)
+    assert found == pytest.approx(16 * 128 / sum(1.0 + len(group) for group in groups))
 
 
-def test_where_shares_change_a_setting_is_worth_its_largest_micro_batch(executor):
-    assert Timed(executor, step_rows=None).rate(3) == pytest.approx(300 / 4)
+def test_padding_and_small_micro_batches_lower_the_worth_of_a_setting():
+    lengths = [40, 300, 700, 1000, 90, 260, 510, 130]
+    workload = make_workload(*lengths, batch=4)
+    costs = CostCurve(((1024, 1.0),))
+    exact = workload.predict_speed(1024, costs, is_repeating=False)
+    padded = workload.predict_speed(1024, costs, is_repeating=True)
+    assert exact <= 1024.0
+    assert 0.75 * exact < padded < exact
+    waiting = CostCurve(((1024, 1.0),), launch_s=3.0)
+    assert workload.predict_speed(1024, waiting, is_repeating=False) < 0.5 * exact
+    assert workload.predict_speed(1024, waiting, is_repeating=True) == pytest.approx(padded)
+    # Of several ranks each launches the last micro-batch of a step, beside the others.
+    shared = make_workload(*lengths, batch=4, world_size=2)
+    alone = shared.predict_speed(1024, costs, is_repeating=True)
+    assert shared.predict_speed(1024, waiting, is_repeating=True) < 0.7 * alone
+    # With micro-batches of 1,024 tokens many are smaller; with small ones few are.
+    assert 200 < workload.find_small(1024, is_repeating=True) < 820
+    assert workload.find_small(1000, is_repeating=False) is not None
+
+
+def test_the_usual_shapes_cover_nearly_all_micro_batches():
+    draw = np.random.default_rng(3)
+    lengths = np.minimum(512, draw.lognormal(4.6, 0.8, 900).astype(int) + 3)
+    examples = AllExamples(make_part(*map(int, lengths)).examples)
+    grid, workload = ShapeGrid(examples, 512), make_workload(*map(int, lengths))
+    usual = workload.choose_usual(grid, 1024, 10)
+    shapes = {grid.choose(part.examples, 1024) for part in usual}
+    assert len(shapes) == len(usual) <= 10
+    later = make_workload(*map(int, lengths), first_step=30)
+    found = []
+    for step in range(3):
+        part = later.choose_step(step, 1e9)
+        lengths = [one.num_tokens for one in part.examples]
+        for group in group_examples(lengths, 1024, is_filled=True):
+            found.append(grid.choose(part.pick(group).examples, 1024) in shapes)
+    assert sum(found) > 0.8 * len(found)
+
+
+def settings(*speeds):
+    """Settings of rising size, with these believed speeds."""
+    return [
+        ExecutionSetting(micro_tokens=1024 * (place + 1), tokens_per_s=speed)
+        for place, speed in enumerate(speeds)
+    ]
+
+
+def watch(chosen, tried, real, num_steps=40):
+    """Return the corrections, where settings really have these tokens per second by size."""
+    watched, used, found = SpeedWatch(chosen, tried), chosen, []
+    for _ in range(num_steps):
+        correction = watched.learn(1000, 1000 / real[used.micro_tokens])
+        if correction is not None:
+            used = correction.setting
+            found.append(correction)
+    assert watched.is_done
+    return used, found
+
+
+def test_a_setting_that_is_as_fast_as_believed_stays():
+    tried = settings(100.0, 90.0, 80.0)
+    used, found = watch(tried[0], tried, {1024: 91.0, 2048: 500.0, 3072: 500.0})
+    assert (used, found) == (tried[0], [])
+
+
+def test_a_setting_that_is_slower_than_believed_is_compared_with_the_next_best():
+    tried = settings(100.0, 90.0, 80.0)
+    used, found = watch(tried[0], tried, {1024: 40.0, 2048: 85.0, 3072: 99.0})
+    assert used.micro_tokens == 2048
+    assert [one.is_final for one in found] == [False, True]
+    assert found[0].believed_tokens_per_s == 100.0
+    assert found[0].measured_tokens_per_s == pytest.approx(40.0)
+    assert found[1].setting.tokens_per_s == pytest.approx(85.0)
+
+
+def test_the_faster_one_comes_back_and_no_more_than_two_are_tried():
+    tried = settings(100.0, 90.0, 80.0, 70.0)
+    used, found = watch(tried[0], tried, {1024: 60.0, 2048: 50.0, 3072: 40.0, 4096: 900.0})
+    assert used.micro_tokens == 1024
+    assert [one.setting.micro_tokens for one in found] == [2048, 3072, 1024]
+    assert found[-1].setting.tokens_per_s == pytest.approx(60.0)
+
+
+def test_nothing_changes_once_a_checkpoint_is_saved():
+    tried = settings(100.0, 90.0)
+    watched = SpeedWatch(tried[0], tried)
+    watched.stop()
+    assert all(watched.learn(1000, 100.0) is None for _ in range(40))
+    assert SpeedWatch(ExecutionSetting(micro_tokens=9), []).is_done  # nothing was believed
 
 
 def test_a_card_where_nothing_was_timed_recomputes_everything(executor):

@@ -1,0 +1,196 @@
+"""What one rank will compute: micro-batches of the run's own rows, and the time that they take.
+
+A setting is worth what real steps reach with it. Their micro-batches follow from the lengths of the
+rows alone, so it is enough to time a few sizes, and to add up the time of all micro-batches in a
+sample of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.contract.micro_shapes import group_examples, round_size, round_up_tokens
+from agents.trainer.data.examples import Examples, Part, choose_examples
+from agents.trainer.execution.shapes import ShapeGrid
+from agents.trainer.model.micro_batch import MicroShape
+
+# Sampled steps that can be computed as a whole.
+_NUM_PARTS = 3
+# Micro-batches below this share of the capacity are timed with a size of their own, if they hold at
+# least this share of the tokens.
+_SMALL, _MIN_SHARE = 0.8, 0.1
+# Share of the fullest micro-batch from which others count as full, too.
+_FULL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Seconds of a micro-batch by its size, through one or two measured points."""
+
+    points: tuple[tuple[int, float], ...]
+    """Tokens and seconds, the largest last."""
+    launch_s: float = 0.0
+    """Seconds of the host for each micro-batch, beside which the card computes."""
+
+    def seconds(self, num_tokens: int) -> float:
+        """Return the seconds of a micro-batch on the card.
+
+        >>> CostCurve(((100, 2.0),)).seconds(50), CostCurve(((50, 2.0), (100, 3.0))).seconds(75)
+        (1.0, 2.5)
+        """
+        tokens, seconds = self.points[-1]
+        if len(self.points) > 1:
+            less_tokens, less_s = self.points[0]
+            slope = max(0.0, (seconds - less_s) / (tokens - less_tokens))
+            found = less_s + slope * (num_tokens - less_tokens)
+            # A line through two measured points may leave them too flat or too steep.
+            return max(found, 0.5 * less_s * num_tokens / less_tokens)
+        return seconds * num_tokens / tokens
+
+    def step_seconds(self, sizes: Sequence[int], num_launched: int) -> float:
+        """Return the seconds of a step with micro-batches of these sizes.
+
+        The host launches one while the card computes another, so the slower of both decides.
+
+        Args:
+            sizes: Tokens of each micro-batch.
+            num_launched: How many of them are launched rather than replayed.
+
+        >>> costs = CostCurve(((100, 2.0),), launch_s=1.5)
+        >>> costs.step_seconds([100, 50, 20], 3), costs.step_seconds([100, 50, 20], 1)
+        (4.5, 3.4)
+        """
+        return max(num_launched * self.launch_s, sum(map(self.seconds, sizes)))
+
+
+class Workload:
+    """The part of a run that falls to one rank.
+
+    Args:
+        examples: Training data.
+        steps: Rows of this rank in some steps of the run; see `sample_steps`.
+        sends: Whether gradients are sent while the last micro-batch of a step makes them; it cannot
+            be replayed then.
+    """
+
+    def __init__(
+        self, examples: Examples, steps: Sequence[list[int]], *, sends: bool = False
+    ) -> None:
+        self._examples = examples
+        self._sends = sends
+        self._steps = [rows for rows in steps if rows] or list(steps[:1])
+
+    def choose_part(self, num_tokens: int) -> Part:
+        """Return examples of at most this many tokens in total, but at least the longest one."""
+        return choose_examples(self._examples, num_tokens)
+
+    def choose_full(self, capacity: int, *, is_repeating: bool) -> Part:
+        """Return a full micro-batch of the sampled steps, with the usual number of rows.
+
+        `choose_part` begins with the longest row, whose attention takes longer than usual.
+        """
+        groups = self._list_groups(capacity, is_repeating=is_repeating)
+        counts = [sum(int(self._examples.num_tokens[row]) for row in rows) for rows in groups]
+        full = [
+            rows for rows, count in zip(groups, counts, strict=True) if count >= _FULL * max(counts)
+        ]
+        return self._make_part(sorted(full, key=len)[len(full) // 2])
+
+    def _list_groups(self, capacity: int, *, is_repeating: bool) -> list[list[int]]:
+        """Return the rows of all micro-batches of the sampled steps."""
+        found = []
+        for rows in self._steps:
+            lengths = [int(self._examples.num_tokens[row]) for row in rows]
+            groups = group_examples(lengths, capacity, is_filled=is_repeating)
+            found += [[rows[place] for place in group] for group in groups]
+        return found
+
+    def choose_step(self, number: int, max_tokens: float) -> Part:
+        """Return a real step of this rank, or as many of its first examples as have so many tokens.
+
+        Args:
+            number: Of the step in the sample; they repeat.
+            max_tokens: Limit; at least one example is returned.
+        """
+        rows, total = self._steps[number % min(_NUM_PARTS, len(self._steps))], 0
+        chosen: list[int] = []
+        for row in rows:
+            total += int(self._examples.num_tokens[row])
+            if chosen and total > max_tokens:
+                break
+            chosen.append(row)
+        return self._make_part(chosen)
+
+    def choose_usual(self, grid: ShapeGrid, capacity: int, most: int) -> list[Part]:
+        """Return a micro-batch of each usual shape, the largest first.
+
+        Args:
+            grid: Rounds shapes.
+            capacity: Limit of a micro-batch, in tokens.
+            most: Limit of the number of shapes; the most frequent ones are returned.
+        """
+        found: dict[MicroShape, list[list[int]]] = {}
+        for rows in self._list_groups(capacity, is_repeating=True):
+            shape = grid.choose([self._examples[row] for row in rows], capacity)
+            found.setdefault(shape, []).append(rows)
+        usual = sorted(found, key=lambda shape: -len(found[shape]))[:most]
+        usual.sort(key=lambda shape: -shape.num_tokens)
+        return [self._make_part(found[shape][0]) for shape in usual]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean number of tokens of this rank in a step."""
+        return self._count_tokens() / len(self._steps)
+
+    def find_small(self, capacity: int, *, is_repeating: bool) -> int | None:
+        """Return the usual size of the smaller micro-batches, in tokens; None if they are few."""
+        steps = self._list_sizes(capacity, is_repeating=is_repeating)
+        sizes = [size for step in steps for size in step]
+        small = [size for size in sizes if size < _SMALL * capacity]
+        if sum(small) < _MIN_SHARE * sum(sizes):
+            return None
+        return round(sum(size * size for size in small) / sum(small))
+
+    def predict_speed(self, capacity: int, costs: CostCurve, *, is_repeating: bool) -> float:
+        """Return the tokens per second of the sampled steps; padding does not count.
+
+        Args:
+            capacity: Limit of a micro-batch, in tokens.
+            costs: Seconds of a micro-batch by its size.
+            is_repeating: Whether micro-batches are padded to sizes that repeat.
+        """
+        steps = self._list_sizes(capacity, is_repeating=is_repeating)
+        sent = int(self._sends)
+        seconds = (
+            costs.step_seconds(sizes, sent if is_repeating else len(sizes)) for sizes in steps
+        )
+        return self._count_tokens() / sum(seconds)
+
+    def _make_part(self, rows: list[int]) -> Part:
+        return Part(
+            examples=[self._examples[row] for row in rows],
+            places=rows,
+            positions=list(range(len(rows))),
+        )
+
+    def _count_tokens(self) -> int:
+        return sum(int(self._examples.num_tokens[row]) for rows in self._steps for row in rows)
+
+    def _list_sizes(self, capacity: int, *, is_repeating: bool) -> list[list[int]]:
+        """Return the sizes of the micro-batches of each step."""
+        steps = []
+        for rows in self._steps:
+            lengths = [int(self._examples.num_tokens[row]) for row in rows]
+            groups = group_examples(lengths, capacity, is_filled=is_repeating)
+            chosen = ([lengths[place] for place in group] for group in groups)
+            steps.append([_pad(one, capacity, is_repeating=is_repeating) for one in chosen])
+        return steps
+
+
+def _pad(lengths: Sequence[int], capacity: int, *, is_repeating: bool) -> int:
+    num_tokens = sum(lengths)
+    if not is_repeating or (min(lengths) == max(lengths) and num_tokens % lengths[0] == 0):
+        # Rows of one length are not padded either; see `ShapeGrid`.
+        return round_up_tokens(num_tokens)
+    return round_size(num_tokens, capacity)

@@ -1,0 +1,54 @@
+"""Operators that the compiler takes as a whole, with little work for the host per call.
+
+`torch.library.custom_op` checks at each call whether results alias inputs, and asks Dynamo not to
+look into the function: on an H100's host that took half of the time of a layer's launches. These
+are registered with the dispatcher directly. Their functions must return new tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_NAMESPACE = "rackless"
+_LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that makes an operator of a function, for all devices.
+
+    Args:
+        name: Of the operator in torch's registry.
+    """
+
+    def define(function: Callable[..., Any]) -> Any:
+        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+    return define
+
+
+def shapes_of(defined: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator for the function that makes an operator's results without content."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        torch.library.register_fake(defined.name(), function, lib=_LIBRARY)
+        return function
+
+    return register
+
+
+def set_gradient(
+    defined: Any, differentiate: Callable[..., Any], *, keep: Callable[..., None]
+) -> None:
+    """Set the gradient of an operator.
+
+    Args:
+        defined: The operator.
+        differentiate: Called with the context and the gradients of the results.
+        keep: Called with the context, the inputs and the result.
+    """
+    torch.library.register_autograd(defined.name(), differentiate, setup_context=keep, lib=_LIBRARY)
