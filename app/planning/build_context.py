@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 from app.planning.candidate import PlanRequest
-from app.planning.cluster import Cluster
+from app.planning.cluster import Cluster, PlannedGpu, PlannedNode
 from app.planning.learning import Correction
 from app.planning.memory.forecast import GIB
-from app.planning.memory.gpu import is_compiled
+from app.planning.memory.gpu import COMPILED_CAPABILITY, GpuMemory, is_compiled
 from app.planning.plan_context import Case, Worker
 from app.planning.rates import Rates, find_rates
 from app.planning.row_lengths import RowLengths, assume_lengths
@@ -93,42 +93,65 @@ def count_steps(request: PlanRequest, mean_tokens: float) -> int | None:
 def _workers(
     request: PlanRequest, cluster: Cluster, work: ModelCost
 ) -> tuple[tuple[Worker, ...], list[str]]:
-    spec, family = request.spec, request.shape.family
     workers, notes = [], []
-    cap = None if spec.memory_gib is None else int(spec.memory_gib * GIB)
     for node in cluster.nodes:
         for gpu in node.gpus:
             memory = gpu.memory
             if memory is None:
                 notes.append(f"{node.name}: the memory of its {gpu.name} is not known")
                 continue
-            rates = find_rates(gpu)
-            learned = request.learned.find(
-                gpu.name, family, spec.adapter.kind, is_calibrated=gpu.calibration is not None
-            )
+            workers.append(_make_worker(request, node, gpu, memory, work))
+            if request.spec.compile == "auto" and gpu.device != "cpu":
+                notes += _list_obstacles(workers[-1])
+    return tuple(workers), [*dict.fromkeys(notes), *_rate_notes(workers)]
+
+
+def _make_worker(
+    request: PlanRequest, node: PlannedNode, gpu: PlannedGpu, memory: GpuMemory, work: ModelCost
+) -> Worker:
+    spec, rates = request.spec, find_rates(gpu)
+    learned = request.learned.find(
+        gpu.name,
+        request.shape.family,
+        spec.adapter.kind,
+        is_calibrated=gpu.calibration is not None,
+    )
+    memory = replace(
+        memory,
+        cap_bytes=None if spec.memory_gib is None else int(spec.memory_gib * GIB),
+        pieces_grow=node.system not in ("wsl", "windows"),
+        has_compiler=node.has_compiler,
+    )
+    is_cpu = gpu.device == "cpu"
+    return Worker(
+        node=node,
+        gpu=gpu,
+        memory=memory,
+        rates=rates,
+        pace=make_pace(
+            work,
+            rates,
+            correction=learned.speed.value,
             # Not part of the learned factor, which knows only card, family and adapter.
-            share = arithmetic_share(spec, gpu)
-            workers.append(
-                Worker(
-                    node=node,
-                    gpu=gpu,
-                    memory=replace(
-                        memory, cap_bytes=cap, pieces_grow=node.system not in ("wsl", "windows")
-                    ),
-                    rates=rates,
-                    pace=make_pace(
-                        work,
-                        rates,
-                        correction=learned.speed.value,
-                        share=share,
-                        may_replay=can_replay(spec, gpu),
-                        compiled=gpu.device == "cpu" or is_compiled(spec, memory),
-                    ),
-                    correction=learned,
-                    host_bytes=node.free_ram_bytes // len(node.gpus),
-                )
-            )
-    return tuple(workers), [*notes, *_rate_notes(workers)]
+            share=arithmetic_share(spec, gpu),
+            may_replay=not is_cpu and can_replay(spec, memory),
+            compiled=is_cpu or is_compiled(spec, memory),
+        ),
+        correction=learned,
+        host_bytes=node.free_ram_bytes // len(node.gpus),
+    )
+
+
+def _list_obstacles(worker: Worker) -> list[str]:
+    """Return why layers are not compiled on a GPU, as assumptions; none: they are."""
+    where, what = worker.node.name, "its layers are not compiled, which is slower and needs more"
+    if worker.memory.capability < COMPILED_CAPABILITY:
+        return [f"{where}: {what} memory: its {worker.gpu.name} is older than Triton supports"]
+    if not worker.memory.has_compiler:
+        return [
+            f"{where}: {what} memory: no C compiler is installed (sudo apt install build-essential)"
+        ]
+    return []
 
 
 def _rate_notes(workers: list[Worker]) -> list[str]:

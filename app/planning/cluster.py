@@ -95,6 +95,8 @@ class PlannedNode:
     ram_bytes: int | None = None
     system: System | None = None
     num_cores: int | None = None
+    has_compiler: bool = True
+    """Whether it has the C compiler that compiled layers need; assumed where nobody looked."""
 
     @property
     def free_ram_bytes(self) -> int:
@@ -223,6 +225,7 @@ def _node(
         ram_bytes=facts.memory_bytes,
         system=system,
         num_cores=facts.num_cores,
+        has_compiler=facts.compiler is not None,
     )
 
 

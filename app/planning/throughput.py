@@ -22,7 +22,7 @@ from agents.contract.spec import RunSpec
 from app.planning.cluster import PlannedGpu
 from app.planning.memory.experts import count_met_adapter
 from app.planning.memory.forecast import MemorySetting, choose_dtype, count_trained
-from app.planning.memory.gpu import is_compiled
+from app.planning.memory.gpu import GpuMemory, is_compiled
 from app.planning.model_shape import LayerShape, ModelShape, choose_targets
 from app.planning.rates import Rates
 from app.planning.row_lengths import Division, RowLengths, divide
@@ -352,17 +352,15 @@ def make_pace(
     )
 
 
-def can_replay(spec: RunSpec, gpu: PlannedGpu) -> bool:
+def can_replay(spec: RunSpec, gpu: GpuMemory) -> bool:
     """Return whether the trainer replays micro-batches, as `autotune.make_replayer` decides.
 
     A recording repeats the same kernels on the same memory: it needs compiled layers, gradients
     without a loss scale, and no look-up in a table of reference losses in host memory.
     """
-    memory = gpu.memory
-    if gpu.device == "cpu" or memory is None or not is_compiled(spec, memory):
-        return False
     looks_up = spec.objective == "dpo" and spec.adapter.kind == "full"
-    return choose_dtype(spec, memory) != "fp16" and spec.compression == "none" and not looks_up
+    is_plain = choose_dtype(spec, gpu) != "fp16" and spec.compression == "none"
+    return is_compiled(spec, gpu) and is_plain and not looks_up
 
 
 def arithmetic_share(spec: RunSpec, gpu: PlannedGpu) -> float:

@@ -224,3 +224,18 @@ def test_no_gpu_at_all_is_no_plan() -> None:
     assert plan.chosen is None
     assert plan.others == ()
     assert plan.advice
+
+
+def test_a_plan_knows_where_layers_are_not_compiled_and_what_that_costs() -> None:
+    nodes = tuple(
+        replace(make_node(name, "RTX 4070"), has_compiler=has)
+        for name, has in (("a", True), ("b", False))
+    )
+    plans = [make_plan(ask(Cluster(nodes=(node,)))) for node in nodes]
+    compiled, plain = plans
+
+    assert compiled.chosen is not None
+    assert plain.chosen is not None
+    assert plain.chosen.step_s > 1.1 * compiled.chosen.step_s
+    assert any("no C compiler is installed" in one for one in plain.assumptions)
+    assert not any("compile" in one for one in compiled.assumptions)
