@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from agents.contract.spec import MOST, RunSpec
@@ -77,8 +78,9 @@ def _make_fit(
     # A run that names its nodes needs all of them; otherwise one card that fits is enough.
     is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
-    offers = [offer for offer in _list_offers(request, num_needed) if offer is not None]
-    yield from offers[:_MAX_OFFERS]
+    every = (offer for offer in _list_offers(request, num_needed) if offer is not None)
+    offers = list(islice(every, _MAX_OFFERS))
+    yield from offers
     if not offers and chosen is None:
         yield from _nothing_fits(request, case, found)
 
@@ -118,7 +120,11 @@ def _offer(request: PlanRequest, one: tuple[Change, str], num_needed: int) -> Ad
     """Return advice with what a changed run needs; None: it fits on too few cards."""
     change, words = one
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))
-    able = [worker for worker in changed.workers if changed.fit(worker, 1).fits]
+    # The smallest setting is quick to forecast, and a search takes milliseconds.
+    able = [worker for worker in changed.workers if changed.may_fit(worker)]
+    if len(able) < num_needed:
+        return None
+    able = [worker for worker in able if changed.fit(worker, 1).fits]
     if len(able) < num_needed:
         return None
     where = name_nodes(tuple(dict.fromkeys(worker.node.name for worker in able)))

@@ -143,6 +143,13 @@ class Case:
         )
         return correct(plain, worker.correction.memory.value)
 
+    def may_fit(self, worker: Worker) -> bool:
+        """Return whether the setting that needs the least memory fits on a GPU alone."""
+        num_layers = 0 if self.spec.recompute == "none" else self.shape.num_layers
+        least = MemorySetting(micro_tokens=self.longest_tokens, num_recomputed=num_layers)
+        needed = self.forecast(worker, least, 1).expected_bytes
+        return needed <= worker.memory.room_bytes
+
     def room_bytes(self, worker: Worker) -> int:
         """Return the memory of a GPU that may be in use, other programs included, in bytes."""
         return self.fit(worker, 1).room_bytes
