@@ -7,7 +7,7 @@ card's memory; and 4-bit weights unpacked once per pass, unless free memory hold
 micro-batch that is not replayed takes at least what the host needs to launch it.
 
 The shares below hold for compiled layers (see agents/trainer/execution/layers.py). They were fitted
-to whole steps on an H200, each in two a held-out one (tests/app/planning/measured_runs.json).
+to six whole steps on an H200 and held against six others (tests/app/planning/measured_runs.json).
 
 FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
 counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter runs
