@@ -102,7 +102,7 @@ def test_no_more_than_a_rank_can_get_is_tried(executor):
 @pytest.mark.parametrize("is_repeating", [False, True])
 def test_a_setting_is_worth_what_whole_steps_reach_with_it(rows, is_repeating):
     """A card that takes 1 s for each micro-batch and 1 s for each of its rows."""
-    workload = Workload(make_spec(batch_sequences=16), AllExamples(make_part(*[128] * 50).examples))
+    workload = make_workload(*[128] * 50)
     costs = CostCurve(((128, 2.0), (128 * rows, 1.0 + rows)) if rows > 1 else ((128, 2.0),), 0.0)
     found = workload.predict_speed(128 * rows, costs, is_repeating=is_repeating)
     groups = group_examples([128] * 16, 128 * rows, is_filled=is_repeating)
