@@ -69,6 +69,8 @@ _TEXT_FAMILIES = {
 }  # fmt: skip
 # What no Llama has: latent attention, states from token to token.
 _STRANGE = ("kv_lora_rank", "state_size", "mamba_d_state", "ssm_state_size", "conv_L_cache")
+# A null in config.json says that there is none, as of DeepSeek-V2-Lite's queries.
+_NONE_BY_NULL = frozenset({"q_lora_rank"})
 _LLAMA_KINDS = {"full_attention", "sliding_attention"}
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
@@ -318,6 +320,9 @@ def _refuse_strange(family: str, text: Mapping[str, Any]) -> None:
 def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShape:
     """Return the shape of a model whose layers `family_layers` reads one by one."""
     known = {**how.defaults, **{k: v for k, v in text.items() if v is not None}}
+    for name in _NONE_BY_NULL & text.keys():
+        if text[name] is None:
+            known.pop(name, None)
     if family == "nemotron_h":
         known = with_layer_list(known)
     config = ConfigReader(known)

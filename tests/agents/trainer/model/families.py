@@ -109,7 +109,84 @@ SEEN: dict[str, tuple[str, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 
-UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {}
+UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 3, biased and tied": ("llama", {
+        "hidden_size": 30, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "attention_bias": True,
+        "mlp_bias": True, "tie_word_embeddings": True,
+    }),
+    "Qwen3, one key head": ("qwen3", {
+        "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12, "attention_bias": True,
+    }),
+    "Qwen3-Next, dense first": ("qwen3_next", {
+        **FEW_EXPERTS, "shared_expert_intermediate_size": 20, "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "mlp_only_layers": [0], "linear_num_value_heads": 6, "linear_num_key_heads": 3,
+        "linear_key_head_dim": 7, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 4,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12,
+    }),
+    "Qwen3.5, equal heads": ("qwen3_5_text", {
+        "layer_types": LINEAR, "linear_num_value_heads": 3, "linear_num_key_heads": 3,
+        "linear_key_head_dim": 5, "linear_value_head_dim": 8, "tie_word_embeddings": True,
+    }),
+    "Qwen3.5-MoE": ("qwen3_5_moe_text", {
+        **DELTA, **FEW_EXPERTS, "shared_expert_intermediate_size": 16,
+    }),
+    "Gemma 3, wide heads": ("gemma3_text", {
+        "sliding_window": 3, "num_hidden_layers": 3, "head_dim": 14, "hidden_size": 30, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "layer_types": [*HALF, "sliding_attention"],
+    }),
+    "Gemma 4, shared values": ("gemma4_text", {
+        "sliding_window": 4, "layer_types": HALF, "global_head_dim": 12, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+    }),
+    "Phi-4, partial angles": ("phi3", {"partial_rotary_factor": 0.5, "num_key_value_heads": 4}),
+    "OLMo 3, tied": ("olmo3", {
+        "sliding_window": 7, "layer_types": HALF, "tie_word_embeddings": True,
+        "attention_bias": True, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4,
+    }),
+    "SmolLM3, untied": ("smollm3", {
+        "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False,
+    }),
+    "GLM-4.5, normed heads": ("glm4_moe", {
+        **FEW_EXPERTS, "n_routed_experts": 6, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 0, "use_qk_norm": True, "attention_bias": True,
+    }),
+    "gpt-oss, six heads": ("gpt_oss", {
+        "sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"],
+        "num_attention_heads": 6, "num_key_value_heads": 2, "num_local_experts": 3,
+        "num_experts_per_tok": 1,
+    }),
+    "Granite 4, dense": ("granitemoehybrid", {
+        "mamba_n_heads": 6, "mamba_d_head": 10, "mamba_d_state": 5, "mamba_n_groups": 3,
+        "mamba_expand": 2, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 3,
+        "head_dim": 10, "mamba_d_conv": 3, "mamba_conv_bias": False, "mamba_proj_bias": True,
+        "num_local_experts": 0, "shared_intermediate_size": 40, "tie_word_embeddings": True,
+        "layer_types": LINEAR, "layers_block_type": LINEAR, "position_embedding_type": "rope",
+    }),
+    "Falcon-H1, normed": ("falcon_h1", {
+        **MAMBA, "mamba_n_groups": 1, "mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_rms_norm": True,
+        "ssm_multipliers": [0.5, 1.5, 1.0, 0.7, 1.2], "key_multiplier": 0.8,
+    }),
+    "Nemotron-H, experts": ("nemotron_h", {
+        **FEW_EXPERTS, "layers_block_type": ["linear_attention", "moe", "full_attention"],
+        "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 7, "n_groups": 1,
+        "chunk_size": 8, "moe_shared_expert_intermediate_size": 20, "n_routed_experts": 4,
+        "num_hidden_layers": 3,
+    }),
+    "LFM2, biased": ("lfm2", {
+        "layer_types": ["full_attention", "conv", "conv"], "num_hidden_layers": 3,
+        "conv_L_cache": 4, "conv_bias": True, "block_auto_adjust_ff_dim": False,
+    }),
+    "DeepSeek-V3, direct queries": ("deepseek_v3", {
+        **LATENT, "q_lora_rank": None, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "first_k_dense_replace": 0, "v_head_dim": 10,
+    }),
+    "Llama 4, alternating": ("llama4_text", {
+        **FEW_EXPERTS, "num_hidden_layers": 2, "attention_chunk_size": 4, "floor_scale": 3,
+        "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0], "intermediate_size_mlp": 36,
+        "use_qk_norm": False, "num_attention_heads": 6, "num_key_value_heads": 3,
+    }),
+}  # fmt: skip
 
 
 FAMILIES = {**SEEN, **UNSEEN}
