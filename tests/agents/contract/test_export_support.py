@@ -57,3 +57,12 @@ def test_a_multimodal_model_is_known_by_its_text_model():
     config = {"model_type": "mistral3", "text_config": {"model_type": "ministral"}}
     assert find_refusal(config, "gguf")
     assert find_refusal(config, "nf4") is None
+
+
+def test_the_table_of_families_says_what_is_exported():
+    text = (ROOT / "docs" / "models.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| [^|]+ \| (\w+) \| (\w+) \| (\w+) \|$", text, re.M)
+    assert {kind for kind, *_ in rows} == {*KINDS, "mixtral"}
+    for kind, *said in rows:
+        asked = [("gguf", "gptqmodel"), ("gptq", "gptqmodel"), ("awq", "autoawq")]
+        assert said == ["no" if refuses(kind, *one) else "yes" for one in asked], kind

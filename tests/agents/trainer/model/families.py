@@ -111,7 +111,8 @@ SEEN: dict[str, tuple[str, dict[str, Any]]] = {
 
 UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3, biased and tied": ("llama", {
-        "hidden_size": 30, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "attention_bias": True,
+        "hidden_size": 30, "num_attention_heads": 6, "num_key_value_heads": 3,
+        "head_dim": 10, "attention_bias": True,
         "mlp_bias": True, "tie_word_embeddings": True,
     }),
     "Qwen3, one key head": ("qwen3", {
@@ -132,7 +133,8 @@ UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
         **DELTA, **FEW_EXPERTS, "shared_expert_intermediate_size": 16,
     }),
     "Gemma 3, wide heads": ("gemma3_text", {
-        "sliding_window": 3, "num_hidden_layers": 3, "head_dim": 14, "hidden_size": 30, "num_attention_heads": 3,
+        "sliding_window": 3, "num_hidden_layers": 3, "head_dim": 14,
+        "hidden_size": 30, "num_attention_heads": 3,
         "num_key_value_heads": 1, "layer_types": [*HALF, "sliding_attention"],
     }),
     "Gemma 4, shared values": ("gemma4_text", {
