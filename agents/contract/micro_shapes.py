@@ -94,3 +94,20 @@ def round_size(num_tokens: int, capacity: int) -> int:
     size = -(-num_tokens // step) * step
     # The last eighth may be a little shorter than the others.
     return min(size, round_up_tokens(capacity)) if num_tokens <= capacity else size
+
+
+def find_size(lengths: Sequence[int], capacity: int, longest: int) -> int:
+    """Return the size of a micro-batch of these rows that repeats, in tokens.
+
+    Rows that all have the greatest length fill micro-batches alike, and need no padding.
+
+    Args:
+        lengths: Tokens of each row.
+        capacity: Usual limit of a micro-batch, in tokens.
+        longest: Length that no row exceeds, a multiple of `SIZE_STEP`.
+
+    >>> find_size([1024, 1024, 1024], 4096, 1024), find_size([1024, 1000], 4096, 1024)
+    (3072, 2048)
+    """
+    num_tokens = sum(lengths)
+    return num_tokens if min(lengths) == longest else round_size(num_tokens, capacity)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.contract.micro_shapes import round_size, round_up_tokens
+from agents.contract.micro_shapes import find_size, round_up_tokens
 from agents.trainer.data.examples import Example, Examples
 from agents.trainer.model.micro_batch import MicroShape
 
@@ -55,19 +55,15 @@ class ShapeGrid:
         num_targets = sum(one.num_targets for one in examples)
         num_tokens = sum(lengths)
         longest = max(self._longest, round_up_tokens(max(lengths)))
-        if min(lengths) == max(lengths) and num_tokens % longest == 0 and lengths[0] == longest:
-            # Segments of one length that fill the row have faster attention; they need no padding.
-            return MicroShape(
-                num_tokens=num_tokens,
-                num_segments=len(lengths),
-                num_targets=self._round_targets(num_targets, num_tokens),
-                longest=longest,
-            )
-        size = round_size(num_tokens, capacity)
-        num_pads = -(-(size - num_tokens) // longest)
+        size = find_size(lengths, capacity, longest)
+        num_segments = len(lengths)
+        # Segments of one length have faster attention, as long as no empty one is among them.
+        if min(lengths) < longest:
+            num_pads = -(-(size - num_tokens) // longest)
+            num_segments = self._round_segments(num_segments + num_pads, size)
         return MicroShape(
             num_tokens=size,
-            num_segments=self._round_segments(len(lengths) + num_pads, size),
+            num_segments=num_segments,
             num_targets=self._round_targets(num_targets, size),
             longest=longest,
         )

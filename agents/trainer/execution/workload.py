@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from agents.contract.micro_shapes import group_examples, round_size, round_up_tokens
+from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
 from agents.trainer.data.examples import Examples, Part, choose_examples
 from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.model.micro_batch import MicroShape
@@ -90,21 +91,12 @@ class Workload:
 
         `choose_part` begins with the longest row, whose attention takes longer than usual.
         """
-        groups = self._list_groups(capacity, is_repeating=is_repeating)
-        counts = [sum(int(self._examples.num_tokens[row]) for row in rows) for rows in groups]
+        groups = list(chain(*self._group_steps(capacity, is_repeating=is_repeating)))
+        counts = [sum(self._lengths(rows)) for rows in groups]
         full = [
             rows for rows, count in zip(groups, counts, strict=True) if count >= _FULL * max(counts)
         ]
         return self._make_part(sorted(full, key=len)[len(full) // 2])
-
-    def _list_groups(self, capacity: int, *, is_repeating: bool) -> list[list[int]]:
-        """Return the rows of all micro-batches of the sampled steps."""
-        found = []
-        for rows in self._steps:
-            lengths = [int(self._examples.num_tokens[row]) for row in rows]
-            groups = group_examples(lengths, capacity, is_filled=is_repeating)
-            found += [[rows[place] for place in group] for group in groups]
-        return found
 
     def choose_step(self, number: int, max_tokens: float) -> Part:
         """Return a real step of this rank, or as many of its first examples as have so many tokens.
@@ -131,7 +123,7 @@ class Workload:
             most: Limit of the number of shapes; the most frequent ones are returned.
         """
         found: dict[MicroShape, list[list[int]]] = {}
-        for rows in self._list_groups(capacity, is_repeating=True):
+        for rows in chain(*self._group_steps(capacity, is_repeating=True)):
             shape = grid.choose([self._examples[row] for row in rows], capacity)
             found.setdefault(shape, []).append(rows)
         usual = sorted(found, key=lambda shape: -len(found[shape]))[:most]
@@ -145,8 +137,7 @@ class Workload:
 
     def find_small(self, capacity: int, *, is_repeating: bool) -> int | None:
         """Return the usual size of the smaller micro-batches, in tokens; None if they are few."""
-        steps = self._list_sizes(capacity, is_repeating=is_repeating)
-        sizes = [size for step in steps for size in step]
+        sizes = list(chain(*self._list_sizes(capacity, is_repeating=is_repeating)))
         small = [size for size in sizes if size < _SMALL * capacity]
         if sum(small) < _MIN_SHARE * sum(sizes):
             return None
@@ -174,23 +165,29 @@ class Workload:
             positions=list(range(len(rows))),
         )
 
-    def _count_tokens(self) -> int:
-        return sum(int(self._examples.num_tokens[row]) for rows in self._steps for row in rows)
+    def _lengths(self, rows: Sequence[int]) -> list[int]:
+        return [int(self._examples.num_tokens[row]) for row in rows]
 
-    def _list_sizes(self, capacity: int, *, is_repeating: bool) -> list[list[int]]:
-        """Return the sizes of the micro-batches of each step."""
+    def _count_tokens(self) -> int:
+        return sum(sum(self._lengths(rows)) for rows in self._steps)
+
+    def _group_steps(self, capacity: int, *, is_repeating: bool) -> list[list[list[int]]]:
+        """Return the rows of each micro-batch of each sampled step."""
         steps = []
         for rows in self._steps:
-            lengths = [int(self._examples.num_tokens[row]) for row in rows]
-            groups = group_examples(lengths, capacity, is_filled=is_repeating)
-            chosen = ([lengths[place] for place in group] for group in groups)
-            steps.append([_pad(one, capacity, is_repeating=is_repeating) for one in chosen])
+            groups = group_examples(self._lengths(rows), capacity, is_filled=is_repeating)
+            steps.append([[rows[place] for place in group] for group in groups])
         return steps
 
-
-def _pad(lengths: Sequence[int], capacity: int, *, is_repeating: bool) -> int:
-    num_tokens = sum(lengths)
-    if not is_repeating or (min(lengths) == max(lengths) and num_tokens % lengths[0] == 0):
-        # Rows of one length are not padded either; see `ShapeGrid`.
-        return round_up_tokens(num_tokens)
-    return round_size(num_tokens, capacity)
+    def _list_sizes(self, capacity: int, *, is_repeating: bool) -> list[list[int]]:
+        """Return the sizes of the micro-batches of each step, padding included."""
+        longest = round_up_tokens(int(self._examples.num_tokens.max()))
+        return [
+            [
+                find_size(lengths, capacity, longest)
+                if is_repeating
+                else round_up_tokens(sum(lengths))
+                for lengths in map(self._lengths, groups)
+            ]
+            for groups in self._group_steps(capacity, is_repeating=is_repeating)
+        ]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agents.contract.layer_plan import MEMORY_SHARE, LayerPlan
-from agents.contract.micro_shapes import group_examples, round_size, round_up_tokens
+from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
 from agents.trainer.execution import setting as setting_module
 from agents.trainer.execution import tuner
 from agents.trainer.execution.setting import fill_spare_memory
@@ -108,9 +108,10 @@ class Card:
     def try_gradients(self, part):
         lengths = [one.num_tokens for one in part.examples]
         for group in group_examples(lengths, self.micro_tokens, is_filled=self.is_repeating):
-            tokens = sum(lengths[place] for place in group)
-            if self.is_repeating and len({lengths[place] for place in group}) > 1:
-                tokens = round_size(tokens, self.micro_tokens)
+            chosen = [lengths[place] for place in group]
+            tokens = sum(chosen)
+            if self.is_repeating:
+                tokens = find_size(chosen, self.micro_tokens, ROW)
             if not self.try_micro_batch(round_up_tokens(tokens) / ROW):
                 return False
         return True
