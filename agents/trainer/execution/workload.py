@@ -80,7 +80,9 @@ class Workload:
     ) -> None:
         self._examples = examples
         self._sends = sends
-        self._steps = [rows for rows in steps if rows] or list(steps[:1])
+        # A rank may have no row in any of them: where a batch has fewer rows than there are ranks.
+        longest = int(examples.num_tokens.argmax())
+        self._steps = [rows for rows in steps if rows] or [[longest]]
 
     def choose_part(self, num_tokens: int) -> Part:
         """Return examples of at most this many tokens in total, but at least the longest one."""

@@ -129,6 +129,17 @@ def test_padding_and_small_micro_batches_lower_the_worth_of_a_setting():
     assert workload.find_small(1000, is_repeating=False) is not None
 
 
+def test_a_rank_that_gets_no_rows_is_tuned_with_the_longest():
+    """With two equal rows for three ranks, the one in the middle has none in any step."""
+    examples = AllExamples(make_part(90, 90, 90, 90).examples)
+    steps = sample_steps(make_spec(batch_sequences=2), examples, rank=1, world_size=3)
+    assert not any(steps)
+    workload = Workload(examples, steps, sends=True)
+    assert workload.mean_tokens == 90
+    assert len(workload.choose_full(90, is_repeating=True).examples) == 1
+    assert workload.predict_speed(90, CostCurve(((128, 2.0),)), is_repeating=True) == 45.0
+
+
 def test_the_usual_shapes_cover_nearly_all_micro_batches():
     draw = np.random.default_rng(3)
     lengths = np.minimum(512, draw.lognormal(4.6, 0.8, 900).astype(int) + 3)
