@@ -47,7 +47,7 @@ _ALL_LAYERS = 1 << 20
 _SEARCH_VERSION = 3
 # Largest part of the PC's available memory that offloaded activations of all its ranks may take.
 _HOST_SHARE = 0.35
-# Shapes of micro-batches that are recorded before the first step.
+# Shapes of micro-batches that are recorded before they occur.
 _MAX_SHAPES = 10
 
 
@@ -62,6 +62,8 @@ class Choice:
     """Remembers a better setting for the next start of the same shape."""
     change: Callable[[ExecutionSetting], ExecutionSetting] = lambda setting: setting
     """Lets the executor work with another setting; returns it as it is used."""
+    record: Callable[[], None] = lambda: None
+    """Records the usual shapes of micro-batches."""
 
 
 def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> LayerStack:
@@ -124,7 +126,17 @@ def choose_setting(
             choice = Choice(setting=_choose_for_cpu(spec, state), tried=[])
         else:
             choice = _search_or_recall(context, state, executor, reserve)
-        choice = replace(choice, setting=apply(choice.setting), change=apply)
+
+        def record() -> None:
+            record_shapes(executor, make_workload(context, state))
+
+        def change(setting: ExecutionSetting) -> ExecutionSetting:
+            used = apply(setting)
+            record()
+            return used
+
+        setting = apply(choice.setting)
+        choice = replace(choice, setting=setting, change=change, record=record)
     if device.type == "cuda":
         # The peak so far is that of settings that were only tried, and of the reserve.
         torch.cuda.reset_peak_memory_stats(device)
@@ -194,13 +206,20 @@ def _apply_checked(
             "launches each kernel on its own, which is slower on fast cards and with small models.",
             hint="",
         )
-    if executor.is_repeating and executor.grid is not None:
-        workload = make_workload(context, state)
-        for part in workload.choose_usual(executor.grid, setting.micro_tokens, _MAX_SHAPES):
-            for _ in range(2):
-                executor.try_gradients(part)
     _log("the setting is ready")
     return setting
+
+
+def record_shapes(executor: Executor, workload: Workload) -> None:
+    """Record the usual shapes of micro-batches, if the executor replays them.
+
+    Each is otherwise launched when it occurs for the first time, and recorded the second time.
+    """
+    if not executor.is_repeating or executor.grid is None:
+        return
+    for part in workload.choose_usual(executor.grid, executor.micro_tokens, _MAX_SHAPES):
+        for _ in range(2):  # one launches the kernels, one records them
+            executor.try_gradients(part)
 
 
 def _log(text: str) -> None:

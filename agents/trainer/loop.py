@@ -14,7 +14,6 @@ are the only thing that a GPU's host waits for, once per step.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,7 +25,7 @@ from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
 from agents.trainer.execution.executor import Executor
-from agents.trainer.execution.speed_watch import Correction, SpeedWatch
+from agents.trainer.execution.speed_watch import SpeedWatch
 from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
@@ -155,6 +154,8 @@ class Loop:
             saves = result.is_due if logged is None else logged.saved
             if ends or saves or result.control.save or self._is_periodic(step):
                 self._save(step, result, required=ends)
+            else:
+                self._correct_setting(step)
             self._trace(step, result.control, ends=ends)
             if result.control.stop and not last:
                 return step, "stopped"
@@ -182,9 +183,9 @@ class Loop:
         # In fp16 the norm decides whether to step at all, so the host waits for it here; otherwise
         # it waits once the optimizer is queued, too.
         stats = self._layout.read(stats_S, norm) if self._scales else None
+        had_stepped = self._has_stepped
         if stats is None or self._adapt_scale(stats.local[0]):
-            with self._sharing_memory():
-                strategy.step_optimizer(norm, learning_rate)
+            self._step_optimizer(norm, learning_rate)
         watch.mark()
         stats = stats or self._layout.read(stats_S, norm)
         result = self._read_result(batch, stats)
@@ -194,18 +195,31 @@ class Loop:
         self._tokens_seen += batch.num_tokens
         context.heartbeat.beat(step)
         self._record(batch, result, learning_rate, self._times)
-        self._correct_setting(step, self._watch.learn(self._num_tokens, self._times.compute_s))
+        if self._has_stepped and not had_stepped:
+            self._record_shapes(step)
         context.control.acknowledge(context.journal, step)
         strategy.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
         return result
 
-    def _sharing_memory(self) -> AbstractContextManager[None]:
-        """Let the optimizer compute in the memory of the passes, once its state is allocated."""
+    def _step_optimizer(self, norm: Tensor, learning_rate: float) -> None:
+        """Step in the memory of the passes, except for the first time.
+
+        The optimizer then allocates its state, which must not lie where recorded passes compute.
+        """
         if self._has_stepped:
-            return self._executor.sharing()
-        self._has_stepped = True
+            with self._executor.sharing():
+                self._strategy.step_optimizer(norm, learning_rate)
+            return
         self._executor.drop_graphs()
-        return nullcontext()
+        self._strategy.step_optimizer(norm, learning_rate)
+        self._has_stepped = True
+
+    def _record_shapes(self, step: int) -> None:
+        """Record the usual shapes of micro-batches, which the first step of the optimizer drops."""
+        if self._executor.is_repeating:
+            self._context.enter_phase("adapting", step)
+            self._choice.record()
+            self._context.enter_phase("training", step)
 
     def _adapt_scale(self, norm: float) -> bool:
         """Follow the loss scale of fp16; return whether the gradients can be used."""
@@ -225,12 +239,17 @@ class Loop:
             )
         return not skipped
 
-    def _correct_setting(self, step: int, correction: Correction | None) -> None:
-        """Use another setting if the chosen one is slower than the search believed."""
+    def _correct_setting(self, step: int) -> None:
+        """Use another setting if the chosen one is slower than the search believed.
+
+        Not in a step that saves: its checkpoint names the setting that the next step uses.
+        """
+        assert self._times is not None
+        correction = self._watch.learn(self._num_tokens, self._times.compute_s)
         if correction is None:
             return
         setting, layers = correction.setting, self._executor.layers
-        self._context.enter_phase("tuning", step)
+        self._context.enter_phase("adapting", step)
         used = self._choice.change(setting)
         self._context.enter_phase("training", step)
         if correction.is_final:

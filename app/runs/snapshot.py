@@ -14,11 +14,15 @@ from app.text import show_share
 # In the order in which a run goes through them.
 _PHASES = (
     "loading", "imported", "tokenizing", "weights", "preparing", "reference", "tuning", "compiling",
-    "warmup", "training", "evaluating", "saving", "tracing", "done",
+    "warmup", "training", "adapting", "evaluating", "saving", "tracing", "done",
 )  # fmt: skip
 _BEFORE_TRAINING = _PHASES[: _PHASES.index("training")]
 # What a phase is called where its own name would not say it.
-_NAMES = {"weights": "loading weights", "tuning": "trying settings"}
+_NAMES = {
+    "weights": "loading weights",
+    "tuning": "trying settings",
+    "adapting": "adapting to the card",
+}
 
 
 def make_progress(history: RunHistory, attempt: int) -> StoredProgress:

@@ -7,16 +7,19 @@ import pytest
 import torch
 
 from agents.contract.layer_plan import LayerPlan
-from agents.trainer.autotune import make_replayer
+from agents.trainer.autotune import make_replayer, record_shapes
 from agents.trainer.data.examples import Example
 from agents.trainer.execution import cuda_graphs as graphs_module
 from agents.trainer.execution import executor as compute_module
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.shapes import ShapeGrid
+from agents.trainer.execution.workload import Workload
 from agents.trainer.objectives.dpo import Preference
 from agents.trainer.objectives.objective import LOSS
+from agents.trainer.parallel.batch import sample_steps
 from tests.agents.trainer.execution.all_examples import AllExamples
 from tests.agents.trainer.execution.test_layers import make_executor, make_part
+from tests.agents.trainer.ranks import make_spec
 
 ALIKE = make_part(12, 12, 12, 12, 12)
 POSITIONS = [[5, 9, 3, 4, 8], [7, 1, 2, 6, 0]]
@@ -166,6 +169,23 @@ def test_each_shape_keeps_its_recording(make):
     executor.drop_graphs()
     assert log[-4:] == ["drop"] * 3 + ["release"]
     assert executor.replayer.num_graphs == 0
+
+
+def test_usual_shapes_are_recorded_before_they_occur(make):
+    executor, _ = make(micro_tokens=120)
+    log = replaying(executor)
+    examples = AllExamples(make_part(50, 31, 20, 9, 44, 12, 17, 8, 40).examples)
+    workload = Workload(examples, sample_steps(make_spec(batch_sequences=4), examples))
+    record_shapes(executor, workload)
+    assert executor.replayer.num_graphs == log.count("record") > 1
+    before = log.count("record")
+    for number in range(3):
+        executor.add_gradients(workload.choose_step(number, 1e9))
+    assert log.count("record") == before
+    executor.is_repeating = False
+    executor.drop_graphs()
+    record_shapes(executor, workload)
+    assert log.count("record") == before
 
 
 def test_the_last_micro_batch_is_launched_where_it_is_sent_meanwhile(make):

@@ -375,3 +375,7 @@ def test_the_phase_of_the_slowest_rank_shows_how_far_it_is(
     history.refresh()
     found = make_snapshot(run, places, history)
     assert (found.phase, found.starting) == ("training", None)
+    # Later steps may correct the setting: that is no start.
+    journals.add("b", "rank-1.jsonl", {"kind": "phase", "phase": "adapting"})
+    history.refresh()
+    assert make_snapshot(run, places, history).starting is None
