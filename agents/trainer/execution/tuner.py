@@ -71,7 +71,7 @@ class PassTime:
 
     seconds: float
     launch_s: float
-    """Seconds until the host had launched all kernels, without a replay."""
+    """Seconds until the host was done with the first of these passes."""
 
     @property
     def launch_share(self) -> float:
@@ -394,7 +394,7 @@ class Tuner:
         """Time a full micro-batch and, where many are smaller, a small one."""
         is_repeating = setting.is_repeating
         part = self._workload.choose_full(setting.micro_tokens, is_repeating=is_repeating)
-        if not self._executor.try_gradients(part):
+        if not is_repeating and not self._executor.try_gradients(part):
             return None
         large = self._time(part)
         if large is None:
@@ -410,7 +410,8 @@ class Tuner:
             small = self._time(small_part) if small_tokens < 0.9 * tokens else None
             if small is not None:
                 points.insert(0, (small_tokens, small.seconds))
-        return CostCurve(tuple(points), large.launch_s)
+        # A pass that is replayed, or recorded, says nothing of its launches.
+        return CostCurve(tuple(points), self._launch_s if is_repeating else large.launch_s)
 
     def _time(self, part: Part) -> PassTime | None:
         """Return the times of the fastest of some passes, or None if memory ran out."""
