@@ -1,8 +1,10 @@
 """Operators that the compiler takes as a whole, with little work for the host per call.
 
 `torch.library.custom_op` checks at each call whether results alias inputs, and asks Dynamo not to
-look into the function: on an H100's host that took half of the time of a layer's launches. These
-are registered with the dispatcher directly. Their functions must return new tensors.
+look into the function. These are registered with the dispatcher directly: 5.6 instead of 8.5 ms of
+an H100's host for a layer of a narrow Llama that recomputes, 6.2 instead of 6.4 for one that keeps,
+each with LoRA on seven linear layers, in runs on two machines. Their functions must return new
+tensors.
 """
 
 from __future__ import annotations

@@ -151,9 +151,7 @@ def _differentiate(ctx: Any, gradient_MHE: Tensor, _: Tensor | None) -> tuple[An
     of_sinks = None
     if ctx.needs_input_grad[5]:
         # A sink has no value: of its weight's gradient only the softmax's own part is left.
-        weights_HM = torch.exp2(
-            sinks[0].to(lse_HM.dtype)[:, None] * segment_launcher.LOG2E - lse_HM
-        )
+        weights_HM = torch.exp2(sinks[0].to(lse_HM.dtype)[:, None] * segment_loop.LOG2E - lse_HM)
         of_sinks = -(weights_HM * delta_HM).sum(1).to(sinks[0].dtype)
     return (*gradients, None, None, of_sinks, None, None, None)
 

@@ -5,7 +5,6 @@ Shape letters as in `segment_kernels`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agents.trainer.kernels import segment_kernels
+from agents.trainer.kernels.segment_loop import LOG2E
 
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
@@ -24,7 +24,6 @@ except ImportError:  # torch for CPUs comes without
 
 WIDEST_HEAD = 512
 """Widest head that the kernels take: no tile of a wider one fits a card's shared memory."""
-LOG2E = math.log2(math.e)
 # Bounds that a program compares at once.
 _BOUNDS_AT_ONCE = 128
 

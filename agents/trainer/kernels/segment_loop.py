@@ -19,7 +19,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_LOG2E = math.log2(math.e)
+LOG2E = math.log2(math.e)
+"""Factor from natural logarithms to those that the log-sum-exp is kept in."""
 # Scores held at once. Beyond, the heads of a segment go one after the other.
 _MAX_SCORES = 1 << 26
 
@@ -49,7 +50,7 @@ def attend(
         weights_KGTT = (scores_KGTT - lse_KGT.unsqueeze(3)).exp().to(query_MHD.dtype)
         out_KGTE = weights_KGTT @ value_MKE[tokens, keys].transpose(0, 1).unsqueeze(1)
         out_MHE[tokens, heads] = out_KGTE.flatten(0, 1).transpose(0, 1)
-        lse_HM[heads, tokens] = lse_KGT.flatten(0, 1) * _LOG2E
+        lse_HM[heads, tokens] = lse_KGT.flatten(0, 1) * LOG2E
     return out_MHE, lse_HM
 
 
@@ -83,7 +84,7 @@ def differentiate(
         lse_KGT, delta_KGT = (
             x[heads, tokens].unflatten(0, (keys.stop - keys.start, -1)) for x in (lse_HM, delta_HM)
         )
-        weights_KGTT = (scores_KGTT - lse_KGT.unsqueeze(3) / _LOG2E).exp()
+        weights_KGTT = (scores_KGTT - lse_KGT.unsqueeze(3) / LOG2E).exp()
         of_weights_KGTT = (gradient_KGTE @ value_K1TE.transpose(2, 3)).to(wide)
         of_scores_KGTT = weights_KGTT * (of_weights_KGTT - delta_KGT.unsqueeze(3)) * scale
         if slope_KGTT is not None:
