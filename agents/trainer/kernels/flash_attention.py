@@ -52,9 +52,16 @@ def flash_attention(
         scale: Factor of the scores.
         window: Number of tokens that each token attends to, itself included; 0 for all before it.
     """
+    # FlashAttention gives its results the order of its inputs' axes in memory, which the compiler
+    # has to know beforehand; where they are copied, it makes them in this order to begin with.
+    query, key, value = (_put_tokens_first(x) for x in (query_MHD, key_MHD, value_MHD))
     out_MHD: Tensor
-    out_MHD, _ = _attend(query_MHD, key_MHD, value_MHD, bounds_S, host_extent_2, scale, window)
+    out_MHD, _ = _attend(query, key, value, bounds_S, host_extent_2, scale, window)
     return out_MHD
+
+
+def _put_tokens_first(x_MHD: Tensor) -> Tensor:
+    return x_MHD if x_MHD.stride(0) >= x_MHD.stride(1) else x_MHD.contiguous()
 
 
 @operator("attend")
