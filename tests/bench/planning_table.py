@@ -5,7 +5,7 @@
     python3 -m tests.bench.planning_table rows.jsonl --write     # and make it the tests' table
 
 Each row is a setting with its measured peak, the forecast, and the error of the forecast: above 0
-it is too high. Rows of odd number are held out: whoever fits a constant looks at the others only.
+it is too high. Held-out rows are those of models that nobody looks at who fits a constant.
 Below the tests' own table stand whole runs (`measured_runs`).
 """
 
@@ -27,11 +27,15 @@ from app.planning.memory.forecast import (
 )
 from app.planning.model_shape import read_shape
 from tests.bench.measured_runs import read_runs, show_runs
-from tests.bench.planning_jobs import SHAPES, TIED
+from tests.bench.planning_jobs import SHAPES
 
 TABLE = Path(__file__).parents[1] / "app" / "planning" / "memory" / "measured_memory.json"
 H200 = GpuMemory(total_bytes=140 * GIB, capability=(9, 0), num_multiprocessors=132)
-_TOLD = ("shape", "kind", "rank", "targets", "dropout", "dora", "optimizer", "sequence", "tokens")
+_TOLD = (
+    "shape", "kind", "rank", "targets", "dropout", "dora", "experts", "objective", "optimizer",
+    "sequence", "unlike", "held_out", "compiled",
+)  # fmt: skip
+_CARD = ("name", "total_bytes", "capability", "num_multiprocessors")
 
 
 def read_table(path: Path = TABLE) -> dict[str, Any]:
@@ -46,25 +50,42 @@ def convert(path: Path) -> dict[str, Any]:
     measured = [one for one in lines if one["what"] == "row" and one.get("fits")]
     rows = [
         {
-            **{key: one.get(key, False) for key in _TOLD},
+            **{key: one[key] for key in _TOLD},
+            "tokens": one["sequence"] * one["batch"],
             "num_recomputed": one["plan"]["recomputed"],
             "num_moved": one["plan"]["moved"],
-            "compiled": one["compiled"],
             "peak_gib": round(one["peak_bytes"] / GIB, 4),
+            "memory_gib": round(one["memory_bytes"] / GIB, 4),
             "rest_gib": round(one["rest_bytes"] / GIB, 4),
             "reserved_gib": round(one["reserved_bytes"] / GIB, 4),
+            "lengths": one["lengths"],
+            "pass_s": min(one["pass_s"]),
+            "step_s": min(one["step_s"]),
         }
         for one in measured
     ]
-    shapes = {
-        name: {"model_type": "llama", "tie_word_embeddings": name in TIED, **SHAPES[name]}
-        for name in dict.fromkeys(one["shape"] for one in rows)
+    cards = [one for one in lines if one["what"] == "calibration"]
+    (card, *_) = cards or [{}]
+    return {
+        "about": f"Steps on one {card.get('name')} (torch {card.get('torch')}, transformers "
+        f"{card.get('transformers')}), by tests.bench.bench_planning: peaks of torch.cuda."
+        "max_memory_allocated, and the memory that a step's record reports.",
+        "card": {key: card[key] for key in _CARD} if "name" in card else None,
+        "shapes": {name: SHAPES[name] for name in dict.fromkeys(one["shape"] for one in rows)},
+        "rows": rows,
     }
-    about = (
-        "Peaks of torch.cuda.max_memory_allocated of a step, by bench_planning on one H200 (torch "
-        "2.11), when exact attention still had two pieces of scratch at once on Hopper cards."
+
+
+def read_gpu(table: dict[str, Any]) -> GpuMemory:
+    """Return the card of a table."""
+    card = table.get("card")
+    if card is None:
+        return H200
+    return GpuMemory(
+        total_bytes=card["total_bytes"],
+        capability=(card["capability"][0], card["capability"][1]),
+        num_multiprocessors=card["num_multiprocessors"],
     )
-    return {"about": about, "shapes": shapes, "rows": rows}
 
 
 def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
@@ -76,11 +97,13 @@ def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
         targets=targets if isinstance(targets, str) else tuple(targets),
         dropout=row["dropout"],
         dora=row.get("dora", False),
+        experts=row.get("experts", False),
     )
     spec = RunSpec(
         model="bench",
         data=DataSpec(train="rows.jsonl"),
         adapter=adapter,
+        objective=row.get("objective", "sft"),
         optimizer=row["optimizer"],
         compile="auto" if row.get("compiled", True) else "off",
     )
@@ -90,8 +113,9 @@ def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
         num_moved=row["num_moved"],
     )
     shape = read_shape(table["shapes"][row["shape"]])
-    longest = row["sequence"]
-    return estimate_memory(shape, spec, setting=setting, longest_tokens=longest, gpu=H200)
+    return estimate_memory(
+        shape, spec, setting=setting, longest_tokens=row["sequence"], gpu=read_gpu(table)
+    )
 
 
 def error_of(table: dict[str, Any], row: dict[str, Any]) -> float:
@@ -126,8 +150,9 @@ def show(table: dict[str, Any]) -> None:
         measured = f"{row['peak_gib']:7.2f} GiB, forecast {row['peak_gib'] * (1 + error):7.2f}"
         print(f"{said} {measured}, {error:+6.1%}")
     print("all:     ", summarize(errors))
-    print("fitted:  ", summarize(errors[::2]))
-    print("held out:", summarize(errors[1::2]))
+    marks = [row.get("held_out", place % 2 == 1) for place, row in enumerate(table["rows"])]
+    for name, wanted in (("fitted:  ", False), ("held out:", True)):
+        print(name, summarize(e for e, mark in zip(errors, marks, strict=True) if mark == wanted))
 
 
 def main() -> None:

@@ -182,14 +182,21 @@ def test_pieces_that_cannot_grow_leave_more_unused():
 
 def test_rows_of_the_bench_become_a_table(tmp_path):
     row = {
-        "what": "row", "shape": "1B", "kind": "lora", "rank": 64, "targets": "all-linear",
-        "dropout": 0.05, "optimizer": "adamw_8bit", "sequence": 2048, "tokens": 4096,
+        "what": "row", "shape": "Llama-3.2-1B", "kind": "lora", "rank": 64, "targets": "all-linear",
+        "dropout": 0.05, "dora": False, "experts": False, "objective": "sft", "held_out": True,
+        "optimizer": "adamw_8bit", "sequence": 2048, "batch": 2, "unlike": False, "lengths": [2048],
         "plan": {"recomputed": 16, "moved": 0}, "compiled": True, "peak_bytes": 5 * GIB,
-        "rest_bytes": 3 * GIB, "reserved_bytes": 6 * GIB, "fits": True,
+        "memory_bytes": 5 * GIB, "rest_bytes": 3 * GIB, "reserved_bytes": 6 * GIB, "fits": True,
+        "pass_s": [0.3, 0.2], "step_s": [0.1],
     }  # fmt: skip
-    lines = [{"what": "calibration"}, row, {**row, "fits": False}, {"what": "end"}]
+    card = {
+        "what": "calibration", "name": "NVIDIA H100", "total_bytes": 80 * GIB,
+        "capability": [9, 0], "num_multiprocessors": 132,
+    }  # fmt: skip
+    lines = [card, row, {**row, "fits": False}, {"what": "end"}]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     table = convert(path)
     assert len(table["rows"]) == 1
+    assert table["rows"][0]["pass_s"] == 0.2
     assert forecast(table, table["rows"][0]).adapter_bytes == 4 * 64 * 16 * 44032
