@@ -211,6 +211,16 @@ def show_model(model: str) -> str:
     return "/".join(parts[-2:])
 
 
+def short_card(name: str) -> str:
+    """Return a device's name without its brand.
+
+    >>> short_card("NVIDIA GeForce RTX 3090")
+    'RTX 3090'
+    """
+    # In this order: the second prefix appears only once the first is gone.
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
 def show_list(names: Sequence[str]) -> str:
     """Join names the way a sentence does.
 

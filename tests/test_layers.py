@@ -66,7 +66,7 @@ ORDER = {
         " | cluster setting_search forecast_accuracy"
         " misses measurement_limits | rates"
         " network | throughput | candidate | plan_context | build_context subsets | strategies"
-        " | reasons | advice | plan"
+        " | reasons run_limits | advice | plan"
     ),
     "app.runs": (
         "node_pool placement run | journals attempt_status | snapshot run_repository services"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agents.contract.families import name_family
 from agents.contract.model_sizes import text_of
 
 _NO_GGUF = frozenset({"ministral"})
@@ -35,10 +36,10 @@ def find_refusal(config: Mapping[str, Any], method: str, engine: str = "gptqmode
         engine: Package that makes AWQ.
 
     >>> find_refusal({"model_type": "ministral"}, "gguf")
-    "gguf cannot be made of ministral models: llama.cpp's converter does not know them"
+    "gguf cannot be made of Ministral models: llama.cpp's converter does not know them"
     """
     family = str(text_of(config).get("model_type", ""))
-    made = f"{method} cannot be made of {family} models"
+    made = f"{method} cannot be made of {name_family(family).short} models"
     if method == "gguf" and family in _NO_GGUF:
         return f"{made}: llama.cpp's converter does not know them"
     if method not in ("awq", "gptq"):

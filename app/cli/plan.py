@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from agents.contract.spec import RunSpec
     from app.core.core import Core
     from app.library.sent_files import SentFiles
-    from app.planning.candidate import Candidate, GpuPlan, Plan
-    from app.planning.model_parts import ModelPart
+    from app.planning.candidate import Candidate, Caveats, GpuPlan, Plan
 
 MOST_SHOWN = 6
 """Maximum number of alternatives in the human form; --json has all."""
@@ -46,7 +45,9 @@ async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     """Print a plan for people."""
+    from app.planning.candidate import Caveats
     from app.presentation.data_text import describe_first_rows
+    from app.presentation.model_text import CHECK, describe_limits, describe_model
     from app.presentation.plan_text import (
         describe_candidate,
         describe_other,
@@ -55,6 +56,8 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     )
 
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
+    if plan.model is not None:
+        out.text(describe_model(plan.model))
     out.text(describe_plan(plan))
     if plan.chosen is not None:
         for caption, text in describe_candidate(plan.chosen):
@@ -64,11 +67,12 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     if shown is not None:
         out.text("")
         _print_gpus(shown, out)
-    _print_list("Check first", describe_warnings(plan), out)
+    limits = [one.text for one in describe_limits(plan.limits)]
+    _print_list(CHECK, [*limits, *describe_warnings(plan)], out)
     _print_list("What would help", [advice.text for advice in plan.advice], out)
     others = plan.others if plan.chosen is not None else plan.others[1:]
     _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
-    print_parts(plan.parts, out)
+    print_caveats(Caveats(parts=plan.parts), out)
     _print_list("Assumed", list(plan.assumptions), out)
     rows = [f"{caption}: {text}" for caption, text in describe_first_rows(plan.findings)]
     _print_list("Data, by its first rows", rows, out)
@@ -83,11 +87,12 @@ def print_sent(sent: Sequence[SentFiles], out: Output) -> None:
     _print_list("Sent from this PC to the nodes", [say_sent(one) for one in sent], out)
 
 
-def print_parts(parts: Sequence[ModelPart], out: Output) -> None:
-    """Print which parts of the model get no adapter or stay in 16 bits."""
-    from app.presentation.plan_text import describe_parts
+def print_caveats(caveats: Caveats, out: Output) -> None:
+    """Print what a run leaves as it is, and where its layers are not compiled."""
+    from app.presentation.model_text import describe_caveats
 
-    _print_list("Left as it is", describe_parts(parts), out)
+    for title, lines in describe_caveats(caveats):
+        _print_list(title, lines, out)
 
 
 def _print_gpus(candidate: Candidate, out: Output) -> None:
@@ -138,7 +143,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "others": [_candidate(candidate) for candidate in plan.others],
         "advice": [{"text": one.text, "change": dict(one.change)} for one in plan.advice],
         "assumptions": list(plan.assumptions),
+        "model": plain(plan.model),
         "parts": plain(plan.parts),
+        "limits": plain(plan.limits),
         "findings": plain(plan.findings),
         "warnings": [{"key": one.key, "text": one.text} for one in plan.warnings],
         "miss": plain(plan.miss),

@@ -39,17 +39,18 @@ async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
         evaluation = await core.library.preview(
             spec, part="eval", node=args.node, whole=whole, progress=out.progress
         )
-    from app.cli.plan import print_parts, print_sent
+    from app.cli.plan import print_caveats, print_sent
 
     sent = await core.library.list_sent(spec)
-    parts = await core.runs.list_parts(spec)
-    more = {"evaluation": plain(evaluation), "sent": plain(sent), "parts": plain(parts)}
+    caveats = await core.runs.list_caveats(spec)
+    known = {"parts": plain(caveats.parts), "limits": plain(caveats.limits)}
+    more = {"evaluation": plain(evaluation), "sent": plain(sent), **known}
     out.document({**plain(found), **more})
     print_preview(found, out)
     if evaluation is not None:
         out.text(f"\nevaluation: {spec.data.eval}")
         print_figures(evaluation, out)
-    print_parts(parts, out)
+    print_caveats(caveats, out)
     print_sent(sent, out)
     # A run would refuse it, which a script wants to know before it starts one.
     return int(found.is_refused or (evaluation is not None and evaluation.is_refused))

@@ -33,9 +33,8 @@ from app.events import (
     StepRecord,
     TraceResult,
 )
-from app.planning.candidate import Plan
+from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
-from app.planning.model_parts import ModelPart
 
 if TYPE_CHECKING:
     from app.artifacts.deletion import DeletedArtifact
@@ -104,7 +103,7 @@ class RunsApi(Protocol):
         ask_remote: bool = True,
         check_data: bool = True,
     ) -> Plan: ...
-    async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]: ...
+    async def list_caveats(self, spec: RunSpec) -> Caveats: ...
     async def start(
         self,
         spec: RunSpec,

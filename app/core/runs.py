@@ -38,9 +38,8 @@ from app.text import show_list
 if TYPE_CHECKING:
     from app.core.api import OnMessage
     from app.forecasts.planner import Planner
-    from app.planning.candidate import Plan
+    from app.planning.candidate import Caveats, Plan
     from app.planning.forecast_accuracy import ForecastComparison
-    from app.planning.model_parts import ModelPart
 
 CERTIFICATE_S = 1800.0
 """Longest wait for the certificate of a resumed run, loading included, in seconds."""
@@ -318,15 +317,23 @@ class CoreRuns:
         if isinstance(event, SampleArrived) and not event.replayed:
             self._samples[event.node] = event.sample
 
-    async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]:
-        """Return the parts of a run's model that get no adapter or stay in 16 bits.
+    async def list_caveats(self, spec: RunSpec) -> Caveats:
+        """Return what a run leaves as it is, and on which known nodes its layers are not compiled.
 
-        Empty if the model's sizes are not known here.
+        Asks nobody: parts are None if the model's sizes are not known here, and without nodes
+        there are no limits.
         """
+        from app.planning.candidate import Caveats
+
         try:
-            return await self._find_planner().list_parts(spec)
-        except UserError:
-            return ()
+            plan = await self.plan(spec, ask_remote=False, check_data=False)
+            return Caveats(parts=plan.parts, limits=plan.limits)
+        except UserError:  # no node is known, or not the model
+            pass
+        try:
+            return Caveats(parts=await self._find_planner().list_parts(spec))
+        except UserError as error:
+            return Caveats(parts=None, problem=str(error))
 
     def _find_planner(self) -> Planner:
         from app.forecasts.planner import Planner

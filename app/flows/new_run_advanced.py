@@ -73,7 +73,7 @@ ADVANCED: tuple[Field, ...] = (
         label="DoRA: separate magnitude and direction",
         kind="tick",
         is_wide=True,
-        help="Often better at a small rank, but each step is slower.",
+        help="Often better at a small rank. The plan shows what a step then takes.",
     ),
     _adapter(
         key="experts",

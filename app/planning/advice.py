@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from agents.contract.spec import MOST, RunSpec
@@ -23,8 +22,6 @@ _SLOW_NETWORK = 0.1
 _MIN_TOKENS = 256
 # Lowest rank that is advised.
 _MIN_RANK = 8
-# Maximum number of changes that are offered where a run does not fit.
-_MAX_OFFERS = 4
 _OPTIMIZER_WORDS = {
     "adamw_8bit": "Use the 8-bit optimizer",
     "paged_adamw_8bit": "Use the paged 8-bit optimizer",
@@ -78,8 +75,7 @@ def _make_fit(
     # A run that names its nodes needs all of them; otherwise one card that fits is enough.
     is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
-    every = (offer for offer in _list_offers(request, num_needed) if offer is not None)
-    offers = list(islice(every, _MAX_OFFERS))
+    offers = [offer for offer in _list_offers(request, num_needed) if offer is not None]
     yield from offers
     if not offers and chosen is None:
         yield from _nothing_fits(request, case, found)
@@ -191,7 +187,7 @@ def _list_kinds(request: PlanRequest) -> list[list[tuple[Change, str]]]:
     for tokens in (longest // 2, longest // 4, longest // 8):
         if tokens >= _MIN_TOKENS:
             change = {"sequence_tokens": tokens}
-            kinds[5].append((change, f"Shorten sequences to {tokens} tokens"))
+            kinds[5].append((change, f"Shorten sequences to {tokens:,} tokens"))
     return kinds
 
 
@@ -203,14 +199,14 @@ def apply_change(spec: RunSpec, change: Mapping[str, Any]) -> RunSpec:
     >>> apply_change(spec, {"adapter.kind": "qlora", "sequence_tokens": 512}).adapter.kind
     'qlora'
     """
+    # Together: a setting may be valid only beside another one that changes as well.
+    top: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
     for key, value in change.items():
         part, _, name = key.rpartition(".")
-        if part:
-            inner = replace(getattr(spec, part), **{name: value})
-            spec = replace(spec, **{part: inner})
-        else:
-            spec = replace(spec, **{name: value})
-    return spec
+        (inner.setdefault(part, {}) if part else top)[name] = value
+    parts = {part: replace(getattr(spec, part), **values) for part, values in inner.items()}
+    return replace(spec, **top, **parts)
 
 
 # ---------------------------------------------------------------- a faster way

@@ -9,7 +9,7 @@ from app.planning.candidate import PlanRequest
 from app.planning.cluster import Cluster, PlannedGpu, PlannedNode
 from app.planning.learning import Correction
 from app.planning.memory.forecast import GIB
-from app.planning.memory.gpu import COMPILED_CAPABILITY, GpuMemory, is_compiled
+from app.planning.memory.gpu import GpuMemory, is_compiled
 from app.planning.plan_context import Case, Worker
 from app.planning.rates import Rates, find_rates
 from app.planning.row_lengths import RowLengths, assume_lengths
@@ -100,15 +100,22 @@ def _workers(
             if memory is None:
                 notes.append(f"{node.name}: the memory of its {gpu.name} is not known")
                 continue
-            workers.append(_make_worker(request, node, gpu, memory, work))
-            if request.spec.compile == "auto" and gpu.device != "cpu":
-                notes += _list_obstacles(workers[-1])
+            workers.append(make_worker(request, node, gpu, memory, work))
     return tuple(workers), [*dict.fromkeys(notes), *_rate_notes(workers)]
 
 
-def _make_worker(
+def make_worker(
     request: PlanRequest, node: PlannedNode, gpu: PlannedGpu, memory: GpuMemory, work: ModelCost
 ) -> Worker:
+    """Return a GPU with its rates and corrections for a run.
+
+    Args:
+        request: the run.
+        node: PC of the GPU.
+        gpu: the card.
+        memory: its memory.
+        work: cost of the model.
+    """
     spec, rates = request.spec, find_rates(gpu)
     learned = request.learned.find(
         gpu.name,
@@ -140,18 +147,6 @@ def _make_worker(
         correction=learned,
         host_bytes=node.free_ram_bytes // len(node.gpus),
     )
-
-
-def _list_obstacles(worker: Worker) -> list[str]:
-    """Return why layers are not compiled on a GPU, as assumptions; none: they are."""
-    where, what = worker.node.name, "its layers are not compiled, which is slower and needs more"
-    if worker.memory.capability < COMPILED_CAPABILITY:
-        return [f"{where}: {what} memory: its {worker.gpu.name} is older than Triton supports"]
-    if not worker.memory.has_compiler:
-        return [
-            f"{where}: {what} memory: no C compiler is installed (sudo apt install build-essential)"
-        ]
-    return []
 
 
 def _rate_notes(workers: list[Worker]) -> list[str]:

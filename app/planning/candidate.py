@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agents.contract.data import DataFinding
 from agents.contract.parallel import PARALLEL, ParallelMode
@@ -12,7 +13,7 @@ from app.planning.cluster import Cluster
 from app.planning.learning import Corrections
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
 from app.planning.misses import PlanMiss
-from app.planning.model_parts import ModelPart
+from app.planning.model_parts import ModelPart, ModelSummary
 from app.planning.model_shape import ModelShape
 from app.runfile.advice import FieldAdvice
 
@@ -135,6 +136,33 @@ class Advice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunLimit:
+    """GPUs whose layers are not compiled, hence not replayed either: why, and what it costs."""
+
+    reason: Literal["no_compiler", "old_card", "turned_off"]
+    """No C compiler on the node, a card that Triton does not support, or `compile: off`."""
+    nodes: tuple[str, ...]
+    card: str
+    """Name of the GPU."""
+    time_ratio: float | None
+    """Time of its part of a step, relative to compiled layers; None: one of both does not fit."""
+    is_decisive: bool = False
+    """Whether the run would fit on this card with compiled layers, and does not without."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caveats:
+    """What to know before a run starts: what it leaves as it is, and where it is held back."""
+
+    parts: tuple[ModelPart, ...] | None
+    """Parts of the model that get no adapter or stay in 16 bits; None: not known."""
+    limits: tuple[RunLimit, ...] = ()
+    """GPUs whose layers are not compiled, among nodes that are known."""
+    problem: str = ""
+    """Why the parts are not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The chosen candidate, the runners-up and what else the user should know."""
 
@@ -153,6 +181,10 @@ class Plan:
     """What the first rows of the data mean beyond what is learned; the refused come first."""
     parts: tuple[ModelPart, ...] = ()
     """Parts of the model that get no adapter or stay in 16 bits."""
+    limits: tuple[RunLimit, ...] = ()
+    """GPUs whose layers are not compiled."""
+    model: ModelSummary | None = None
+    """What the model is."""
 
     @property
     def refuses_data(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from agents.contract.families import name_family
 from agents.contract.spec import AdapterKind
 
 NEWEST = 9
@@ -124,7 +125,10 @@ def _choose(
 ) -> Factor:
     same = [outcome for outcome in own if outcome.adapter == adapter]
     for among, words in (
-        ([o for o in same if o.family == family], f"of {family} with {adapter} on this card"),
+        (
+            [o for o in same if o.family == family],
+            f"of {name_family(family).short} with {adapter} on this card",
+        ),
         (same, f"with {adapter} on this card"),
         (own, "on this card"),
     ):

@@ -9,7 +9,7 @@ from typing import Literal
 from agents.contract.spec import RunSpec
 from app.planning.model_shape import ModelShape, choose_targets
 
-PartKind = Literal["no_adapter", "not_quantized", "no_balance_loss"]
+PartKind = Literal["no_adapter", "not_quantized", "untouched", "no_balance_loss"]
 # Bytes of a value that is not quantized.
 _WIDE = 2
 
@@ -19,8 +19,8 @@ class ModelPart:
     """A part of a model, and what a run does not do with it."""
 
     kind: PartKind
-    """`no_adapter`, `not_quantized`, or `no_balance_loss`: the routers' auxiliary loss is left
-    out."""
+    """What is not done: `no_adapter`, `not_quantized`, `untouched` (neither of both), or
+    `no_balance_loss` (the routers' auxiliary loss is left out)."""
     names: tuple[str, ...]
     """Linear layers by their names in adapter targets, or `experts`, `routers`, `embeddings`,
     `head`, `norms`."""
@@ -36,6 +36,29 @@ class ModelPart:
     def num_bytes(self) -> int:
         """Bytes of its weights in 16 bits."""
         return _WIDE * self.num_weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSummary:
+    """What a model is, in a few figures."""
+
+    family: str
+    """`model_type` of the text model."""
+    num_parameters: int
+    num_experts: int = 0
+    """Number of experts of each layer that has any."""
+    num_experts_met: int = 0
+    """Number of experts that one token is routed to."""
+
+
+def summarize(shape: ModelShape) -> ModelSummary:
+    """Return the figures of a model that people know it by."""
+    return ModelSummary(
+        family=shape.family,
+        num_parameters=shape.num_parameters,
+        num_experts=shape.num_experts,
+        num_experts_met=shape.num_experts_met,
+    )
 
 
 def list_parts(shape: ModelShape, spec: RunSpec) -> tuple[ModelPart, ...]:
@@ -66,13 +89,12 @@ def _find_parts(shape: ModelShape, spec: RunSpec) -> Iterator[ModelPart]:
         num_experts=shape.num_experts,
         is_choice=shape.has_usual_experts,
     )
+    is_quantized = spec.adapter.kind == "qlora"
     if num_sparse and not is_adapted:
-        yield experts
+        is_wide = is_quantized and not shape.has_usual_experts
+        yield replace(experts, kind="untouched" if is_wide else "no_adapter")
     yield from _find_linears(shape, spec)
-    if spec.adapter.kind == "qlora":
-        if num_sparse and not shape.has_usual_experts:
-            yield replace(experts, kind="not_quantized")
-        yield _find_wide(shape, has_routers=num_sparse > 0)
+    yield from _find_ends(shape, spec, has_routers=num_sparse > 0)
     if num_sparse:
         yield ModelPart(
             kind="no_balance_loss",
@@ -98,13 +120,22 @@ def _find_linears(shape: ModelShape, spec: RunSpec) -> Iterator[ModelPart]:
         )
 
 
-def _find_wide(shape: ModelShape, *, has_routers: bool) -> ModelPart:
-    num_weights = shape.num_parameters - shape.num_quantized - shape.num_all_experts
-    head = () if shape.is_tied else ("head",)
+def _find_ends(shape: ModelShape, spec: RunSpec, *, has_routers: bool) -> Iterator[ModelPart]:
+    """Yield what is no linear layer of a decoder layer: its values are never quantized."""
+    is_quantized = spec.adapter.kind == "qlora"
+    # Only a list can name the head: `all-linear` and patterns mean the decoder layers.
+    names = spec.adapter.targets
+    is_adapted = not isinstance(names, str) and "lm_head" in names and not shape.is_tied
+    head = ("head",) if not shape.is_tied and not is_adapted else ()
     routers = ("routers",) if has_routers else ()
-    return ModelPart(
-        kind="not_quantized",
+    num_weights = shape.num_parameters - shape.num_quantized - shape.num_all_experts
+    yield ModelPart(
+        kind="untouched" if is_quantized else "no_adapter",
         names=("embeddings", *head, *routers, "norms"),
         num_layers=0,
-        num_weights=num_weights,
+        num_weights=num_weights - (shape.num_head if is_adapted else 0),
     )
+    if is_adapted and is_quantized:
+        yield ModelPart(
+            kind="not_quantized", names=("head",), num_layers=0, num_weights=shape.num_head
+        )

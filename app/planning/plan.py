@@ -17,9 +17,10 @@ from app.planning.candidate import GpuPlan as GpuPlan
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
-from app.planning.model_parts import list_parts
+from app.planning.model_parts import list_parts, summarize
 from app.planning.plan_context import Case
 from app.planning.reasons import explain
+from app.planning.run_limits import list_limits
 from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
 
 
@@ -38,6 +39,8 @@ def make_plan(request: PlanRequest) -> Plan:
         advice=advice,
         assumptions=case.assumptions,
         parts=list_parts(request.shape, request.spec),
+        limits=list_limits(request, case),
+        model=summarize(request.shape),
     )
 
 

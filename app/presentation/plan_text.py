@@ -9,8 +9,7 @@ from agents.contract.node import Calibration
 from app.planning.candidate import Candidate, GpuPlan, Plan
 from app.planning.forecast_accuracy import ForecastComparison, error_of
 from app.planning.misses import PlanMiss
-from app.planning.model_parts import ModelPart
-from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_list, show_rate
+from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
 
 MEMORY_GROUPS = {
     "weights": ("weights", "constants"),
@@ -114,31 +113,6 @@ def describe_plan(plan: Plan) -> str:
         return as_sentence(plan.chosen)
     nearest = f" {as_sentence(plan.others[0])}" if plan.others else ""
     return f"No plan fits these settings.{nearest}"
-
-
-def describe_parts(parts: Iterable[ModelPart]) -> list[str]:
-    """Return what a run does not do with parts of its model.
-
-    >>> part = ModelPart(kind="no_adapter", names=("experts",), num_layers=48,
-    ...     num_weights=28_991_029_248, num_experts=128, is_choice=True)
-    >>> describe_parts([part])
-    ['128 experts of 48 layers get no adapter (28,991 million weights; adapter.experts: true)']
-    """
-    return [_describe_part(part) for part in parts]
-
-
-def _describe_part(part: ModelPart) -> str:
-    layers = f" of {count_of(part.num_layers, 'layer')}" if part.num_layers else ""
-    count = f"{part.num_experts} " if part.num_experts else ""
-    names = f"{count}{show_list(part.names)}{layers}"
-    weights = f"{part.num_weights / 1e6:,.0f} million weights"
-    one = len(part.names) == 1 and not part.num_experts and part.names[0] != "routers"
-    if part.kind == "no_balance_loss":
-        return f"{names} are frozen, and their auxiliary loss is no part of what is minimized"
-    if part.kind == "no_adapter":
-        how = "; adapter.experts: true" if part.is_choice else ""
-        return f"{names} {'gets' if one else 'get'} no adapter ({weights}{how})"
-    return f"{names} {'stays' if one else 'stay'} in 16 bits ({show_bytes(part.num_bytes)})"
 
 
 def describe_warnings(plan: Plan) -> list[str]:

@@ -64,9 +64,8 @@ from app.hub.node_tokens import NodeToken
 from app.library.recipes import Recipe, list_recipes
 from app.library.sent_files import SentFiles
 from app.nodes.node import SshAddress
-from app.planning.candidate import Plan
+from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
-from app.planning.model_parts import ModelPart
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -481,9 +480,12 @@ class FakeRuns:
             raise self._core.plan_answer
         return self._core.plan_answer
 
-    async def list_parts(self, spec: RunSpec) -> tuple[ModelPart, ...]:
+    async def list_caveats(self, spec: RunSpec) -> Caveats:
+        self._core.calls.append(("runs.list_caveats", spec))
         answer = self._core.plan_answer
-        return () if isinstance(answer, Exception) else answer.parts
+        if isinstance(answer, Exception):
+            return Caveats(parts=None, problem=str(answer))
+        return Caveats(parts=answer.parts, limits=answer.limits)
 
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None

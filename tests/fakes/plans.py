@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, StepParts
+from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, RunLimit, StepParts
 from app.planning.forecast_accuracy import (
     Forecast,
     ForecastComparison,
@@ -14,9 +14,17 @@ from app.planning.forecast_accuracy import (
     RankMeasured,
 )
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
+from app.planning.model_parts import ModelPart, ModelSummary
 
 GIB = 1024**3
 MIB = 1024**2
+LLAMA = ModelSummary(family="llama", num_parameters=6_738_415_616)
+WIDE = ModelPart(
+    kind="untouched",
+    names=("embeddings", "head", "norms"),
+    num_layers=0,
+    num_weights=262_410_240,
+)
 CARDS = (
     ("alpha", "cuda:0", "NVIDIA GeForce RTX 5070 Ti", 16, 0.36, 1510.0),
     ("beta", "cuda:0", "NVIDIA GeForce RTX 3090", 24, 0.25, 1060.0),
@@ -96,6 +104,8 @@ def make_plan_of_all(fits: bool = True) -> Plan:
         others=(alone, sharded),
         advice=(Advice(text="Measure gamma's laptop GPU: its speed is guessed from its name."),),
         assumptions=("alpha and gamma: 1 Gb/s, as their network cards say",),
+        parts=(WIDE,),
+        model=LLAMA,
     )
     if fits:
         return plan
@@ -105,10 +115,74 @@ def make_plan_of_all(fits: bool = True) -> Plan:
         gpus=tuple(replace(gpu, room_bytes=6 * GIB) for gpu in chosen.gpus),
         reason="data parallel on alpha, beta and gamma: needs 8.1 GiB of the 6.0 GiB of gamma",
     )
-    advice = Advice(
-        text="With sequences of 1,024 tokens it fits gamma.", change={"sequence_tokens": 1024}
+    on = "it then fits on alpha, beta and gamma, with"
+    advice = (
+        Advice(
+            text=f"Hold the weights in 4 bits (QLoRA): {on} 5.7 of 6.0 GiB",
+            change={"adapter.kind": "qlora"},
+        ),
+        Advice(
+            text=f"Shorten sequences to 1,024 tokens: {on} 5.9 of 6.0 GiB",
+            change={"sequence_tokens": 1024},
+        ),
     )
-    return replace(plan, chosen=None, others=(tight, alone), advice=(advice,))
+    streamed = replace(
+        alone,
+        mode="streamed",
+        parts_s=StepParts(compute_s=32.6, input_s=28.4, optimizer_s=0.1),
+        reason="streamed on alpha: fits, but not trained by this version yet",
+    )
+    return replace(plan, chosen=None, others=(tight, alone, streamed), advice=advice)
+
+
+def make_plan_of_mixture() -> Plan:
+    """Return QLoRA of Qwen3-30B-A3B on one card, whose PC has no C compiler."""
+    shape = ModelSummary(
+        family="qwen3_moe", num_parameters=30_532_122_624, num_experts=128, num_experts_met=8
+    )
+    memory = replace(make_memory(4100), weights_bytes=15_200 * MIB)
+    gpu = make_gpu_plan(1, share=1.0, memory=memory)
+    chosen = Candidate(
+        mode="single",
+        nodes=("beta",),
+        gpus=(gpu,),
+        fits=True,
+        parts_s=StepParts(compute_s=21.3, optimizer_s=0.1),
+        tokens_per_step=49_152.0,
+        total_s=24_100.0,
+        energy_wh=1930.0,
+        num_steps=1125,
+        reason="one GPU of beta: the fastest that fits",
+    )
+    experts = ModelPart(
+        kind="no_adapter",
+        names=("experts",),
+        num_layers=48,
+        num_weights=28_991_029_248,
+        num_experts=128,
+        is_choice=True,
+    )
+    wide = ModelPart(
+        kind="untouched",
+        names=("embeddings", "head", "routers", "norms"),
+        num_layers=0,
+        num_weights=635_000_000,
+    )
+    routers = ModelPart(
+        kind="no_balance_loss", names=("routers",), num_layers=48, num_weights=12_582_912
+    )
+    limit = RunLimit(
+        reason="no_compiler", nodes=("beta",), card="NVIDIA GeForce RTX 3090", time_ratio=1.44
+    )
+    return Plan(
+        chosen=chosen,
+        others=(),
+        advice=(),
+        assumptions=("tokens of chats.jsonl estimated from its rows, at 4 characters each",),
+        parts=(experts, wide, routers),
+        limits=(limit,),
+        model=shape,
+    )
 
 
 def make_comparison() -> ForecastComparison:

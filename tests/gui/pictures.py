@@ -16,7 +16,7 @@ from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import FakeCore, busy_core, make_node, make_steps, publish_history
-from tests.fakes.plans import make_plan_of_all
+from tests.fakes.plans import make_plan_of_all, make_plan_of_mixture
 from tests.gui.stage import Stage
 
 RUN = "support-chat-7f3a"
@@ -236,6 +236,16 @@ def _new_run_misfit(stage: Stage) -> QWidget:
     return dialog
 
 
+def _new_run_mixture(stage: Stage) -> QWidget:
+    """The plan of a mixture of experts, on a PC without a C compiler."""
+    stage.core.plan_answer = make_plan_of_mixture()
+    dialog = _new_run_filled(stage)
+    dialog.form.fields["model"].set_answer("Qwen/Qwen3-30B-A3B")  # type: ignore[attr-defined]
+    dialog.form.fields["name"].edited.emit()  # type: ignore[attr-defined]
+    stage.settle(0.2)
+    return dialog
+
+
 def _new_run_recipe(stage: Stage) -> QWidget:
     """DPO's recipe, and then an answer that contradicts it."""
     dialog = _choose_recipe(stage, "DPO")
@@ -281,6 +291,7 @@ def _nodes_measuring(stage: Stage) -> QWidget:
 
 
 def _look(stage: Stage) -> QWidget:
+    stage.core.plan_answer = make_plan_of_mixture()
     dialog = _new_run(stage)
     for key in ("model", "train"):
         dialog.form.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
@@ -495,6 +506,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-advanced-3": _new_run_advanced(1.0),
     "new-run-filled": _new_run_filled,
     "new-run-misfit": _new_run_misfit,
+    "new-run-mixture": _new_run_mixture,
     "new-run-recipe": _new_run_recipe,
     "new-run-repeat": _repeat,
     "new-run-file": _new_run_file,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
@@ -11,10 +12,13 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
 from app.errors import UserError
+from app.flows.field import NO, YES
 from app.gui.new_run import live_plan
+from app.gui.new_run.data_dialog import DataDialog
 from app.gui.new_run.memory_bar import MemoryBar
 from app.gui.new_run.new_run_dialog import NewRunDialog
-from tests.fakes.plans import make_plan_of_all
+from app.presentation.model_text import describe_limits, describe_parts
+from tests.fakes.plans import make_plan_of_all, make_plan_of_mixture
 from tests.gui.stage import Stage, open_dialog, press
 
 RUN = "support-chat-7f3a"
@@ -84,11 +88,42 @@ def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: New
     assert "of the 6.0 GiB of gamma" in headline(dialog)
     texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
     assert any(text.startswith("Does not fit: ") for text in texts)
-    assert any(text.startswith("With sequences of 1,024 tokens") for text in texts)
+    assert any(text.startswith("Shorten sequences to 1,024 tokens") for text in texts)
+    # Each change is one click away: the first offer is 4 bits.
+    assert dialog.answers().adapter == "lora"
     busy.core.plan_answer = make_plan_of_all()
     press(dialog.outlook.plan, "Apply")
-    assert dialog.answers().sequence_tokens == "1024"
+    assert dialog.answers().adapter == "qlora"
     busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))
+
+
+def test_plan_and_preview_name_the_same_parts(busy: Stage, dialog: NewRunDialog) -> None:
+    busy.core.plan_answer = plan = make_plan_of_mixture()
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    QTest.keyClicks(dialog.form.fields["train"].input, "org/data")
+    view = dialog.outlook.plan
+    busy.wait_for(view.parts_note.isVisible)
+    shown = [label.text() for label in view.findChildren(QLabel) if label.isVisible()]
+    named = [*describe_parts(plan.parts), describe_limits(plan.limits)[0].text]
+    assert set(named) <= set(shown)
+    assert "Qwen3-MoE, 30.5 billion parameters, 8 of 128 experts per token" in shown
+
+    # The preview is of all answers, not of those alone that the data needs.
+    dialog.form.fields["rank"].set_answer("8")
+    dialog.outlook.look.click()
+    preview = open_dialog(DataDialog)
+    busy.wait_for(lambda: "get no adapter" in preview.view.toPlainText())
+    lines = preview.view.toPlainText().splitlines()
+    assert set(named) <= set(lines)
+    assert busy.called("runs.list_caveats")[0][0].adapter.rank == 8  # type: ignore[attr-defined]
+    preview.reject()
+
+    press(view.parts_note, "Apply")
+    answers = dialog.answers()
+    assert (answers.experts, float(answers.dropout), answers.dora) == (YES, 0.0, NO)
+    busy.core.plan_answer = replace(plan, parts=())
+    QTest.keyClicks(dialog.form.fields["model"].input, "x")
+    busy.wait_for(lambda: not view.parts_note.isVisible())
 
 
 def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDialog) -> None:

@@ -15,9 +15,15 @@ from app.gui.session.context import Context
 
 
 class DataDialog(QDialog):
-    """Shows a data preview; reading the first rows starts at once and takes seconds."""
+    """Shows a data preview; reading the first rows starts at once and takes seconds.
 
-    def __init__(self, context: Context, parent: QWidget, spec: RunSpec) -> None:
+    `planned` has the answers that data alone does not need: with them it also shows what the run
+    leaves as it is. None: some of them are not valid yet.
+    """
+
+    def __init__(
+        self, context: Context, parent: QWidget, spec: RunSpec, planned: RunSpec | None = None
+    ) -> None:
         super().__init__(parent)
         self._context, self._spec = context, spec
         self._op: Op | None = None
@@ -45,6 +51,12 @@ class DataDialog(QDialog):
         # Reading all rows of a large file takes minutes; a closed dialog stops it.
         self.finished.connect(lambda result: self._give_up())
         self._look(whole=False)
+        if planned is not None:
+            context.bridge.run(
+                lambda core, report: core.runs.list_caveats(planned),
+                self.view.show_caveats,
+                self.banner.show_error,
+            )
 
     def _look(self, *, whole: bool) -> None:
         self.count_all.setEnabled(False)

@@ -1,4 +1,7 @@
-"""Data preview of a run: statistics, and three rows with the learned tokens marked."""
+"""Data preview of a run: statistics, and three rows with the learned tokens marked.
+
+Before a start also what the run leaves as it is.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from html import escape
 from agents.contract.data import DataPreview
 from app.gui.kit.reader import Reader
 from app.gui.kit.theme import Theme, ThemeColors
+from app.planning.candidate import Caveats
 from app.presentation.data_text import describe_data, spell_out, title_of
+from app.presentation.model_text import describe_caveats
 
 _NOTHING = "A preview appears here once the first rank has read the data."
 
 
-def data_html(found: DataPreview, palette: ThemeColors) -> str:
+def data_html(found: DataPreview, palette: ThemeColors, caveats: Caveats | None = None) -> str:
     """Return a data preview in the HTML subset that Qt's text widgets support."""
     facts = "".join(
         f'<tr><td style="color:{palette.muted};padding-right:16px">{caption}</td>'
@@ -34,7 +39,16 @@ def data_html(found: DataPreview, palette: ThemeColors) -> str:
             )
     # Colour alone would not reach everybody: learned text is bold as well.
     legend = f"<p>{learned}Marked text</span> is learned; the rest is context.</p>"
-    return f"<table>{facts}</table>{legend}{''.join(rows)}"
+    return f"<table>{facts}</table>{_caveats_html(caveats)}{legend}{''.join(rows)}"
+
+
+def _caveats_html(caveats: Caveats | None) -> str:
+    """Return what to know before a start; empty: nothing, or not known yet."""
+    parts = []
+    for title, lines in describe_caveats(caveats) if caveats is not None else ():
+        parts.append(f'<p style="font-weight:600;margin-bottom:2px">{escape(title)}</p>')
+        parts += [f'<p style="margin:2px 0 2px 0">{escape(line)}</p>' for line in lines]
+    return "".join(parts)
 
 
 class DataView(Reader):
@@ -44,6 +58,7 @@ class DataView(Reader):
         super().__init__()
         self._theme = theme
         self._found: DataPreview | None = None
+        self._caveats: Caveats | None = None
         self.setAccessibleName("Data preview")
         # Colours are written into the HTML, so a new theme needs a new document.
         theme.changed.connect(self._draw)
@@ -56,8 +71,14 @@ class DataView(Reader):
             self._found = found
             self._draw()
 
+    def show_caveats(self, caveats: Caveats) -> None:
+        """Show what the run leaves as it is, below the figures of the data."""
+        if caveats != self._caveats:
+            self._caveats = caveats
+            self._draw()
+
     def _draw(self) -> None:
         if self._found is None:
             self.setPlainText(_NOTHING)
         else:
-            self.setHtml(data_html(self._found, self._theme.palette))
+            self.setHtml(data_html(self._found, self._theme.palette, self._caveats))

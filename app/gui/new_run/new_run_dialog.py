@@ -279,7 +279,9 @@ class NewRunDialog(QDialog):
         """Open the data preview of the current answers."""
         spec = preview_spec(self.answers())
         if spec is not None:
-            dialog = DataDialog(self._context, self, spec)
+            nodes, are_known = self._context.cluster.node_list(), self._context.cluster.is_open
+            planned, _ = plan_spec(self.answers(), nodes, are_known=are_known)
+            dialog = DataDialog(self._context, self, spec, planned)
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             # The preview has counted the rows, so the plan now knows its number of steps.
             dialog.finished.connect(self._plan.again)

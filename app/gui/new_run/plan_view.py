@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from agents.contract.data import DataFinding
 from app.gui.kit.collapsible import CollapsibleSection
-from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.primitives import make_label
 from app.gui.kit.theme import Theme
 from app.gui.new_run.memory_bar import COLORS, MemoryBar, Swatch
-from app.gui.tables.device_columns import short_name
+from app.gui.new_run.plan_notes import AdviceLines, Notes
 from app.planning.candidate import Advice, GpuPlan, Plan
 from app.presentation.data_text import describe_first_rows
+from app.presentation.model_text import (
+    LEFT,
+    describe_limits,
+    describe_model,
+    describe_parts,
+    offer_adapters,
+)
 from app.presentation.plan_text import (
     MEMORY_GROUPS,
     describe_candidate,
     describe_memory,
     describe_other,
-    describe_parts,
     describe_plan,
     describe_setting,
     describe_warnings,
     group_memory,
 )
-from app.text import capitalize, count_of, show_rate, show_share
+from app.text import capitalize, count_of, short_card, show_rate, show_share
 
 MAX_ALTERNATIVES = 8
 _LEGEND_COLUMNS = 3
+_DATA = "Data, by its first rows"
 
 
 class PlanView(QWidget):
@@ -43,9 +50,11 @@ class PlanView(QWidget):
         self._theme = theme
         self.headline = make_label(wraps=True)
         self.problem = make_label(role="problem", wraps=True)
-        self.data_problem = make_label(role="problem", wraps=True)
-        self.data_note = make_label(role="caption", wraps=True)
-        self.parts_note = make_label(role="caption", wraps=True)
+        self.data_problem = Notes(_DATA, role="problem")
+        self.data_note = Notes(_DATA)
+        self.parts_note = Notes(LEFT)
+        self._more_adapters = AdviceLines(theme, self.advised.emit, role="caption")
+        self.parts_note.add(self._more_adapters)
         self._figures = QGridLayout()
         self._figures.setHorizontalSpacing(12)
         self._figures.setVerticalSpacing(4)
@@ -55,9 +64,7 @@ class PlanView(QWidget):
         self._gpu_column = QVBoxLayout()
         self._gpu_column.setSpacing(10)
         self._legend = _make_legend(theme)
-        self._advice: list[_AdviceLine] = []
-        self._advice_column = QVBoxLayout()
-        self._advice_column.setSpacing(4)
+        self._advice = AdviceLines(theme, self.advised.emit)
         self._other_text = make_label(role="caption", wraps=True)
         self.others = CollapsibleSection(theme, "Alternatives", self._other_text)
         self._assumed_text = make_label(role="caption", wraps=True)
@@ -69,9 +76,10 @@ class PlanView(QWidget):
         column.addWidget(self.problem)
         column.addWidget(self.data_problem)
         column.addLayout(self._figures)
+        # Above the GPUs: what to do comes before the details, of which there may be many.
+        column.addWidget(self._advice)
         column.addLayout(self._gpu_column)
         column.addWidget(self._legend)
-        column.addLayout(self._advice_column)
         column.addWidget(self.data_note)
         column.addWidget(self.parts_note)
         column.addWidget(self.others)
@@ -86,7 +94,7 @@ class PlanView(QWidget):
         self.problem.hide()
         self._show_rows([])
         self._show_gpus(())
-        self._show_advice(())
+        self._advice.show_advice(())
         self._show_data(())
         self.parts_note.hide()
         self.others.hide()
@@ -107,13 +115,16 @@ class PlanView(QWidget):
         self.headline.setText(describe_plan(plan))
         self._polish()
         self.problem.hide()
-        self._show_rows(describe_candidate(shown) if shown is not None and fits else [])
+        model = [("Model", describe_model(plan.model))] if plan.model is not None else []
+        costs = describe_candidate(shown) if shown is not None and fits else []
+        self._show_rows([*model, *costs])
         self._show_gpus(shown.gpus if shown is not None else ())
         warned = [Advice(text=text) for text in describe_warnings(plan)]
-        self._show_advice((*warned, *plan.advice))
+        limits = describe_limits(plan.limits)
+        self._advice.show_advice((*limits, *warned, *plan.advice))
         self._show_data(plan.findings)
-        self.parts_note.setText("\n\n".join(["Left as it is", *describe_parts(plan.parts)]))
-        self.parts_note.setVisible(bool(plan.parts))
+        self.parts_note.show_notes(describe_parts(plan.parts))
+        self._more_adapters.show_advice(offer_adapters(plan.parts))
         # Without a plan that fits, the nearest candidate is shown above and is no alternative.
         others = plan.others if fits else plan.others[1:]
         self._other_text.setText(
@@ -128,10 +139,10 @@ class PlanView(QWidget):
     def _show_data(self, findings: Sequence[DataFinding]) -> None:
         refused = [one for one in findings if one.consequence == "refuse"]
         others = [one for one in findings if one.consequence != "refuse"]
-        for label, some in ((self.data_problem, refused), (self.data_note, others)):
-            lines = [f"{capitalize(name)}: {text}" for name, text in describe_first_rows(some)]
-            label.setText("\n\n".join(["Data, by its first rows", *lines] if lines else []))
-            label.setVisible(bool(lines))
+        for notes, some in ((self.data_problem, refused), (self.data_note, others)):
+            notes.show_notes(
+                [f"{capitalize(name)}: {text}" for name, text in describe_first_rows(some)]
+            )
 
     def _polish(self) -> None:
         # Qt applies a rule for a changed property only after the style is polished again.
@@ -163,39 +174,6 @@ class PlanView(QWidget):
                 line.show_gpu(gpus[number])
         self._legend.setVisible(bool(gpus))
 
-    def _show_advice(self, advice: Sequence[Advice]) -> None:
-        while len(self._advice) < len(advice):
-            self._advice.append(line := _AdviceLine(self._theme, self.advised.emit))
-            self._advice_column.addWidget(line)
-        for number, line in enumerate(self._advice):
-            line.setVisible(number < len(advice))
-            if number < len(advice):
-                line.show_advice(advice[number])
-
-
-class _AdviceLine(QWidget):
-    """One piece of advice, with an Apply button if it is a change of the form."""
-
-    def __init__(self, theme: Theme, take: Callable[[object], None]) -> None:
-        super().__init__()
-        self._change: Mapping[str, object] = {}
-        self._text = make_label(role="advice", wraps=True)
-        tip = "Change the settings on the left to this plan"
-        # `_change` is read at the click, since a line is reused for later advice.
-        self.apply = Button(theme, "Apply", lambda: take(self._change), role="link", tip=tip)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(8)
-        row.addWidget(self._text, 1)
-        row.addWidget(self.apply)
-
-    def show_advice(self, advice: Advice) -> None:
-        """Show `advice`."""
-        self._change = advice.change
-        self._text.setText(advice.text)
-        self.apply.setVisible(bool(advice.change))
-        self.apply.setAccessibleDescription(advice.text)
-
 
 class _GpuLine(QWidget):
     """One GPU: name and share, memory bar, speed and execution setting."""
@@ -215,7 +193,7 @@ class _GpuLine(QWidget):
     def show_gpu(self, gpu: GpuPlan) -> None:
         """Show the plan of one GPU."""
         share = "" if gpu.share >= 1 else f", {show_share(gpu.share)}"
-        card = short_name(gpu.card)
+        card = short_card(gpu.card)
         self._name.setText(f"{gpu.node}: {card}{share}")
         self._bar.show_parts(group_memory(gpu.memory.parts.items()), gpu.room_bytes)
         fits = "" if gpu.fits else "Does not fit: "

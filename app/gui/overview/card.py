@@ -22,13 +22,14 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 from app.gui.charts.sparkline import Trace, paint_sparklines
 from app.gui.kit.status import paint_status
 from app.gui.kit.theme import Theme
-from app.gui.tables.device_columns import name_place, short_name
+from app.gui.tables.device_columns import name_place
 from app.telemetry.alerts import share_of
 from app.telemetry.history import Array
 from app.telemetry.state import Status
 from app.telemetry.stream import MEMORY, TEMPERATURE, TIME, TOKENS, UTILISATION, Device
 from app.text import (
     DASH,
+    short_card,
     show_bytes_of,
     show_celsius,
     show_mhz,
@@ -242,7 +243,7 @@ class DeviceCard(QWidget):
         # Eliding measures text, which is slow at one card per second and device: keep the result.
         if (known_room, known) != (round(room_px), name):
             metrics = QFontMetricsF(self._theme.font(13, 600))
-            short = metrics.elidedText(short_name(name), Qt.TextElideMode.ElideRight, room_px)
+            short = metrics.elidedText(short_card(name), Qt.TextElideMode.ElideRight, room_px)
             self._names = (round(room_px), name, short)
         return short
 

@@ -10,6 +10,7 @@ from app.telemetry.alerts import share_of
 from app.telemetry.state import Status, describe_device, is_current
 from app.telemetry.stream import Device, DeviceKey, StreamReading
 from app.text import (
+    short_card,
     show_bytes_of,
     show_celsius,
     show_number,
@@ -42,12 +43,6 @@ def name_place(device: str) -> str:
     return device.replace("cuda:", "GPU ").replace("cpu", "CPU")
 
 
-def short_name(name: str) -> str:
-    """Return a device's name without its brand: `RTX 3090` for `NVIDIA GeForce RTX 3090`."""
-    # In this order: the second prefix appears only once the first is gone.
-    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
-
-
 def _figure(row: DeviceRow, name: str) -> float | None:
     value: float | None = getattr(row.reading, name)
     return value if row.is_live else None
@@ -62,7 +57,7 @@ def device_columns() -> list[Column[DeviceRow]]:
     return [
         Column(title="Node", text=lambda r: r.key.node, width_px=76),
         Column(title="Slot", text=lambda r: name_place(r.key.device), width_px=68),
-        Column(title="Device", text=lambda r: short_name(r.reading.name), width_px=166),
+        Column(title="Device", text=lambda r: short_card(r.reading.name), width_px=166),
         Column(
             title="State",
             text=lambda r: r.status.text,

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from app.events import NodeSnapshot
-from app.gui.tables.device_columns import short_name
 from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.telemetry.state import Status, Tone, describe_node
-from app.text import DASH, count_of, show_bytes, show_duration
+from app.text import DASH, count_of, short_card, show_bytes, show_duration
 
 Clock = Callable[[], float]
 ClockOffset = Callable[[str], float | None]
@@ -25,7 +24,7 @@ def describe_hardware(node: NodeSnapshot) -> str:
     if not node.facts.gpus:
         cpu = node.facts.cpu or "CPU"
         return f"{cpu}, {count_of(node.facts.num_cores, 'core')}" if node.facts.num_cores else cpu
-    names = [short_name(gpu.name) for gpu in node.facts.gpus]
+    names = [short_card(gpu.name) for gpu in node.facts.gpus]
     # A dict keeps the order of the slots, a set would not.
     kinds = {name: names.count(name) for name in names}
     return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in kinds.items())

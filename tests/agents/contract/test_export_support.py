@@ -10,6 +10,7 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from agents.contract.export_support import find_refusal
+from agents.contract.families import NAMES
 from app.planning.family_table import FAMILIES as READ
 from tests.agents.trainer.model.families import FAMILIES
 
@@ -63,6 +64,9 @@ def test_the_table_of_families_says_what_is_exported():
     text = (ROOT / "docs" / "models.md").read_text()
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| [^|]+ \| (\w+) \| (\w+) \| (\w+) \|$", text, re.M)
     assert {kind for kind, *_ in rows} == {*KINDS, "mixtral"}
+    # Called as on screen; a row may add versions.
+    for name, kind in re.findall(r"^\| ([^|]+) \| `(\w+)` \|", text, re.M)[1:]:
+        assert name.startswith(NAMES[kind].short), kind
     for kind, *said in rows:
         asked = [("gguf", "gptqmodel"), ("gptq", "gptqmodel"), ("awq", "autoawq")]
         assert said == ["no" if refuses(kind, *one) else "yes" for one in asked], kind

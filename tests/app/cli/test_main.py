@@ -16,13 +16,14 @@ from app.cli import nodes, preview, runs
 from app.cli.main import build_parser, run
 from app.cli.output import Output
 from app.cli.watching import Watching
-from app.errors import UsageError
+from app.errors import UsageError, UserError
 from app.events import RunChanged
 from app.hub.node_tokens import NodeToken
 from app.library.recipes import list_recipes
 from app.presentation.data_text import spell_out
 from app.runfile.run_file import parse_run
 from tests.fakes.core import SPEC, FakeCore, make_run
+from tests.fakes.plans import make_plan_of_mixture
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT_COMMANDS = [
@@ -369,6 +370,7 @@ def test_a_preview_shows_figures_samples_and_the_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = FakeCore()
+    core.plan_answer = make_plan_of_mixture()
     args = build_parser().parse_args(["preview", str(tmp_path / "again.yaml"), "--quick"])
     both = replace(SPEC, data=replace(SPEC.data, eval="held-out.jsonl"))
     monkeypatch.setattr(core.library, "read_run_file", lambda path: both)
@@ -377,10 +379,18 @@ def test_a_preview_shows_figures_samples_and_the_evaluation(
     assert "left out      row 2: not valid JSON" in told
     assert "--- row 1: 5 tokens, 2 of them learned\nHi\n[[Ho]]" in told
     assert told.index("evaluation: held-out.jsonl") > told.index("[[Ho]]")
-    assert [call[2:] for call in core.calls] == [(None, False, "train"), (None, False, "eval")]
+    assert "Left as it is\n  Experts (128 in each of 48 layers) get no adapter" in told
+    assert "Check first\n  beta: layers are not compiled, since no C compiler" in told
+    asked = [call[2:] for call in core.calls if call[0] == "library.preview"]
+    assert asked == [(None, False, "train"), (None, False, "eval")]
     asyncio.run(preview._preview(core, args, Output(True)))  # type: ignore[arg-type]
     document = json.loads(capsys.readouterr().out)
     assert document["evaluation"]["format"] == document["format"] == "alpaca"
+    assert document["parts"][0]["names"] == ["experts"]
+    core.plan_answer = UserError("the sizes of m are not known here", "")
+    asyncio.run(preview._preview(core, args, Output(False)))  # type: ignore[arg-type]
+    told = capsys.readouterr().out
+    assert "Left as it is\n  Not known: the sizes of m are not known here" in told
 
 
 def test_text_of_a_terminal_is_spelled_out() -> None:

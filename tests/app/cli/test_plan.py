@@ -13,7 +13,7 @@ from app.planning.candidate import Plan
 from app.presentation import plan_text
 from app.text import DASH
 from tests.fakes.core import SPEC
-from tests.fakes.plans import make_comparison, make_plan_of_all
+from tests.fakes.plans import make_comparison, make_plan_of_all, make_plan_of_mixture
 
 
 def printed(plan: Plan) -> str:
@@ -44,7 +44,26 @@ def test_what_does_not_fit_says_so_and_what_would_help() -> None:
     text = printed(make_plan_of_all(fits=False))
     assert "No plan fits these settings. Data parallel on alpha, beta and gamma: needs" in text
     assert "does not fit" in text
-    assert "With sequences of 1,024 tokens it fits gamma." in text
+    assert "Shorten sequences to 1,024 tokens: it then fits on alpha, beta and gamma" in text
+
+
+def test_a_plan_names_the_model_what_is_left_of_it_and_what_holds_the_run_back() -> None:
+    text = printed(make_plan_of_mixture())
+    first, model = text.splitlines()[:2]
+    assert first.endswith(", lora")
+    assert model == "Qwen3-MoE, 30.5 billion parameters, 8 of 128 experts per token"
+    left = text.split("Left as it is\n")[1].split("\n\n")[0].splitlines()
+    assert left[0] == "  Experts (128 in each of 48 layers) get no adapter: 29.0 billion weights"
+    assert "adapter.experts: true" in left[-1]
+    check = text.split("Check first\n")[1].split("\n\n")[0]
+    assert "the RTX 3090 takes about 1.4 times as long" in check
+    assert "sudo apt install build-essential" in check
+    document = json.loads(json.dumps(plan_document(make_plan_of_mixture())))
+    assert document["model"]["family"] == "qwen3_moe"
+    assert document["limits"][0]["reason"] == "no_compiler"
+    assert [one["kind"] for one in document["parts"]] == [
+        "no_adapter", "untouched", "no_balance_loss",
+    ]  # fmt: skip
 
 
 def test_json_has_every_figure_and_its_sums() -> None:
@@ -62,7 +81,9 @@ def test_json_has_every_figure_and_its_sums() -> None:
     assert document["others"][1]["runnable"] is False
     short = plan_document(make_plan_of_all(fits=False))
     assert (short["fits"], short["chosen"]) == (False, None)
-    assert short["advice"][0]["change"] == {"sequence_tokens": 1024}
+    assert [one["change"] for one in short["advice"]] == [
+        {"adapter.kind": "qlora"}, {"sequence_tokens": 1024},
+    ]  # fmt: skip
 
 
 def test_comparison_leaves_out_what_nobody_knows() -> None:

@@ -10,6 +10,7 @@ import torch
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.trainer.metrics.flops import read_flops
 from agents.trainer.model.model import build_trained_model, load_model
+from app.planning.advice import apply_change
 from app.planning.memory.experts import add_experts, count_met_adapter
 from app.planning.memory.forecast import (
     GIB,
@@ -22,7 +23,7 @@ from app.planning.memory.layers import LayerMemory
 from app.planning.model_parts import list_parts
 from app.planning.model_shape import read_shape
 from app.planning.throughput import measure_work
-from app.presentation.plan_text import describe_parts
+from app.presentation.model_text import describe_parts, offer_adapters
 from tests.agents.trainer.mixtures import save_mixture
 
 QWEN = {
@@ -99,36 +100,54 @@ def test_a_layer_holds_its_rows_and_the_dequantized_experts():
             QWEN,
             {},
             [
-                "128 experts of 48 layers get no adapter (28,991 million weights; "
-                "adapter.experts: true)",
-                "embeddings, head, routers and norms stay in 16 bits (1.2 GiB)",
-                "routers of 48 layers are frozen, and their auxiliary loss is no part of what is "
-                "minimized",
+                "Experts (128 in each of 48 layers) get no adapter: 29.0 billion weights",
+                "Embeddings, head, routers and norms get no adapter and stay in 16 bits: 1.2 GiB",
+                "Routers of 48 layers are frozen, and no auxiliary loss balances the load of the "
+                "experts",
             ],
         ),
         (
             QWEN,
             {"kind": "lora", "experts": True, "targets": ("q_proj", "v_proj")},
             [
-                "k_proj and o_proj of 48 layers get no adapter (453 million weights)",
-                "routers of 48 layers are frozen, and their auxiliary loss is no part of what is "
-                "minimized",
+                "k_proj and o_proj of 48 layers get no adapter: 453 million weights",
+                "Embeddings, head, routers and norms get no adapter: 635 million weights",
+                "Routers of 48 layers are frozen, and no auxiliary loss balances the load of the "
+                "experts",
             ],
         ),
         (GLM, {"kind": "full"}, []),
-        ({**QWEN, "model_type": "qwen3"}, {"kind": "lora"}, []),
+        (
+            {**QWEN, "model_type": "qwen3"},
+            {"kind": "lora"},
+            ["Embeddings, head and norms get no adapter: 623 million weights"],
+        ),
+        (
+            {**QWEN, "model_type": "qwen3"},
+            {"targets": ("gate_proj", "lm_head")},
+            [
+                "q_proj, k_proj, v_proj, o_proj, up_proj and down_proj of 48 layers get no "
+                "adapter: 2.1 billion weights",
+                "Embeddings and norms get no adapter and stay in 16 bits: 594 MiB",
+                "Head stays in 16 bits: 594 MiB",
+            ],
+        ),
         (
             {**QWEN, "model_type": "llama4_text", "num_hidden_layers": 2, "intermediate_size": 768},
             {"experts": True},
             [
-                "128 experts of 2 layers get no adapter (1,208 million weights)",
-                "128 experts of 2 layers stay in 16 bits (2.2 GiB)",
+                "Experts (128 in each of 2 layers) get no adapter and stay in 16 bits: 2.2 GiB",
             ],
         ),
     ],
 )
 def test_what_is_left_as_it_is_has_a_name(config, changes, expected):
     adapter = AdapterSpec(**{"kind": "qlora", "dropout": 0.0, **changes})
-    found = describe_parts(list_parts(read_shape(config), replace(RUN, adapter=adapter)))
+    parts = list_parts(read_shape(config), replace(RUN, adapter=adapter))
+    found = describe_parts(parts)
     assert found[: len(expected)] == expected
     assert bool(found) == bool(expected)
+    # What is offered makes the experts' line go away, and is a valid run.
+    for offer in offer_adapters(parts):
+        changed = apply_change(replace(RUN, adapter=adapter), offer.change)
+        assert not any(part.is_choice for part in list_parts(read_shape(config), changed))

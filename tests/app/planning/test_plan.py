@@ -13,6 +13,7 @@ from app.planning.candidate import Candidate
 from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
 from app.planning.learning import Corrections, RunOutcome
 from app.planning.plan import DataSize, Plan, make_plan
+from app.presentation.model_text import describe_limits
 from tests.app.planning.clusters import GIB, ask, example, llama, make_node, make_pcs
 
 
@@ -237,5 +238,49 @@ def test_a_plan_knows_where_layers_are_not_compiled_and_what_that_costs() -> Non
     assert compiled.chosen is not None
     assert plain.chosen is not None
     assert plain.chosen.step_s > 1.1 * compiled.chosen.step_s
-    assert any("no C compiler is installed" in one for one in plain.assumptions)
-    assert not any("compile" in one for one in compiled.assumptions)
+    assert compiled.limits == ()
+    (limit,) = plain.limits
+    assert (limit.reason, limit.nodes, limit.is_decisive) == ("no_compiler", ("b",), False)
+    # The sum of what it costs this run, and not of what such layers cost in general.
+    assert limit.time_ratio == pytest.approx(plain.chosen.step_s / compiled.chosen.step_s, rel=0.05)
+
+
+def test_limits_name_the_reason_and_whether_the_run_would_fit() -> None:
+    old = replace(make_node("a", "GTX 1080 Ti", memory_gib=11).gpus[0], capability=(6, 1))
+    nodes = tuple(replace(make_node(name), gpus=(old,)) for name in ("a", "b"))
+    (limit,) = make_plan(ask(Cluster(nodes=nodes))).limits
+    assert (limit.reason, limit.nodes) == ("old_card", ("a", "b"))
+    (offer,) = describe_limits([limit])
+    assert offer.text.startswith("a and b: layers are not compiled, since Triton")
+    assert "GTX 1080 Ti takes about" in offer.text
+
+    one = Cluster(nodes=(make_node("a", "RTX 4070"),))
+    (limit,) = make_plan(ask(one, compile="off")).limits
+    assert limit.reason == "turned_off"
+    (offer,) = describe_limits([limit])
+    assert apply_change(ask(one, compile="off").spec, offer.change).compile == "auto"
+
+    # More memory than the card has, by what uncompiled layers keep.
+    bare = Cluster(nodes=(replace(one.nodes[0], has_compiler=False),))
+    near = {"sequence_tokens": 1536, "recompute": "none"}
+    assert make_plan(ask(one, **near)).chosen is not None
+    plan = make_plan(ask(bare, **near))
+    (limit,) = plan.limits
+    assert (plan.chosen, limit.time_ratio, limit.is_decisive) == (None, None, True)
+    assert "compiled, it would" in describe_limits([limit])[0].text
+
+
+def test_what_does_not_fit_is_offered_every_kind_of_change_that_would_make_it_fit() -> None:
+    tight = ask(
+        Cluster(nodes=(make_node("a", "RTX 4090"),)),
+        kind="lora",
+        recompute="none",
+        memory_gib=16.0,
+        sequence_tokens=1024,
+    )
+    plan = make_plan(tight)
+    assert plan.chosen is None
+    changed = {key for advice in plan.advice for key in advice.change}
+    assert {"recompute", "memory_gib", "adapter.kind", "sequence_tokens"} <= changed
+    for advice in plan.advice:
+        assert make_plan(replace(tight, spec=apply_change(tight.spec, advice.change))).chosen

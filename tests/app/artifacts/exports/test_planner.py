@@ -90,7 +90,7 @@ def test_a_family_that_a_program_does_not_take_is_told_by_name(
 ) -> None:
     config = {**LLAMA_7B, "model_type": "ministral"}
     Path(spec.model, "config.json").write_text(json.dumps(config))
-    reason = "cannot make it: gguf cannot be made of ministral models: llama.cpp's converter does "
+    reason = "cannot make it: gguf cannot be made of Ministral models: llama.cpp's converter does "
     found = plan(services, interrupted, "gguf", "Q8_0")
     assert (found.best, {one.problems for one in found.places}) == (
         None,
