@@ -26,7 +26,8 @@ from agents.contract.run_layout import (
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import describe_file, split_path
-from agents.state import Home, fsync_folder, read_json
+from agents.node.manifest import read_manifest
+from agents.state import Home, fsync_folder
 
 
 def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointInfo]:
@@ -45,14 +46,14 @@ def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointIn
 
 def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
     """Describe one checkpoint from its manifest; set `problem` if that cannot be used."""
-    manifest = read_json(folder / MANIFEST_FILE)
+    manifest: dict[str, Any] = {}
     entries: list[FileEntry] = []
     problem = ""
     try:
+        manifest = read_manifest(folder)
         entries = read_entries(manifest)
     except WireError as error:
         problem = f"{MANIFEST_FILE} cannot be used: {error}"
-    manifest = manifest or {}
     attempt = _number(manifest.get("attempt"), MAX_ATTEMPT, 0)
     if not problem and attempt < 1:
         problem = f"{MANIFEST_FILE} cannot be used: it names no attempt"
@@ -83,14 +84,12 @@ def _changed_s(folder: Path) -> float:
     return 0.0
 
 
-def read_entries(manifest: dict[str, Any] | None) -> list[FileEntry]:
+def read_entries(manifest: dict[str, Any]) -> list[FileEntry]:
     """Return the files of a manifest.
 
     Raises:
-        WireError: there is no manifest, or it is not one.
+        WireError: it lists none, or what is no file.
     """
-    if manifest is None:
-        raise WireError("it is missing or not JSON")
     values = manifest.get("files")
     if not isinstance(values, list) or not values:
         raise WireError("it lists no files")
@@ -114,7 +113,10 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
     info = _describe(home, folder, step)
     if info.problem:
         return info
-    problem = _find_damage(folder, read_entries(read_json(folder / MANIFEST_FILE)))
+    try:
+        problem = _find_damage(folder, read_entries(read_manifest(folder)))
+    except WireError as error:  # it was deleted or changed since
+        problem = f"{MANIFEST_FILE} cannot be used: {error}"
     return replace(info, verified=not problem, problem=problem)
 
 

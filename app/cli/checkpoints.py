@@ -21,7 +21,9 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="run id; default: all runs")
     parser.add_argument(
-        "--verify", action="store_true", help="read every copy and compare its hashes"
+        "--verify",
+        action="store_true",
+        help="read every copy and compare its hashes; exit code 1 if one is damaged",
     )
 
 
@@ -48,4 +50,5 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
         ],
         "No checkpoints on the nodes that answer.",
     )
-    return 0
+    # Only where it was asked for: a list that shows damage is a list all the same.
+    return 1 if args.verify and any(item.verified is False for item in found) else 0

@@ -12,7 +12,6 @@ the rename. Standard library only; `state` knows what is in the files.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -21,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.folder_files import read_regular
 from agents.contract.run import FileEntry
 from agents.contract.run_layout import MANIFEST_FILE, checkpoint_name, step_of_checkpoint
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import describe_file
+from agents.node.manifest import read_manifest, write_manifest
 from agents.state import fsync_folder, sync_file, tells_full_disk
 from agents.trainer.rank.failpoints import Failpoints
 
@@ -85,13 +84,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint in the folder.
 
     Raises:
-        ExpectedError: it has no manifest that can be read.
+        ExpectedError: it has no manifest, or one that is not what was written.
     """
     try:
-        manifest = from_wire(Manifest, json.loads(read_regular(path / MANIFEST_FILE, path)))
-    except (OSError, ValueError, WireError) as error:
+        manifest = from_wire(Manifest, read_manifest(path))
+    except WireError as error:
         raise ExpectedError(
-            f"{path} is not a complete checkpoint: {error}.",
+            f"{path} is not a complete checkpoint: {MANIFEST_FILE} cannot be used: {error}.",
             "Resume from another one: rackless checkpoints lists them",
         ) from error
     return Checkpoint(path=path, manifest=manifest)
@@ -180,9 +179,7 @@ class CheckpointFolder:
             files=tuple(entries),
             **about,
         )
-        path = partial / MANIFEST_FILE
-        path.write_text(json.dumps(to_wire(manifest), indent=1), encoding="ascii")
-        sync_file(path)
+        sync_file(write_manifest(partial, to_wire(manifest)))
         fsync_folder(partial)
         return manifest
 

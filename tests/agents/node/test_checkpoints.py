@@ -11,6 +11,7 @@ import pytest
 
 from agents.errors import ExpectedError
 from agents.node.checkpoints import delete, list_checkpoints, verify
+from agents.node.manifest import read_manifest, write_manifest
 from agents.state import Home
 
 
@@ -26,7 +27,7 @@ def make(home: Home, run_id: str = "run-1", step: int = 100, **changes: Any) -> 
         for name, data in files.items()
     ]
     manifest = {"run_id": run_id, "attempt": 2, "step": step, "created_s": 5.5, "files": entries}
-    (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    write_manifest(folder, {**manifest, **changes})
     return folder
 
 
@@ -68,6 +69,29 @@ def test_list_is_sorted_and_ignores_what_is_no_checkpoint(home: Home) -> None:
     (home.checkpoints("a") / "step-00000007").write_text("a file")
     assert [(c.run_id, c.step) for c in list_checkpoints(home)] == [("a", 3), ("a", 20), ("b", 1)]
     assert list_checkpoints(home, "none") == []
+
+
+def test_any_changed_byte_of_the_manifest_is_damage(home: Home) -> None:
+    """A changed hash of the training data once passed, and a resume then blamed the data."""
+    folder = make(home, data_sha256="d" * 64)
+    path = folder / "manifest.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        found = verify(home, "run-1", 100)
+        assert found.verified is False, whole[place - 20 : place + 20]
+        assert found.problem.startswith("manifest.json cannot be used: ")
+    path.write_bytes(whole)
+    assert verify(home, "run-1", 100).verified
+
+
+def test_manifest_of_an_earlier_version_has_no_hash_of_its_own(home: Home) -> None:
+    folder = make(home)
+    fields = read_manifest(folder)
+    (folder / "manifest.json").write_text(json.dumps(fields))
+    assert verify(home, "run-1", 100).verified
+    (folder / "manifest.json").write_text(json.dumps({**fields, "sha256": "0" * 64}, indent=1))
+    assert verify(home, "run-1", 100).problem.endswith("it is not what was written")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": []}', '{"files": [{"path": 1}]}'])

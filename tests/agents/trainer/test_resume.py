@@ -95,6 +95,12 @@ def test_other_data_and_a_damaged_checkpoint_are_refused(finished, tmp_path):
     assert finish(run.start(resume_step=HALF)) == [3]
     assert "optimizer.safetensors is not what was written" in run.journal()[-1]["message"]
 
+    path = run.checkpoint(HALF) / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace('"data_sha256": "', '"data_sha256": "f'))
+    assert finish(run.start(resume_step=HALF)) == [3]
+    assert "manifest.json cannot be used" in run.journal()[-1]["message"], "not the data's fault"
+
     assert finish(run.start(resume_step=HALF + 1)) == [3]
     assert "is not a complete checkpoint" in run.journal()[-1]["message"]
     assert not run.steps()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from typing import Any
 
@@ -14,6 +13,7 @@ from agents.contract.run import LoggedStep, RankPlacement, Replay
 from agents.contract.spec import CheckpointSpec
 from agents.contract.wire import to_wire
 from agents.node.files import describe_file
+from agents.node.manifest import read_manifest, write_manifest
 from agents.trainer.resume_verifier import ResumeVerifier, choose_promise
 from tests.agents.trainer.ranks import Run, make_spec
 
@@ -103,10 +103,10 @@ def test_another_state_is_told_though_its_hashes_are_right(run):
     name = next(name for name, tensor in tensors.items() if tensor.numel() > 1)
     tensors[name] = torch.zeros_like(tensors[name])  # an optimizer that was silently begun anew
     save_file(tensors, path, metadata={"format": "pt"})
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_manifest(folder)
     entry = to_wire(describe_file(folder, path))
     manifest["files"] = [f if f["path"] != entry["path"] else entry for f in manifest["files"]]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(folder, manifest)
     line = resume(run, make_replay(run))[0]
     assert (line["promise"], line["kept"], line["equal_to_the_bit"]) == ("A", False, False)
     assert line["largest_difference"] > 1e-6

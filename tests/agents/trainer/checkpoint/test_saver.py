@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from agents.contract.spec import CheckpointSpec
 from agents.contract.wire import to_wire
+from agents.node.manifest import read_manifest, write_manifest
 from tests.agents.trainer.ranks import Run, finish, make_spec, start, start_rank
 
 COMMIT_S = 0.5
@@ -105,8 +106,7 @@ def test_a_node_that_saves_none_keeps_no_more_either(tmp_path, tiny_model):
     brought = there / "checkpoints"
     for step in (1, 2, 3, 5):
         folder = shutil.copytree(run.checkpoint(5), brought / f"step-{step:08d}")
-        manifest = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "step": step}))
+        write_manifest(folder, {**read_manifest(folder), "step": step})
     (brought / ".partial-00000004-1-77").mkdir()
 
     run.num_ranks = 2

@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from agents.contract.spec import AdapterSpec
+from agents.node.manifest import read_manifest, write_manifest
 from agents.trainer.optim.loss_scale import LossScale
 from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank
 
@@ -79,13 +80,12 @@ def test_an_overflow_skips_the_step_on_every_rank_and_is_told(tmp_path, tiny_mod
     assert state["loss_scale"] == {"factor": 65536.0, "good_steps": 2, "num_skipped": 0}
     state["loss_scale"]["factor"] = 2.0**34
     path.write_text(json.dumps(state))
-    manifest_path = run.checkpoint(2) / "manifest.json"
-    manifest = json.loads(manifest_path.read_text())
+    manifest = read_manifest(run.checkpoint(2))
     for entry in manifest["files"]:
         if entry["path"] == "state.json":
             data = path.read_bytes()
             entry.update(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    manifest_path.write_text(json.dumps(manifest))
+    write_manifest(run.checkpoint(2), manifest)
     run.train_to_end(resume_step=2)
     for rank in (0, 1):
         told = [line["message"] for line in run.journal(rank) if line["kind"] == "warning"]

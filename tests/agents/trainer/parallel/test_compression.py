@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -11,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agents.contract.spec import AdapterSpec, CheckpointSpec
+from agents.node.manifest import read_manifest, write_manifest
 from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank
 
 KINDS = ("bf16", "powersgd")
@@ -92,10 +92,9 @@ def test_without_what_was_left_over_a_resume_differs(tmp_path, tiny_model):
     run.train_to_end()
     shutil.rmtree(run.checkpoint(NUM_STEPS))
     path = run.checkpoint(HALF) / "carried.safetensors"
-    manifest = run.checkpoint(HALF) / "manifest.json"
-    told = json.loads(manifest.read_text())
+    told = read_manifest(run.checkpoint(HALF))
     told["files"] = [file for file in told["files"] if file["path"] != path.name]
-    manifest.write_text(json.dumps(told))
+    write_manifest(run.checkpoint(HALF), told)
     path.unlink()
     run.train_to_end(resume_step=HALF)
     straight = losses(run, 1)
