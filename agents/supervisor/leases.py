@@ -215,9 +215,8 @@ def _busy(home: Home, path: Path, device_id: str, node: str) -> ExpectedError:
     message = f"Node {node} is already busy: {holder.describe()} uses {_name(device_id)}."
     if holder.run_id is None:
         return BorrowedError(message, holder.name)
-    stop = f"rackless runs stop {holder.run_id}"
-    if holder.master is not None:  # the reader's master may not know the run, but the node does
-        stop = f"{stop} --node {node}"
+    # The reader's master may not know the run, but the node does.
+    stop = f"rackless runs stop {holder.run_id} --node {node}"
     return ExpectedError(message, f"Wait for it, or stop it: {stop}")
 
 

@@ -48,6 +48,10 @@ class StreamRefused(UserError):
     """Raised for a stream that no run has; the node's other streams are mirrored all the same."""
 
 
+class MirrorBlocked(UserError):
+    """Raised when this PC takes no more of a mirror; the node keeps it, and it is tried again."""
+
+
 class Mirror:
     """Mirrors of one node's part of one attempt."""
 
@@ -86,14 +90,14 @@ class Mirror:
         Raises:
             MirrorGap: bytes between the mirror's end and `offset` are missing.
             StreamRefused: no run has such a stream.
-            UserError: the disk is full, or the folder cannot be written.
+            MirrorBlocked: the disk is full, or the folder cannot be written.
         """
         if not is_stream(stream):
             raise StreamRefused(f"a node sent a stream named {stream!a}, which is not allowed")
         self._check_size(stream, offset, len(data), dropped_bytes)
         try:
             if leads_through_link(self.folder / stream, self._below):
-                raise UserError(
+                raise MirrorBlocked(
                     f"a symbolic link leads to {self.folder / stream}, so nothing is written there",
                     "Remove the link",
                 )
@@ -109,7 +113,7 @@ class Mirror:
                         logcap.cap_log(path)
                 return num_new
         except OSError as error:
-            raise UserError(
+            raise MirrorBlocked(
                 f"{self.folder / stream} cannot be written: {error.strerror}",
                 "Free disk space on this PC. The node keeps the log, which is fetched again.",
             ) from error
@@ -134,7 +138,7 @@ class Mirror:
         if not (self.folder / stream).exists() and len(self.sizes()) >= MAX_STREAMS:
             raise StreamRefused(f"a node sent more than {MAX_STREAMS} streams of one run")
         if size_bytes > room_bytes(self.folder):
-            raise UserError(
+            raise MirrorBlocked(
                 f"the disk of {self.folder} is almost full, so logs are not copied to this PC",
                 "Free disk space on this PC. The node keeps the log, which is fetched again.",
             )

@@ -10,6 +10,7 @@ judge. When one node cannot launch, the others are stopped again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from agents.contract.messages import to_wire
 from agents.contract.run import AttemptIntent, MasterIdentity, RankPlacement, Replay
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
+from app.filelock import locked
 from app.nodes.credential import make_credential
 from app.runs.attempt_status import stop_parts
 from app.runs.inputs import (
@@ -29,6 +31,7 @@ from app.runs.inputs import (
     require_models_there,
     send_inputs,
 )
+from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
 from app.runs.node_pool import OnMessage
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
 from app.runs.preflight import (
@@ -67,8 +70,9 @@ async def start_run(
         report: called with a sentence on each stage.
 
     Raises:
-        UserError: it cannot be started. Nothing is left behind before the id is announced; later
-            the run is `failed`, and no part of it is left on any node.
+        UserError: it cannot be started. Nothing is left behind before the id is announced, nor
+            where another run took a node meanwhile; else the run is `failed` later, and no part of
+            it is left on any node.
     """
     nodes = choose_nodes(spec, services.pool.names())
     require_supported(spec)
@@ -79,19 +83,21 @@ async def start_run(
     plan = await add_forecast(services, spec, plan)
     for text in _advise(services, spec, plan):
         report(text)
-    run_id = make_run_id()
-    with services.launching(run_id):
-        run = RunRecord(
-            run_id=run_id,
-            name=spec.name,
-            state="created",
-            spec=spec,
-            attempt=1,
-            nodes=nodes,
-            created_s=time.time(),
-        )
-        services.runs.add(run)
-        announced(run_id)
+    run = RunRecord(
+        run_id=make_run_id(),
+        name=spec.name,
+        state="created",
+        spec=spec,
+        attempt=1,
+        nodes=plan.nodes,
+        created_s=time.time(),
+    )
+    with contextlib.ExitStack() as claim:
+        with locked(services.paths.home / START_LOCK):
+            require_no_launch(services, plan.nodes)
+            claim.enter_context(services.launching(run.run_id))
+            services.runs.add(run)
+        announced(run.run_id)
         try:
             folders = await send_inputs(services, plan.nodes, inputs, report)
         # A start that is cancelled must not look as if it went on, hence not only Exception.
@@ -99,8 +105,17 @@ async def start_run(
             _fail(services, run, error, "started", "start")
             raise
         report(f"launching on {show_list(plan.nodes)}")
-        await launch(services, run, plan, inputs, folders, resume_step=None)
-    return run_id
+        try:
+            await launch(services, run, plan, inputs, folders, resume_step=None)
+            return run.run_id
+        except UserError:
+            rival = await find_rival(services, plan.nodes, run.run_id)
+            if rival is None:
+                raise
+            await withdraw(services, run.run_id, plan.nodes)
+    # Once the launch is no longer claimed: the lock is a file in that folder.
+    services.remove_folder(run.run_id)
+    raise rival
 
 
 async def launch(

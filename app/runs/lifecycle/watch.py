@@ -2,6 +2,9 @@
 
 One task per node streams its journals; one loop judges the run about once a second. Several
 processes may watch the same run: mirrors only grow, and all processes reach the same judgement.
+
+A disk of this PC that is full, or refuses, is one warning and ends nothing: the nodes keep logs and
+journals, and what could not be stored is tried again until there is room.
 """
 
 from __future__ import annotations
@@ -9,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 
 from agents.contract.run_layout import LOG_SUFFIX
-from app.errors import NodeUnreachable, RacklessError
-from app.events import ACTIVE_STATES, EventHub, LogArrived
+from app.errors import NodeUnreachable, RacklessError, UserError, describe_error
+from app.events import ACTIVE_STATES, EventHub, LogArrived, RunEvent, RunEventArrived
 from app.runs.attempt_status import ask_part, idle_s
+from app.runs.journals.mirror import MirrorBlocked
 from app.runs.journals.streams import follow_part
 from app.runs.lifecycle.reconcile import apply_judgement, end_unsafe
 from app.runs.run import RunPart
@@ -40,6 +45,7 @@ class RunWatch:
         self._parts = {node: RunPart(node=node, silent_s=0.0) for node in run.nodes}
         self._news = asyncio.Event()
         self._silent_since_s: dict[str, float] = {}
+        self._warned: set[str] = set()
 
     async def run_until_end(self) -> None:
         """Return when the attempt is over or a newer one has replaced it."""
@@ -69,7 +75,7 @@ class RunWatch:
 
         while True:
             # Whether a silent node is lost is judged elsewhere; here it is only tried again.
-            with contextlib.suppress(RacklessError):
+            with contextlib.suppress(RacklessError), self._warning(MirrorBlocked):
                 agent = self._services.pool.agent(node)
                 await follow_part(agent, mirror, self._run_id, self._attempt, written)
             await asyncio.sleep(RETRY_S)
@@ -83,7 +89,8 @@ class RunWatch:
             self._services.runs.refresh(self._run_id)
             if time.monotonic() - saved_s > SAVE_INTERVAL_S:
                 saved_s = time.monotonic()
-                self._services.runs.save_progress(self._run_id)
+                with self._warning(UserError):
+                    self._services.runs.save_progress(self._run_id)
             await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     # ------------------------------------------------------------ the whole
@@ -95,10 +102,30 @@ class RunWatch:
                 return
             if not self._services.is_launching(self._run_id):
                 parts = await self._ask_all()
-                verdict = await apply_judgement(self._services, run, parts, idle_s(parts))
-                if verdict.state not in ACTIVE_STATES:
-                    return
+                with self._warning(UserError):
+                    verdict = await apply_judgement(self._services, run, parts, idle_s(parts))
+                    if verdict.state not in ACTIVE_STATES:
+                        return
             await asyncio.sleep(JUDGE_INTERVAL_S)
+
+    @contextlib.contextmanager
+    def _warning(self, kind: type[UserError]) -> Iterator[None]:
+        """Publish an error of the block as a warning, the same one once; go on after the block."""
+        try:
+            yield
+        except kind as error:
+            text = describe_error(error)
+            if text not in self._warned:
+                self._warned.add(text)
+                # Published alone: a full disk takes no event either.
+                event = RunEvent(
+                    run_id=self._run_id,
+                    time_s=time.time(),
+                    severity="warning",
+                    kind="warning",
+                    text=f"{text} Training goes on, and this is tried again.",
+                )
+                self._events.publish(RunEventArrived(event))
 
     async def _ask_all(self) -> tuple[RunPart, ...]:
         return tuple(await asyncio.gather(*(self._ask(node) for node in self._nodes)))

@@ -96,7 +96,7 @@ def test_busy_device_is_refused_without_a_trace(node: Node) -> None:
     node.wait_step(attempt)
     error = refused(node, node.intent("train", run_id="second"))
     assert error.message == "Node a is already busy: run first uses its CPU."
-    assert error.hint == "Wait for it, or stop it: rackless runs stop first"
+    assert error.hint == "Wait for it, or stop it: rackless runs stop first --node a"
     stop(attempt, 5.0)
     node.wait_step(node.launch("train", run_id="second"))
 

@@ -387,3 +387,39 @@ def test_second_launcher_of_one_run_is_refused(services: Services) -> None:
             pass
     assert not services.is_launching("r")
     assert not services.is_launching("never heard of")
+
+
+async def test_two_starts_at_once_are_one_run_and_no_failed_one(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    """A second click left a run that could not be launched, once all was sent a second time."""
+    cluster["beta"].launch_gate = asyncio.Event()
+    first = asyncio.create_task(start_run(services, spec))
+    second = asyncio.create_task(start_run(services, spec))
+    done, (going,) = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+    error = done.pop().exception()
+    assert isinstance(error, UserError)
+    (run,) = services.runs.store.all()
+    assert error.message == f"node alpha is already busy: run {run.run_id} is being started there"
+    assert f"rackless runs stop {run.run_id}" in error.hint
+    cluster["beta"].launch_gate.set()
+    assert await going == run.run_id
+    assert [path.name for path in services.paths.runs.glob("*")] == [run.run_id]
+
+
+def test_start_that_another_master_was_faster_than_leaves_no_run(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    async def launch(intent: object) -> AttemptStatus:
+        busy_with(cluster, spec=replace(spec, name="poems"))
+        raise UserError("Node beta is already busy: run r-9 uses its CPU.")
+
+    cluster["beta"].launch = launch  # type: ignore[method-assign, assignment]
+    announced: list[str] = []
+    with pytest.raises(UserError, match=r"busy: run poems \(r-9\) is running there") as error:
+        asyncio.run(start_run(services, spec, announced.append))
+    assert "rackless runs stop r-9 --node beta" in error.value.hint
+    assert services.runs.store.all() == ()
+    assert not any(services.paths.runs.glob("*"))
+    assert cluster["alpha"].deleted == announced
+    assert list(cluster["beta"].attempts) == [("r-9", 2)]
