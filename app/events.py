@@ -290,6 +290,7 @@ RunEventKind = Literal[
     "finished",
     "interrupted",
     "failed",
+    "adopted",
     "stalled",
     "rank_exited",
     "exported",

@@ -165,7 +165,7 @@ class AttemptStatus:
     attempt: int
     node: str
     state: AttemptState
-    """State; `lost`: there is no supervisor and no record of an end (power cut, reboot, kill)."""
+    """State; `lost`: there is no process and no record of an end (power cut, reboot, kill)."""
     message: str = ""
     """Reason of the end, with node, rank and phase; empty while nothing is wrong."""
     hint: str = ""

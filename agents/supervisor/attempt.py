@@ -1,8 +1,10 @@
 """Read the folder of an attempt: its intent, its state and its ranks.
 
-Files decide the state, not processes: intent.json is written before anything is forked,
-started.json by the supervisor, stop.json by a stop request, exit.json at the end. Without exit.json
-and without a living supervisor the attempt is `lost` (power cut, reboot, kill).
+Files decide the state: intent.json is written before anything is forked, started.json by the
+supervisor, stop.json by a stop request, exit.json at the end. Without exit.json and without a
+living supervisor, the processes decide: ranks that live are running, since `ownership` gives them
+another supervisor. Where none lives, the ranks' journals say whether they finished; an attempt that
+left no record at all is `lost` (power cut, reboot).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +36,7 @@ from agents.contract.run_layout import (
     SUPERVISOR_JOURNAL,
     attempt_of_folder,
     rank_heartbeat,
+    rank_journal,
 )
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
@@ -40,6 +44,20 @@ from agents.state import Home, Identity, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 
 STATES = ("stopped", "done", "failed")
+EXIT_USER_ERROR = 3
+"""Exit code of a rank that has recorded its failure in its journal."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """What a rank recorded of its own end."""
+
+    exit_code: int | None = None
+    """Exit code that follows such a record; None: it left none."""
+    reason: str = ""
+    """`completed` or `stopped`, of a rank that finished."""
+    time_s: float | None = None
+    """Time of the record on the wall clock, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +122,13 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     started = read_json(attempt.file(STARTED_FILE)) or {}
     ended = read_json(attempt.file(EXIT_FILE))
     supervisor = identity_from(started)
+    processes = find_processes(attempt.tag, among=tagged)
     if ended is None and not (supervisor and supervisor.is_alive()):
-        ended = read_json(attempt.file(EXIT_FILE))  # it may have ended between the two reads
-    state, message, hint = _judge(attempt, supervisor, ended)
+        # It may have ended between the two reads.
+        ended = read_json(attempt.file(EXIT_FILE))
+        if ended is None and supervisor is not None and not processes:
+            ended = _recall_end(attempt, intent, started)
+    state, message, hint = _judge(attempt, supervisor, ended, processes)
     status = AttemptStatus(
         run_id=attempt.run_id,
         attempt=attempt.number,
@@ -118,7 +140,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         ranks=_read_ranks(attempt, started, ended, state),
         started_s=started.get("started_s"),
         ended_s=(ended or {}).get("ended_s"),
-        num_processes=len(find_processes(attempt.tag, among=tagged)),
+        num_processes=len(processes),
         peer_lost=(ended or {}).get("peer_lost") is True,
     )
     if intent is None:
@@ -131,17 +153,40 @@ def is_over(attempt: AttemptFolder) -> bool:
     if attempt.file(EXIT_FILE).exists():
         return True
     supervisor = attempt.read_supervisor()
-    return not (supervisor.is_alive() if supervisor else _is_launching(attempt))
+    if supervisor is None:
+        return not _is_launching(attempt)
+    return not (supervisor.is_alive() or find_processes(attempt.tag))
+
+
+def _recall_end(
+    attempt: AttemptFolder, intent: AttemptIntent | None, started: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return what exit.json would say if all ranks finished without a supervisor; else None."""
+    if intent is None:
+        return None
+    local = [place.rank for place in intent.ranks if place.node == intent.node]
+    ends = {rank: read_rank_end(attempt, rank) for rank in local}
+    if not ends or not all(end.reason for end in ends.values()):
+        return None
+    rows = started.get("ranks") or [{"rank": rank} for rank in local]
+    return {
+        "state": "done" if all(e.reason == "completed" for e in ends.values()) else "stopped",
+        "ended_s": max(end.time_s or 0.0 for end in ends.values()),
+        "ranks": [{**row, "exit_code": 0} for row in rows if isinstance(row, dict)],
+    }
 
 
 def _judge(
-    attempt: AttemptFolder, supervisor: Identity | None, ended: dict[str, Any] | None
+    attempt: AttemptFolder,
+    supervisor: Identity | None,
+    ended: dict[str, Any] | None,
+    processes: Sequence[int],
 ) -> tuple[AttemptState, str, str]:
     if ended is not None:
         state = ended.get("state")
         known: AttemptState = state if state in STATES else "failed"
         return known, str(ended.get("message", "")), str(ended.get("hint", ""))
-    if supervisor is not None and supervisor.is_alive():
+    if supervisor is not None and (supervisor.is_alive() or processes):
         if attempt.file(STOP_FILE).exists():
             return "stopping", "", ""
         ranks = (read_json(attempt.file(STARTED_FILE)) or {}).get("ranks")
@@ -151,7 +196,7 @@ def _judge(
     return (
         "lost",
         f"Attempt {attempt.number} of run {attempt.run_id} left no record of an end: this PC lost "
-        "power or was restarted, or the run's supervisor was killed.",
+        "power or was restarted, or all its processes were killed.",
         f"Resume from the newest checkpoint: rackless runs resume {attempt.run_id}",
     )
 
@@ -184,13 +229,13 @@ def _read_ranks(
 
 
 def _read_rank(
-    attempt: AttemptFolder, row: dict[str, Any], codes: dict[int, int], alive: bool
+    attempt: AttemptFolder, row: dict[str, Any], codes: dict[int, int | None], alive: bool
 ) -> RankStatus:
     rank = int(row["rank"])
     beat = read_json(attempt.file(rank_heartbeat(rank))) or {}
     exit_code = row.get("exit_code", codes.get(rank))
     age_s = None
-    if alive and exit_code is None and isinstance(beat.get("monotonic_s"), (int, float)):
+    if alive and rank not in codes and isinstance(beat.get("monotonic_s"), (int, float)):
         age_s = max(0.0, time.monotonic() - beat["monotonic_s"])
     return RankStatus(
         rank=rank,
@@ -202,12 +247,29 @@ def _read_rank(
     )
 
 
-def _read_exit_codes(journal: Path) -> dict[int, int]:
-    codes = {}
-    for line in read_journal(journal):
-        if line.get("kind") == "rank_exited":
-            codes[int(line["rank"])] = int(line["exit_code"])
-    return codes
+def _read_exit_codes(journal: Path) -> dict[int, int | None]:
+    """Return the exit code of each rank that has ended; None: it is not known."""
+    lines = read_journal(journal)
+    return {
+        int(line["rank"]): line["exit_code"] for line in lines if line.get("kind") == "rank_exited"
+    }
+
+
+def read_rank_line(attempt: AttemptFolder, rank: int, kind: str) -> dict[str, Any]:
+    """Return the newest line of this kind in a rank's journal, empty when there is none."""
+    lines = read_journal(attempt.file(rank_journal(rank)))
+    return next((line for line in reversed(lines) if line.get("kind") == kind), {})
+
+
+def read_rank_end(attempt: AttemptFolder, rank: int) -> RankEnd:
+    """Return what a rank recorded of its end."""
+    for kind, exit_code in (("failed", EXIT_USER_ERROR), ("finished", 0)):
+        if line := read_rank_line(attempt, rank, kind):
+            reason = str(line.get("reason", "")) if kind == "finished" else ""
+            time_s = line.get("time_s")
+            known = time_s if isinstance(time_s, (int, float)) else None
+            return RankEnd(exit_code, reason, known)
+    return RankEnd()
 
 
 def read_journal(path: Path, tail_bytes: int = 1 << 18) -> list[dict[str, Any]]:

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import time
 from pathlib import Path
 
-from agents.contract.python_child import python_variables
 from agents.contract.run import AttemptIntent, AttemptStatus
 from agents.contract.run_layout import (
     ATTEMPTS,
@@ -22,19 +19,18 @@ from agents.contract.run_layout import (
     EXIT_FILE,
     INTENT_FILE,
     STARTED_FILE,
-    SUPERVISOR_LOG,
     checkpoint_name,
 )
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
-from agents.state import Home, agent_command, archive_path, locked, require_name, write_json
+from agents.state import Home, locked, require_name, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.fence import raise_fence, read_fence
 from agents.supervisor.launcher import choose_interface
 from agents.supervisor.leases import lease_devices, release
-from agents.supervisor.sweep import find_processes
+from agents.supervisor.ownership import keep_all_owned
+from agents.supervisor.start import start_supervisor
 
-START_TIMEOUT_S = 30.0
 LOCK_TIMEOUT_S = 40.0
 
 
@@ -47,6 +43,8 @@ def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
     """
     require_name(intent.run_id, "The run id")
     _check(home, intent)
+    # Ranks whose supervisor was killed hold their devices; older ones of this run are ended below.
+    keep_all_owned(home, besides=intent.run_id)
     attempt = AttemptFolder(home, intent.run_id, intent.attempt)
     run = home.run(intent.run_id)
     # Asked first: a launch makes the folder even if it is then refused.
@@ -74,10 +72,9 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         held = lease_devices(attempt.home, attempt.tag, devices, intent.node)
         try:
             _write_intent(attempt, intent)
-            _start_supervisor(attempt, held)
+            start_supervisor(attempt, held)
         finally:
             release(held)  # the supervisor has inherited the locks
-        _wait_for_start(attempt)
 
 
 def _check(home: Home, intent: AttemptIntent) -> None:
@@ -130,55 +127,6 @@ def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         if is_new:
             shutil.rmtree(attempt.folder, ignore_errors=True)
         raise
-
-
-def _start_supervisor(attempt: AttemptFolder, held: list[int]) -> None:
-    """Start `supervise`; it forks once more and its first process ends at once."""
-    command = [*agent_command(), "supervise", str(attempt.folder), ",".join(map(str, held))]
-    try:
-        with open(attempt.file(SUPERVISOR_LOG), "ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=supervisor_environ(attempt),
-                cwd=attempt.folder,
-                # The lock belongs to the open file: closing our copy does not free it.
-                pass_fds=held,
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise explain_os_error(error, f"starting the supervisor of {attempt.folder}") from error
-    process.wait()  # its first process ends at once; without a wait it would stay a zombie
-
-
-def supervisor_environ(attempt: AttemptFolder) -> dict[str, str]:
-    """Return the server's environment with the attempt's tag in it."""
-    return {
-        **os.environ,
-        **attempt.tag.environ(),
-        "RACKLESS_AGENT_HOME": str(attempt.home.path),
-        **python_variables(archive_path()),
-    }
-
-
-def _wait_for_start(attempt: AttemptFolder) -> None:
-    """Wait until the supervisor has written started.json or has ended."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
-            return
-        # The supervisor carries the tag from exec on, so no tagged process means that it died.
-        if not find_processes(attempt.tag):
-            break
-        time.sleep(0.02)
-    said = attempt.file(SUPERVISOR_LOG).read_bytes()[-500:].decode("utf-8", "replace").strip()
-    # Asked again: it may have started and ended between the check and the scan above.
-    if not any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
-        raise ExpectedError(
-            f"The supervisor of run {attempt.run_id} did not start; it said: {said or 'nothing'}"
-        )
 
 
 def _remove_empty(run: Path) -> None:

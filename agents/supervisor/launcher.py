@@ -16,7 +16,7 @@ from agents.contract.python_child import python_variables
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import rank_log
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
-from agents.state import archive_path
+from agents.state import Identity, archive_path, boot_id, identify
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess
 
@@ -63,8 +63,9 @@ class DirectLauncher:
         return RankProcess(
             rank=placement.rank,
             device=placement.device,
+            identity=identify(process.pid) or Identity(process.pid, 0, boot_id()),
+            attempt=attempt,
             process=process,
-            folder=attempt.folder,
             started_s=time.monotonic(),
         )
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
-from agents.state import read_json
-from agents.supervisor.attempt import read_journal
+from agents.contract.run_layout import rank_heartbeat, rank_log
+from agents.state import Identity, read_json
+from agents.supervisor.attempt import AttemptFolder, read_rank_end, read_rank_line
+from agents.supervisor.sweep import send_signal
 
 LOG_TAIL_BYTES = 8192
 LOG_LINE_CHARACTERS = 400
@@ -23,36 +25,71 @@ class RankProcess:
 
     rank: int
     device: str
-    process: subprocess.Popen[bytes]
-    folder: Path
+    identity: Identity
+    attempt: AttemptFolder
     started_s: float
-    """Time of its start on the monotonic clock, in seconds."""
+    """Time of its start, or of its adoption, on the monotonic clock, in seconds."""
+    process: subprocess.Popen[bytes] | None = None
+    """Child of this process; None: it was adopted, so that nobody can wait for it."""
     exit_code: int | None = None
-    """Exit code; negative: the signal that ended it; None: it still runs."""
+    """Exit code; negative: the signal that ended it; None: it still runs, or an adopted rank left
+    no record of its end."""
     ended_s: float | None = None
     """Time of its end on the monotonic clock, in seconds; None: it still runs."""
 
     @property
     def pid(self) -> int:
-        return self.process.pid
+        return self.identity.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended_s is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended, and not with exit code 0."""
+        return self.has_ended and self.exit_code != 0
+
+    @property
+    def folder(self) -> Path:
+        return self.attempt.folder
 
     @property
     def log_path(self) -> Path:
         return self.folder / rank_log(self.rank)
 
     def send_signal(self, number: int) -> None:
-        """Signal the rank; its pid cannot be another's as long as we have not waited for it."""
-        if self.exit_code is None:
+        """Signal the rank, if it still runs."""
+        if self.has_ended:
+            return
+        if self.process is None:
+            send_signal(self.attempt.tag, self.pid, number)
+        else:
+            # The pid cannot be another process's as long as we have not waited for it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def note_end(self, exit_code: int | None) -> None:
+        """Record that the process is gone."""
+        self.exit_code, self.ended_s = exit_code, time.monotonic()
+        if self.process is not None:
+            # Popen cannot wait for a child that was reaped elsewhere.
+            self.process.returncode = exit_code
+
+    def notice_end(self) -> bool:
+        """Return whether an adopted rank has ended since the last call."""
+        if self.process is not None or self.has_ended or self.identity.is_alive():
+            return False
+        # Its exit code went to the init process: its journal says what it recorded of its end.
+        self.note_end(read_rank_end(self.attempt, self.rank).exit_code)
+        return True
 
     def read_heartbeat(self) -> dict[str, Any]:
         return read_json(self.folder / rank_heartbeat(self.rank)) or {}
 
     def read_last(self, kind: str) -> dict[str, Any]:
         """Return the newest journal line of this kind, empty when there is none."""
-        lines = read_journal(self.folder / rank_journal(self.rank))
-        return next((line for line in reversed(lines) if line.get("kind") == kind), {})
+        return read_rank_line(self.attempt, self.rank, kind)
 
     def read_log_tail(self) -> list[str]:
         """Return the last lines of its output that are not blank."""
@@ -70,6 +107,7 @@ class RankProcess:
         return {
             "rank": self.rank,
             "pid": self.pid,
+            "start_ticks": self.identity.start_ticks,
             "exit_code": self.exit_code,
             "step": beat.get("step"),
             "phase": beat.get("phase"),

@@ -71,7 +71,7 @@ class StallWatch:
         self._forgive_absence(now_s)
         late = []
         for track in self._tracks:
-            if track.rank.exit_code is not None:
+            if track.rank.has_ended:
                 continue
             _follow(track)
             if now_s - track.beat_s > self._limit_s(track):
@@ -134,8 +134,13 @@ def read_process_state(pid: int) -> str:
 def _follow(track: _Track) -> None:
     beat = track.rank.read_heartbeat()
     at_s, step = beat.get("monotonic_s"), beat.get("step")
-    # An old beat must not undo the time that was granted after a pause.
-    if not isinstance(at_s, (int, float)) or at_s <= track.beat_s:
+    if not isinstance(at_s, (int, float)):
+        return
+    if at_s <= track.beat_s:
+        # An old beat must not undo the time that was granted after a pause, or at an adoption, but
+        # an adopted rank may be in the middle of the training.
+        if track.step is None and isinstance(step, int):
+            track.step, track.phase = step, str(beat.get("phase", track.phase))
         return
     if isinstance(step, int):
         # Only a silence that began in training counts: saving and evaluating take longer.

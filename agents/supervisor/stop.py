@@ -16,6 +16,7 @@ from agents.contract.run_layout import EXIT_FILE, STOP_FILE
 from agents.errors import ExpectedError
 from agents.state import take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
+from agents.supervisor.ownership import keep_owned
 from agents.supervisor.sweep import (
     SETTLE_S,
     describe_unkillable,
@@ -37,6 +38,10 @@ def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
     """
     attempt.require()
     grace_s = min(max(0.0, grace_s), MAX_GRACE_S)
+    if grace_s > 0:
+        # Ranks whose supervisor was killed get another one, which lets them save.
+        with contextlib.suppress(ExpectedError):
+            keep_owned(attempt)
     # The supervisor carries the tag as well, so without processes nobody is left to ask.
     if find_processes(attempt.tag):
         _ask(attempt, grace_s)

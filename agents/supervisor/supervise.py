@@ -1,10 +1,10 @@
 """The detached process that owns the ranks of one attempt on one node, until the last one is gone.
 
 It forks once more at the start, so that neither the server nor an SSH session is its parent, and is
-a child subreaper, so that whatever its ranks leave behind comes back to it. It sleeps until a
-child ends, a signal comes (SIGTERM = stop), or half a second has passed; then it checks whether a
-rank hangs. All its waits use the monotonic clock. It writes exit.json last, when no process
-of the attempt is left.
+a child subreaper, so that whatever its ranks leave behind comes back to it. If it is killed,
+another one takes its place and its ranks (`ownership`). It sleeps until a child ends, a signal
+comes (SIGTERM = stop), or half a second has passed; then it checks whether a rank hangs. All its
+waits use the monotonic clock. It writes exit.json last, when no process of the attempt is left.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import contextlib
 import ctypes
 import os
 import resource
-import select
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from agents.contract.logcap import cap_log
 from agents.contract.run import AttemptIntent
 from agents.contract.run_layout import (
     EXIT_FILE,
     INTENT_FILE,
-    STARTED_FILE,
     STOP_FILE,
     SUPERVISOR_JOURNAL,
     SUPERVISOR_LOG,
@@ -34,16 +31,16 @@ from agents.contract.secrets import format_trace, hide_secrets
 from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
-from agents.supervisor.ranks import RankProcess
+from agents.supervisor.rank_group import TICK_S, RankGroup
 from agents.supervisor.stalls import StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
 from agents.supervisor.verdict import AttemptOutcome, judge_end, judge_failure, judge_stall
 
 PR_SET_CHILD_SUBREAPER = 36
-TICK_S = 0.5
 GRACE_S = 30.0
 """Default time for a rank to finish its step and save after a stop, in seconds."""
 FAILURE_GRACE_S = 5.0
@@ -85,7 +82,7 @@ def become_subreaper() -> None:
 
 
 class Supervisor:
-    """Starts the ranks, watches them, ends them, and records the outcome."""
+    """Starts the ranks or adopts them, watches them, ends them, and records the outcome."""
 
     def __init__(
         self,
@@ -96,13 +93,11 @@ class Supervisor:
     ) -> None:
         self._attempt = attempt
         self._intent = intent
-        self._identity = identity
         self._launcher = launcher
         self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
-        self._ranks: list[RankProcess] = []
         self._stop_asked = False
-        self._can_cap_logs = True
-        self._wake = _listen_to_signals(self._ask_stop)
+        wake = _listen_to_signals(self._ask_stop)
+        self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
     def run(self) -> None:
         """Run the attempt; afterwards none of its processes is left and exit.json is written."""
@@ -111,10 +106,10 @@ class Supervisor:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         reserve = self._attempt.file(".reserve")
         try:
-            _reserve(reserve)
-            self._write_started()
-            self._journal.write("launched", pid=self._identity.pid)
-            verdict = self._start_ranks() or self._watch()
+            # A successor finds the disk as it is; ranks that train need not end for that.
+            if not self._group.has_predecessor:
+                _reserve(reserve)
+            verdict = self._take_ranks() or self._watch()
         except ExpectedError as error:
             verdict = AttemptOutcome(state="failed", message=error.message, hint=error.hint)
         except Exception as bug:  # noqa: BLE001 - the edge: ranks must not be left alone
@@ -134,40 +129,28 @@ class Supervisor:
             hint=f"Please report it with the file {self._attempt.file(SUPERVISOR_LOG)}",
         )
 
-    # ------------------------------------------------------------ start
+    def _take_ranks(self) -> AttemptOutcome | None:
+        """Start the ranks, or adopt those of a supervisor that died; return an early outcome."""
+        if not self._group.has_predecessor:
+            return self._group.start(self._launcher)
+        return self._group.adopt() or self._refuse_replaced()
 
-    def _write_started(self) -> None:
-        rows = [{"rank": r.rank, "pid": r.pid} for r in self._ranks]
-        started = {**self._identity.to_json(), "started_s": time.time(), "ranks": rows}
-        write_json(self._attempt.file(STARTED_FILE), started)
-
-    def _start_ranks(self) -> AttemptOutcome | None:
-        """Start this node's ranks; return the outcome if one cannot be started."""
-        for placement in self._intent.ranks:
-            if placement.node != self._intent.node:
-                continue
-            try:
-                rank = self._launcher.start(self._attempt, self._intent, placement)
-            except OSError as error:
-                where = f"rank {placement.rank} on node {self._intent.node}"
-                return AttemptOutcome(
-                    state="failed",
-                    message=f"Could not start {where} with {self._intent.python}: {error}.",
-                    hint=f"Build the environment again: rackless nodes setup {self._intent.node}",
-                )
-            self._ranks.append(rank)
-            self._journal.write("rank_started", rank=rank.rank, pid=rank.pid)
-        self._write_started()
-        return None
+    def _refuse_replaced(self) -> AttemptOutcome | None:
+        """Return the outcome of an attempt whose run went on elsewhere meanwhile."""
+        newest = read_fence(self._attempt.home, self._attempt.run_id)
+        if newest <= self._attempt.number:
+            return None
+        message = f"It was ended because attempt {newest} of the run has replaced it."
+        return AttemptOutcome(state="stopped", message=message)
 
     # ------------------------------------------------------------ watch
 
     def _watch(self) -> AttemptOutcome:
         """Wait for the end of all ranks, the failure of one, a stall, or a stop request."""
-        stalls = StallWatch(self._ranks, self._intent)
-        while any(rank.exit_code is None for rank in self._ranks):
-            self._wait(TICK_S)
-            if any(rank.exit_code for rank in self._ranks):
+        stalls = StallWatch(self._group.ranks, self._intent)
+        while self._group.is_any_alive:
+            self._group.wait(TICK_S)
+            if any(rank.has_failed for rank in self._group.ranks):
                 return self._gather_failure()
             if self._is_stop_asked():
                 return self._stop()
@@ -176,30 +159,29 @@ class Supervisor:
                 self._journal.write("stalled", rank=stall.rank.rank, phase=stall.phase)
                 stalls.dump_stacks()
                 # Time to write the stacks; the process ends when faulthandler has written them.
-                self._wait_for_all(FAILURE_GRACE_S / 2)
+                self._group.wait_for_all(FAILURE_GRACE_S / 2)
                 return judge_stall(stall, self._intent)
-        return judge_end(self._ranks, self._intent)
+        return judge_end(self._group.ranks, self._intent)
 
     def _gather_failure(self) -> AttemptOutcome:
         """Let the other ranks fail too for a moment, then find the cause among them."""
-        self._wait_for_all(GATHER_S)
+        self._group.wait_for_all(GATHER_S)
         if self._is_stop_asked():
             return self._stop()
-        return judge_failure(self._ranks, self._intent)
+        return judge_failure(self._group.ranks, self._intent)
 
     def _stop(self) -> AttemptOutcome:
         """Ask each rank to finish its step and save; the sweep ends those that do not."""
         grace_s = self._read_grace_s()
         self._journal.write("stopping", grace_s=grace_s)
-        for rank in self._ranks:
-            rank.send_signal(signal.SIGTERM)
+        self._group.send_signal(signal.SIGTERM)
         began_s = time.monotonic()
         # Read the grace each time: a second stop with less must not wait for the first.
-        while (left_s := began_s + grace_s - time.monotonic()) > 0 and self._is_any_alive():
-            self._wait(min(left_s, TICK_S))
+        while (left_s := began_s + grace_s - time.monotonic()) > 0 and self._group.is_any_alive:
+            self._group.wait(min(left_s, TICK_S))
             grace_s = self._read_grace_s()
-        late = [rank.rank for rank in self._ranks if rank.exit_code is None]
-        verdict = judge_end(self._ranks, self._intent, is_stop=True)
+        late = [rank.rank for rank in self._group.ranks if not rank.has_ended]
+        verdict = judge_end(self._group.ranks, self._intent, is_stop=True)
         if not late:
             return verdict
         text = ", ".join(map(str, late))
@@ -216,67 +198,17 @@ class Supervisor:
     def _is_stop_asked(self) -> bool:
         return self._stop_asked or self._attempt.file(STOP_FILE).exists()
 
-    def _is_any_alive(self) -> bool:
-        return any(rank.exit_code is None for rank in self._ranks)
-
-    def _wait_for_all(self, patience_s: float) -> None:
-        """Wait until every rank has ended, at most `patience_s` seconds."""
-        deadline = time.monotonic() + patience_s
-        while self._is_any_alive():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return
-            self._wait(min(left_s, TICK_S))
-
-    def _wait(self, timeout_s: float) -> None:
-        """Sleep until a signal or the timeout, then reap ended children."""
-        if select.select([self._wake], [], [], timeout_s)[0]:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake, 4096)
-        self._cap_logs()
-        while True:
-            try:
-                # Any child: as a subreaper we also get orphans that ranks leave behind.
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._note_exit(pid, os.waitstatus_to_exitcode(status))
-
-    def _cap_logs(self) -> None:
-        """Keep ranks that print without end from filling the disk."""
-        for rank in self._ranks if self._can_cap_logs else ():
-            try:
-                if cap_log(rank.log_path):
-                    self._journal.write("log_cut", rank=rank.rank)
-            except FileNotFoundError:
-                continue  # the user deleted it
-            except OSError as error:
-                self._can_cap_logs = False
-                self._journal.write("log_not_cut", rank=rank.rank, message=str(error))
-
-    def _note_exit(self, pid: int, exit_code: int) -> None:
-        for rank in self._ranks:
-            if rank.pid == pid:
-                # Tell Popen too, which cannot wait for a child that was reaped here.
-                rank.exit_code = rank.process.returncode = exit_code
-                rank.ended_s = time.monotonic()
-                self._journal.write("rank_exited", rank=rank.rank, pid=pid, exit_code=exit_code)
-
     # ------------------------------------------------------------ end
 
     def _end_rest(self, verdict: AttemptOutcome) -> AttemptOutcome:
         """End every other process of the attempt; report those that cannot be ended."""
         if verdict.state == "failed":
-            for rank in self._ranks:
-                rank.send_signal(signal.SIGTERM)
-            self._wait_for_all(FAILURE_GRACE_S)
-        for rank in self._ranks:
-            rank.send_signal(signal.SIGKILL)
+            self._group.send_signal(signal.SIGTERM)
+            self._group.wait_for_all(FAILURE_GRACE_S)
+        self._group.send_signal(signal.SIGKILL)
         own = os.getpid()
         left = sweep(self._attempt.tag, 1.0, without=own) if self._has_others(own) else []
-        self._wait_for_all(TICK_S)
+        self._group.wait_for_all(TICK_S)
         if not left:
             return verdict
         message = f"{verdict.message} {describe_unkillable(left, self._intent.node)}".strip()
@@ -296,7 +228,7 @@ class Supervisor:
             "hint": verdict.hint,
             "peer_lost": verdict.peer_lost,
             "ended_s": time.time(),
-            "ranks": [rank.to_json() for rank in self._ranks],
+            "ranks": [rank.to_json() for rank in self._group.ranks],
         }
         self._journal.write("ended", state=verdict.state, message=verdict.message)
         # Without exit.json the attempt would look lost, so wait for space before giving up.

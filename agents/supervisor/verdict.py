@@ -13,10 +13,10 @@ from typing import Any
 
 from agents.contract.bounded_work import KILLED_MESSAGE
 from agents.contract.run import AttemptIntent, AttemptState
+from agents.supervisor.attempt import EXIT_USER_ERROR
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import Stall
 
-EXIT_USER_ERROR = 3
 PEER_LOST_WORDS = ("lost its connection to", "timed out waiting for")
 """Phrases in the trainer's own messages about a lost rank."""
 PEER_LOST_SIGNS = (
@@ -57,7 +57,7 @@ def judge_end(
     ranks: list[RankProcess], intent: AttemptIntent, is_stop: bool = False
 ) -> AttemptOutcome:
     """Return the outcome of ranks that ended normally, or after a stop request (`is_stop`)."""
-    failed = [rank for rank in ranks if rank.exit_code]
+    failed = [rank for rank in ranks if rank.has_failed]
     if failed and not is_stop:
         return judge_failure(ranks, intent)
     reasons = {rank.read_last("finished").get("reason") for rank in ranks}
@@ -75,7 +75,7 @@ def _describe_late(failed: list[RankProcess], intent: AttemptIntent) -> str:
 
 def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOutcome:
     """Return the failure of the rank that most likely caused the others'."""
-    failed = [rank for rank in ranks if rank.exit_code]
+    failed = [rank for rank in ranks if rank.has_failed]
     # False sorts first: a rank with a failure of its own goes before those that lost a peer.
     cause = min(failed, key=lambda rank: (is_peer_lost(rank), rank.ended_s or 0.0))
     told = _read_failure(cause)
@@ -118,7 +118,7 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
 def is_peer_lost(rank: RankProcess) -> bool:
     """Return whether a rank failed because it lost another rank."""
     # A lost peer raises an error or aborts; it never kills or crashes a rank.
-    if rank.exit_code is None or rank.exit_code in (-signal.SIGKILL, -signal.SIGSEGV):
+    if not rank.has_ended or rank.exit_code in (-signal.SIGKILL, -signal.SIGSEGV):
         return False
     told = str(_read_failure(rank).get("message", "")).lower()
     # The trainer explained the failure itself, so its log need not be searched.
@@ -142,7 +142,10 @@ def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
     if told:
         return f"{where} failed in phase {phase}: {told}"
     last = (rank.read_log_tail() or ["nothing"])[-1]
-    return f"{where} {_name_exit(rank.exit_code or 0)} in phase {phase}. Its last line: {last}"
+    if rank.exit_code is None:
+        how = f"was ended in phase {phase} and left no record of it; how is not known, since its "
+        return f"{where} {how}supervisor was replaced. Its last line: {last}"
+    return f"{where} {_name_exit(rank.exit_code)} in phase {phase}. Its last line: {last}"
 
 
 def _name_exit(exit_code: int) -> str:

@@ -2,7 +2,8 @@
 
 It is separate from the server, so that ten minutes of history survive a disconnect and the GPU
 library is loaded only once. Its pid and the facts about the GPUs are in recorder.json, where
-servers read them.
+servers read them. Since it is there when no master is connected, it also gives ranks whose
+supervisor was killed another one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.state import Home, archive_path, identify, take_lock, write_json
 from agents.supervisor.leases import find_uses, is_any_held
+from agents.supervisor.ownership import OwnershipWatch
 from agents.telemetry.gpu import GpuReader, open_gpus
 from agents.telemetry.host import Host
 from agents.telemetry.lease import LEASE_S, read_renewal
@@ -71,11 +73,13 @@ def _introduce(home: Home, gpus: GpuReader) -> None:
 def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
     host = Host(home.path)
     devices = ["cpu", *(gpu.uuid for gpu in gpus.read_facts())]
+    ownership = OwnershipWatch(home)
     renewal, renewed_s = read_renewal(home), time.monotonic()
     due_s = time.monotonic()
     while True:
         with contextlib.suppress(OSError):
             ring.append(take_sample(host, gpus, ring.next_seq, find_uses(home, devices)))
+        ownership.look()
         now_s = time.monotonic()
         newest = read_renewal(home)
         if newest != renewal:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["RACKLESS_ATTEMPT_DIR"])
-STEP_S = 0.05
+STEP_S = float(os.environ.get("FAKE_STEP_S", "0.05"))
 LOG_LINE = "rank {rank} says line {number} of many, each as long as this one\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from agents.serve.channel import Call
 from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over, read_status
 from agents.supervisor.control_requests import write_request
 from agents.supervisor.launch import launch as launch_attempt
+from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
 from agents.supervisor.stop import stop as stop_attempt
 from agents.supervisor.sweep import read_tagged
 
@@ -52,7 +54,10 @@ def launch(call: Call) -> AttemptStatus:
 def status(call: Call) -> AttemptStatus:
     """Return the status of an attempt on this node."""
     args = from_wire(AttemptArgs, call.args, "args")
-    return read_status(AttemptFolder(call.home, args.run_id, args.attempt))
+    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
+    with contextlib.suppress(ExpectedError):  # the state can be read all the same
+        keep_owned(attempt)
+    return read_status(attempt)
 
 
 def list_all(call: Call) -> dict[str, Any]:
@@ -60,8 +65,10 @@ def list_all(call: Call) -> dict[str, Any]:
 
     Only the newest attempt of each run carries its spec and all its ranks.
     """
+    keep_all_owned(call.home)
     # Once for all attempts: each scan reads the environment of every process.
     tagged = list(read_tagged())
+    end_strays(call.home, tagged)
     attempts = find_attempts(call.home)
     newest = {attempt.run_id: attempt.number for attempt in attempts}
     statuses = [read_status(attempt, tagged) for attempt in attempts]

@@ -22,7 +22,15 @@ from app.runs.journals.journal import (
     trace_rows,
     whole_of,
 )
-from app.text import count_of, one_line, show_bytes, show_duration, show_loss, show_share
+from app.text import (
+    count_of,
+    one_line,
+    show_bytes,
+    show_duration,
+    show_list,
+    show_loss,
+    show_share,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,16 @@ def _describe_failed(line: Line, node: str, rank: int | None) -> Description:
     return "error", f"rank {rank} on {node}: {text_of(line, 'message')}", True
 
 
+def _describe_adopted(line: Line, node: str, rank: int | None) -> Description:
+    ranks = line.get("ranks")
+    living = sorted({r for r in ranks if isinstance(r, int)}) if isinstance(ranks, list) else []
+    lived = f"; rank {show_list([str(r) for r in living])} went on meanwhile" if living else ""
+    # By the process id: another supervisor may be killed later, too.
+    pid = whole_of(line, "pid")
+    text = f"the run's supervisor on {node} was killed and replaced by process {pid}{lived}"
+    return "warning", text, True
+
+
 def _describe_stalled(line: Line, node: str, rank: int | None) -> Description:
     return "error", text_of(line, "message") or f"a rank on {node} is stuck", True
 
@@ -235,6 +253,7 @@ _RANK_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "failed": ("failed", _describe_failed),
 }
 _SUPERVISOR_LINES: dict[str, tuple[RunEventKind, Describer]] = {
+    "adopted": ("adopted", _describe_adopted),
     "stalled": ("stalled", _describe_stalled),
     "rank_exited": ("rank_exited", _describe_exit),
 }

@@ -137,7 +137,9 @@ def test_leftovers_of_a_dead_supervisor_keep_the_device(node: Node) -> None:
     node.wait_step(attempt)
     kill_supervisor(attempt)
     error = refused(node, node.intent("train", run_id="second"))
-    assert "1 processes of run first (attempt 1), whose supervisor is gone" in error.message
+    assert error.message == "Node a is already busy: run first uses its CPU."
+    assert error.hint == "Wait for it, or stop it: rackless runs stop first"
+    assert read_status(attempt).state == "running"  # with another supervisor
     stop(attempt, 0.0)
     node.wait_step(node.launch("train", run_id="second"))
 

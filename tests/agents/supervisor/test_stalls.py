@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from agents.state import Identity, boot_id
+from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import StallWatch
 from agents.supervisor.verdict import judge_stall
@@ -19,14 +20,22 @@ from tests.agents.supervisor.conftest import Node
 class Ranks:
     """Two ranks whose heartbeats the test writes; their processes only sleep."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, attempt: AttemptFolder) -> None:
+        self.folder = attempt.folder
+        self.folder.mkdir(parents=True)
         self.processes = [
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             for _ in range(2)
         ]
         self.all = [
-            RankProcess(rank=n, device="cpu", process=p, folder=folder, started_s=1000.0)
+            RankProcess(
+                rank=n,
+                device="cpu",
+                identity=Identity(p.pid, 0, boot_id()),
+                attempt=attempt,
+                started_s=1000.0,
+                process=p,
+            )
             for n, p in enumerate(self.processes)
         ]
 
@@ -39,8 +48,8 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    made = Ranks(tmp_path)
+def ranks(node: Node) -> Iterator[Ranks]:
+    made = Ranks(AttemptFolder(node.home, "run-1", 1))
     yield made
     for process in made.processes:
         process.kill()
@@ -148,7 +157,7 @@ def test_ended_rank_cannot_stall(node: Node, ranks: Ranks) -> None:
     watch = StallWatch(ranks.all, node.intent("train", "train"))
     ranks.beat(1010.0, (5, 5))
     for rank in ranks.all:
-        rank.exit_code = 0
+        rank.note_end(0)
     assert look_on(watch, 1010.0, 1300.0) is None
 
 

@@ -158,6 +158,9 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ({"kind": "failed", "message": "boom"}, 2, "error", "rank 2 on alpha: boom"),
         ({"kind": "stalled", "message": "rank 1 stands still"}, None, "error",
          "rank 1 stands still"),
+        ({"kind": "adopted", "pid": 77, "ranks": [0, 1]}, None, "warning",
+         "the run's supervisor on alpha was killed and replaced by process 77; rank 0 and 1 went "
+         "on meanwhile"),
         ({"kind": "rank_exited", "rank": 1, "exit_code": -9}, None, "warning",
          "rank 1 on alpha was killed by signal 9"),
         ({"kind": "rank_exited", "rank": 1, "exit_code": 3}, None, "warning",

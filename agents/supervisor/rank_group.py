@@ -1,0 +1,193 @@
+"""The ranks of this node in one attempt: start them or adopt them, wait for them, signal them.
+
+Ranks that this process has started are its children, so it gets their exit codes. Those that an
+earlier supervisor has started are found by started.json and by their tag; the kernel gave them to
+another parent, so their end is noticed by their process being gone, and its kind by their journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from functools import cached_property
+from typing import Any
+
+from agents.contract.logcap import cap_log
+from agents.contract.run import AttemptIntent, RankPlacement
+from agents.contract.run_layout import STARTED_FILE
+from agents.state import Identity, boot_id, identify, identity_from, read_json, write_json
+from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.journal import AttemptJournal
+from agents.supervisor.launcher import Launcher
+from agents.supervisor.ranks import RankProcess
+from agents.supervisor.sweep import find_processes
+from agents.supervisor.verdict import AttemptOutcome
+
+TICK_S = 0.5
+
+
+class RankGroup:
+    """Ranks of this node; `ranks` holds the ended ones too."""
+
+    def __init__(
+        self,
+        attempt: AttemptFolder,
+        intent: AttemptIntent,
+        identity: Identity,
+        journal: AttemptJournal,
+        wake: int,
+    ) -> None:
+        """Take `wake`, a descriptor that is readable after a signal."""
+        self.ranks: list[RankProcess] = []
+        self._attempt = attempt
+        self._intent = intent
+        self._identity = identity
+        self._journal = journal
+        self._wake = wake
+        self._can_cap_logs = True
+        self._earlier = read_json(attempt.file(STARTED_FILE)) or {}
+
+    @property
+    def is_any_alive(self) -> bool:
+        return any(not rank.has_ended for rank in self.ranks)
+
+    # ------------------------------------------------------------ start, adopt
+
+    def start(self, launcher: Launcher) -> AttemptOutcome | None:
+        """Start all ranks; return the outcome if one cannot be started."""
+        self._write_started()
+        self._journal.write("launched", pid=self._identity.pid)
+        for placement in self._placements():
+            try:
+                rank = launcher.start(self._attempt, self._intent, placement)
+            except OSError as error:
+                where = f"rank {placement.rank} on node {self._intent.node}"
+                return AttemptOutcome(
+                    state="failed",
+                    message=f"Could not start {where} with {self._intent.python}: {error}.",
+                    hint=f"Build the environment again: rackless nodes setup {self._intent.node}",
+                )
+            self.ranks.append(rank)
+            # After each: whoever replaces this process must know the ranks that it left.
+            self._write_started()
+            self._journal.write("rank_started", rank=rank.rank, pid=rank.pid)
+        return None
+
+    @cached_property
+    def has_predecessor(self) -> bool:
+        """Whether an earlier supervisor has started ranks, or was killed while it did."""
+        if not self._earlier:
+            return False
+        return bool(self._earlier.get("ranks") or find_processes(self._attempt.tag, os.getpid()))
+
+    def adopt(self) -> AttemptOutcome | None:
+        """Take over the ranks of an earlier supervisor; return the outcome if some are missing."""
+        listed = self._earlier.get("ranks")
+        rows = {row["rank"]: row for row in listed or () if isinstance(row, dict)}
+        missing = [place.rank for place in self._placements() if place.rank not in rows]
+        for placement in self._placements():
+            if placement.rank in rows:
+                self.ranks.append(self._adopt_rank(placement, rows[placement.rank]))
+        living = [rank.rank for rank in self.ranks if not rank.has_ended]
+        self._journal.write("adopted", pid=self._identity.pid, ranks=living)
+        self._write_started()
+        if not missing:
+            return None
+        return AttemptOutcome(
+            state="failed",
+            message=f"The supervisor on node {self._intent.node} was killed while it started the "
+            f"ranks; rank {', '.join(map(str, missing))} had not begun.",
+            hint=f"Resume it: rackless runs resume {self._intent.run_id}",
+        )
+
+    def _adopt_rank(self, placement: RankPlacement, row: dict[str, Any]) -> RankProcess:
+        pid = row["pid"]
+        # An earlier version did not write the start time: the tag tells whether the pid is ours.
+        identity = identity_from({**row, "boot_id": boot_id()}) or identify(pid)
+        if not self._attempt.tag.is_on(pid):
+            identity = None
+        rank = RankProcess(
+            rank=placement.rank,
+            device=placement.device,
+            identity=identity or Identity(pid, -1, boot_id()),
+            attempt=self._attempt,
+            started_s=time.monotonic(),
+        )
+        self._notice(rank)
+        return rank
+
+    def _placements(self) -> list[RankPlacement]:
+        return [place for place in self._intent.ranks if place.node == self._intent.node]
+
+    def _write_started(self) -> None:
+        rows = [
+            {"rank": r.rank, "pid": r.pid, "start_ticks": r.identity.start_ticks}
+            for r in self.ranks
+        ]
+        # The run's time goes on, whoever supervises it.
+        began = {"started_s": self._earlier.get("started_s") or time.time()}
+        write_json(
+            self._attempt.file(STARTED_FILE), {**self._identity.to_json(), **began, "ranks": rows}
+        )
+        self._earlier |= began
+
+    # ------------------------------------------------------------ signal, wait
+
+    def send_signal(self, number: int) -> None:
+        """Signal all living ranks."""
+        for rank in self.ranks:
+            rank.send_signal(number)
+
+    def wait_for_all(self, patience_s: float) -> None:
+        """Wait until every rank has ended, at most `patience_s` seconds."""
+        deadline = time.monotonic() + patience_s
+        while self.is_any_alive:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            self.wait(min(left_s, TICK_S))
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a signal or the timeout, then note the ranks that have ended."""
+        if select.select([self._wake], [], [], timeout_s)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+        self._cap_logs()
+        self._reap()
+        for rank in self.ranks:
+            self._notice(rank)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                # Any child: as a subreaper we also get orphans that ranks leave behind.
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for rank in self.ranks:
+                if rank.pid == pid and rank.process is not None:
+                    rank.note_end(os.waitstatus_to_exitcode(status))
+                    self._journal_exit(rank)
+
+    def _notice(self, rank: RankProcess) -> None:
+        if rank.notice_end():
+            self._journal_exit(rank)
+
+    def _journal_exit(self, rank: RankProcess) -> None:
+        self._journal.write("rank_exited", rank=rank.rank, pid=rank.pid, exit_code=rank.exit_code)
+
+    def _cap_logs(self) -> None:
+        """Keep ranks that print without end from filling the disk."""
+        for rank in self.ranks if self._can_cap_logs else ():
+            try:
+                if cap_log(rank.log_path):
+                    self._journal.write("log_cut", rank=rank.rank)
+            except FileNotFoundError:
+                continue  # the user deleted it
+            except OSError as error:
+                self._can_cap_logs = False
+                self._journal.write("log_not_cut", rank=rank.rank, message=str(error))
