@@ -84,7 +84,9 @@ def _attend_backward(
         leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
         out_MHV = _compute(tuple(leaves), segment_M, scale, normalizes=normalizes)
         wanted = [x for x in leaves if x is not None]
-        return list(torch.autograd.grad(out_MHV, wanted, gradient_MHV.to(out_MHV.dtype)))
+        found = torch.autograd.grad(out_MHV, wanted, gradient_MHV.to(out_MHV.dtype))
+        # In the order of memory that the compiler is told; theirs begins with the heads.
+        return [x.contiguous() for x in found]
 
 
 @shapes_of(_attend_backward)

@@ -94,3 +94,12 @@ def test_a_convolution_begins_anew_in_each_segment():
         plain = torch.nn.functional.conv1d(part, weight[:, None], bias, padding=3, groups=6)
         parts.append(plain[..., : part.shape[-1]])
     assert torch.allclose(found, torch.cat(parts, -1), atol=1e-6)
+
+
+@pytest.mark.parametrize("num_tokens", [70, 128])
+def test_gradients_lie_in_memory_as_the_compiler_is_told(num_tokens):
+    inputs = draw(num_tokens)
+    segment = torch.zeros(num_tokens, dtype=torch.int32)
+    out = attend_linearly(*inputs, segment, 0.5, True)
+    for one in torch.autograd.grad(out.sum(), inputs):
+        assert one.is_contiguous()
