@@ -110,59 +110,55 @@ def row(sequence: int, batch: int, recomputed: float, optimizer: str = "adamw", 
 
 
 EIGHT, PAGED = "adamw_8bit", "paged_adamw_8bit"
-FULL = (
-    row(2048, 1, ALL), row(2048, 2, NONE), row(512, 8, HALF, EIGHT), row(4096, 2, ALL, PAGED),
-)  # fmt: skip
+FULL = (row(2048, 2, NONE), row(512, 8, HALF, EIGHT), row(4096, 2, ALL, PAGED))
 FIRST = (row(2048, 2, NONE), row(2048, 2, ALL))
 JOBS = (
-    Job(shape="Phi-3-mini", kind="qlora", gib=10, rows=(
-        *FIRST, row(1024, 1, NONE), row(4096, 2, HALF, EIGHT), row(1024, 4, QUARTER, unlike=True))),
-    Job(shape="Llama-3.2-3B", kind="lora", gib=8, held_out=True, rows=(
-        *FIRST, row(1024, 8, HALF, unlike=True), row(8192, 1, ALL, EIGHT))),
-    Job(shape="Llama-2-7B", kind="qlora", gib=15, targets=ATTENTION, dropout=0.0, rows=(
-        row(2048, 1, NONE), row(2048, 4, ALL), row(2048, 2, HALF, moved=QUARTER),
-        row(1024, 4, NONE, unlike=True))),
     Job(shape="Mistral-7B", kind="qlora", gib=16, dora=True, held_out=True, rows=(
         *FIRST, row(512, 16, HALF, unlike=True))),
-    Job(shape="Qwen2.5-1.5B", kind="lora", gib=5, dropout=0.0, objective="dpo", rows=(
-        row(1024, 4, NONE), row(1024, 8, ALL), row(1024, 8, HALF, unlike=True))),
-    Job(shape="Llama-3.1-8B", kind="qlora", gib=18, rank=32, held_out=True, rows=(
-        *FIRST, row(8192, 1, ALL, EIGHT), row(2048, 2, QUARTER, moved=HALF),
-        row(4096, 2, HALF, unlike=True))),
-    Job(shape="Llama-3.2-1B", kind="full", gib=25, rows=FULL),
-    Job(shape="SmolLM2-1.7B", kind="lora", gib=5, rank=64, held_out=True, rows=(
-        *FIRST, row(512, 4, NONE), row(2048, 8, ALL, unlike=True))),
+    Job(shape="Phi-3-mini", kind="qlora", gib=10, rows=(
+        row(2048, 2, NONE), row(4096, 2, ALL), row(1024, 4, QUARTER, unlike=True))),
+    Job(shape="Llama-3.2-3B", kind="lora", gib=8, held_out=True, rows=(
+        *FIRST, row(1024, 8, HALF, unlike=True))),
     Job(shape="Qwen2.5-7B", kind="qlora", gib=17, dropout=0.0, rows=(
         *FIRST, row(1024, 8, QUARTER, unlike=True))),
-    Job(shape="Llama-2-13B", kind="qlora", gib=28, dropout=0.0, held_out=True, rows=(
-        row(2048, 1, NONE), row(4096, 2, ALL), row(2048, 2, HALF, PAGED))),
-    Job(shape="Llama-3.2-1B", kind="qlora", gib=5, rank=64, targets=ATTENTION, rows=(
-        *FIRST, row(8192, 2, HALF), row(4096, 4, ALL, unlike=True))),
-    Job(shape="Qwen2.5-1.5B", kind="full", gib=30, held_out=True, rows=(
-        row(2048, 2, ALL, EIGHT), row(1024, 2, NONE, EIGHT), row(512, 16, HALF, unlike=True))),
-    Job(shape="Llama-2-7B", kind="lora", gib=16, rank=8, targets=("q_proj", "v_proj"), rows=(
-        *FIRST, row(8192, 1, HALF))),
+    Job(shape="Llama-3.1-8B", kind="qlora", gib=18, rank=32, held_out=True, rows=(
+        row(8192, 1, ALL, EIGHT), row(2048, 2, QUARTER, moved=HALF),
+        row(4096, 2, HALF, unlike=True))),
+    Job(shape="Llama-3.2-1B", kind="full", gib=25, rows=FULL),
     Job(shape="Llama-3.2-3B", kind="qlora", gib=8, dora=True, dropout=0.0, held_out=True, rows=(
         *FIRST, row(4096, 2, HALF))),
+    Job(shape="Qwen2.5-1.5B", kind="lora", gib=5, dropout=0.0, objective="dpo", rows=(
+        row(1024, 4, NONE), row(1024, 8, ALL), row(1024, 8, HALF, unlike=True))),
+    Job(shape="Llama-2-7B", kind="qlora", gib=15, targets=ATTENTION, dropout=0.0, rows=(
+        row(2048, 1, NONE), row(2048, 4, ALL), row(2048, 2, HALF, moved=QUARTER))),
+    Job(shape="SmolLM2-1.7B", kind="lora", gib=5, rank=64, held_out=True, rows=(
+        *FIRST, row(2048, 8, ALL, unlike=True))),
+    Job(shape="Qwen2.5-1.5B", kind="full", gib=30, held_out=True, rows=(
+        row(2048, 2, ALL, EIGHT), row(1024, 2, NONE, EIGHT), row(512, 16, HALF, unlike=True))),
+    Job(shape="Llama-3.2-1B", kind="qlora", gib=5, rank=64, targets=ATTENTION, rows=(
+        *FIRST, row(4096, 4, ALL, unlike=True))),
+    Job(shape="Llama-2-7B", kind="lora", gib=16, rank=8, targets=("q_proj", "v_proj"), rows=(
+        row(2048, 2, NONE), row(8192, 1, HALF))),
+    Job(shape="Llama-2-13B", kind="qlora", gib=28, dropout=0.0, held_out=True, rows=(
+        row(2048, 1, NONE), row(4096, 2, ALL), row(2048, 2, HALF, PAGED))),
 )  # fmt: skip
-FEW = (row(2048, 2, NONE), row(2048, 2, ALL), row(1024, 8, HALF, unlike=True))
+FEW = (row(2048, 2, NONE), row(1024, 8, ALL, unlike=True))
 FAMILIES = (
-    Job(shape="Gemma-2-2B", kind="lora", gib=4, rows=FEW),
-    Job(shape="Gemma-3-4B", kind="lora", gib=4, rank=64, held_out=True, rows=FEW),
     Job(shape="Qwen3.5-9B", kind="qlora", gib=8, rows=FEW),
     Job(shape="Granite-4-micro", kind="lora", gib=4, held_out=True, rows=FEW),
+    Job(shape="Mistral-7B of 6", kind="lora", gib=5, dora=True, rows=FEW),
+    Job(shape="gpt-oss-20b", kind="lora", gib=9, targets=ATTENTION, held_out=True, rows=FEW),
+    Job(shape="Gemma-2-2B", kind="lora", gib=4, rows=FEW),
+    Job(shape="Gemma-3-4B", kind="lora", gib=4, rank=64, held_out=True, rows=FEW),
     Job(shape="Qwen3-30B-A3B", kind="qlora", gib=8, targets=ATTENTION, dropout=0.0, experts=True,
         rows=FEW),
-    Job(shape="gpt-oss-20b", kind="lora", gib=8, targets=ATTENTION, held_out=True, rows=FEW),
-    Job(shape="Qwen3-4B", kind="lora", gib=4, dropout=0.0, rows=FEW),
     Job(shape="Phi-4-mini", kind="lora", gib=4, held_out=True, rows=FEW),
-    Job(shape="Mistral-7B of 6", kind="lora", gib=5, dora=True, rows=FEW),
+    Job(shape="Qwen3-4B", kind="lora", gib=4, dropout=0.0, rows=FEW),
     Job(shape="SmolLM3-3B", kind="qlora", gib=4, targets=ATTENTION, held_out=True, rows=FEW),
-    Job(shape="Qwen3.5-9B", kind="lora", gib=8, dropout=0.0, rows=FEW[:2]),
-    Job(shape="Gemma-2-2B", kind="qlora", gib=4, dropout=0.0, held_out=True, rows=FEW[:2]),
-    Job(shape="Granite-4-micro", kind="qlora", gib=4, dropout=0.0, rows=FEW[:2]),
-    Job(shape="Qwen3-30B-A3B", kind="lora", gib=10, targets=ATTENTION, held_out=True,
-        rows=FEW[:2]),
+    Job(shape="Qwen3.5-9B", kind="lora", gib=8, dropout=0.0, rows=FEW),
+    Job(shape="Gemma-2-2B", kind="qlora", gib=4, dropout=0.0, held_out=True, rows=FEW),
+    Job(shape="Granite-4-micro", kind="qlora", gib=4, dropout=0.0, rows=FEW),
+    Job(shape="Qwen3-30B-A3B", kind="lora", gib=10, targets=ATTENTION, held_out=True, rows=FEW),
 )  # fmt: skip
 """A few layers of other families: their peaks tell the bytes of one layer."""
 TINY = (

@@ -19,16 +19,16 @@ def test_half_of_the_rows_is_held_out():
 
 @pytest.mark.parametrize(("job", "row"), UNLIKE[:4])
 def test_rows_of_unlike_length_fill_their_micro_batches(job: Job, row: Row):
-    _, part = make_rows(row, job, 3)
+    _, part = make_rows(row, job, 2)
     lengths = [one.num_tokens for one in part.examples]
     capacity = row.sequence * row.batch
     sums = [
         sum(lengths[index] for index in group)
         for group in group_examples(lengths, capacity, is_filled=True)
     ]
-    assert len(sums) == 3
+    assert len(sums) == 2
     assert len(set(lengths)) > 10
-    assert sorted(sums)[1] > 0.9 * capacity
+    assert max(sums) > 0.9 * capacity
 
 
 def test_a_step_of_a_tiny_model_is_measured():
@@ -43,5 +43,5 @@ def test_a_step_of_a_tiny_model_is_measured():
     found = bench.measure(job.rows[0])
     assert found["fits"]
     # Pairs of two answers of 64 tokens.
-    assert found["shapes"] == [[128, 2, 128, 64]] * 3
+    assert found["shapes"] == [[128, 2, 128, 64]] * 2
     assert len(found["pass_s"]) >= 2
