@@ -116,6 +116,9 @@ class AttemptIntent:
     environ: dict[str, str] = field(default_factory=dict)
     master: MasterIdentity | None = None
     """Who launches it; None: a master of an earlier version."""
+    confirm_s: float | None = None
+    """Time in seconds without a word of the master after which the part ends by itself, unless the
+    master has confirmed that every node has launched its part; None: it confirms nothing."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
@@ -177,6 +180,8 @@ class AttemptStatus:
     all_ranks: tuple[RankPlacement, ...] = ()
     master: MasterIdentity | None = None
     """Who launched it; None: a master of an earlier version, or its intent cannot be read."""
+    is_confirmed: bool = True
+    """Whether it goes on without its master. False while that still launches other parts."""
     num_processes: int | None = None
     """Number of processes with the tag of the attempt, including the supervisor."""
     peer_lost: bool = False

@@ -1,7 +1,8 @@
 """Names of a run's folders and files, spelled once for nodes, ranks and the master's mirrors.
 
     runs/RUN_ID/fence                           number of the newest attempt
-    runs/RUN_ID/attempts/N/                     intent.json, started.json, stop.json, exit.json,
+    runs/RUN_ID/attempts/N/                     intent.json, started.json, confirmed.json,
+                                                stop.json, exit.json,
                                                 supervisor.jsonl, supervisor.log, and per rank
                                                 rank-R.log, rank-R.jsonl, rank-R.heartbeat
     runs/RUN_ID/checkpoints/step-NNNNNNNN/      manifest.json, state.json, tensors
@@ -27,6 +28,7 @@ FENCE = "fence"
 
 INTENT_FILE = "intent.json"
 STARTED_FILE = "started.json"
+CONFIRMED_FILE = "confirmed.json"
 STOP_FILE = "stop.json"
 EXIT_FILE = "exit.json"
 SUPERVISOR_JOURNAL = "supervisor.jsonl"

@@ -29,6 +29,7 @@ from agents.contract.run import (
 )
 from agents.contract.run_layout import (
     ATTEMPTS,
+    CONFIRMED_FILE,
     EXIT_FILE,
     INTENT_FILE,
     STARTED_FILE,
@@ -40,7 +41,7 @@ from agents.contract.run_layout import (
 )
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
-from agents.state import Home, Identity, identity_from, read_json
+from agents.state import Home, Identity, boot_id, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 
 STATES = ("stopped", "done", "failed")
@@ -145,7 +146,19 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     )
     if intent is None:
         return status
-    return replace(status, spec=intent.spec, all_ranks=intent.ranks, master=intent.master)
+    return replace(
+        status,
+        spec=intent.spec,
+        all_ranks=intent.ranks,
+        master=intent.master,
+        is_confirmed=is_confirmed(attempt, intent),
+    )
+
+
+def is_confirmed(attempt: AttemptFolder, intent: AttemptIntent) -> bool:
+    """Return whether the master has said that every part runs, or does not mean to say so."""
+    said = read_json(attempt.file(CONFIRMED_FILE)) or {}
+    return intent.confirm_s is None or said.get("is_final") is True
 
 
 def is_over(attempt: AttemptFolder) -> bool:
@@ -193,10 +206,11 @@ def _judge(
         return ("running" if ranks else "starting"), "", ""
     if supervisor is None and _is_launching(attempt):
         return "starting", "", ""
+    is_restarted = supervisor is not None and supervisor.boot_id != boot_id()
+    cause = "this PC was restarted or lost power" if is_restarted else "its processes were killed"
     return (
         "lost",
-        f"Attempt {attempt.number} of run {attempt.run_id} left no record of an end: this PC lost "
-        "power or was restarted, or all its processes were killed.",
+        f"Attempt {attempt.number} of run {attempt.run_id} left no record of an end: {cause}.",
         f"Resume from the newest checkpoint: rackless runs resume {attempt.run_id}",
     )
 

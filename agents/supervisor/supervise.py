@@ -31,6 +31,7 @@ from agents.contract.secrets import format_trace, hide_secrets
 from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.confirmation import ConfirmationWatch
 from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal
 from agents.supervisor.launcher import DirectLauncher, Launcher
@@ -148,12 +149,16 @@ class Supervisor:
     def _watch(self) -> AttemptOutcome:
         """Wait for the end of all ranks, the failure of one, a stall, or a stop request."""
         stalls = StallWatch(self._group.ranks, self._intent)
+        confirmation = ConfirmationWatch(self._attempt, self._intent, time.monotonic())
         while self._group.is_any_alive:
             self._group.wait(TICK_S)
             if any(rank.has_failed for rank in self._group.ranks):
                 return self._gather_failure()
             if self._is_stop_asked():
                 return self._stop()
+            unconfirmed = confirmation.check(time.monotonic())
+            if unconfirmed is not None:
+                return unconfirmed
             stall = stalls.check(time.monotonic())
             if stall is not None:
                 self._journal.write("stalled", rank=stall.rank.rank, phase=stall.phase)

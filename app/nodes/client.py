@@ -231,6 +231,11 @@ class NodeClient:
         await self._expect("attempt.launch", status, place)
         return status
 
+    async def confirm(self, run_id: str, attempt: int, *, is_final: bool) -> None:
+        """Say that all parts of an attempt run (`is_final`), or that it is still being launched."""
+        args = {"run_id": run_id, "attempt": attempt, "is_final": is_final}
+        await self._request("attempt.confirm", args, QUICK_TIMEOUT_S)
+
     async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
         args = {"run_id": run_id, "attempt": attempt}
         status = await self._ask(AttemptStatus, "attempt.status", args)

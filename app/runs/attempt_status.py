@@ -90,4 +90,9 @@ def newest_step(parts: Iterable[RunPart]) -> int | None:
 
 
 def active_attempts(statuses: Iterable[AttemptStatus]) -> tuple[AttemptStatus, ...]:
-    return tuple(status for status in statuses if status.state in ACTIVE)
+    """Return the attempts that have processes, also those that lost their supervisor."""
+    return tuple(
+        status
+        for status in statuses
+        if status.state in ACTIVE or (status.state == "lost" and status.num_processes)
+    )

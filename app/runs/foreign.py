@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from agents.contract.run import AttemptStatus, MasterIdentity
 from app.errors import UserError
 from app.events import ACTIVE_STATES
-from app.runs.attempt_status import ACTIVE
+from app.runs.attempt_status import ACTIVE, active_attempts
 from app.runs.services import Services
 from app.text import show_moment
 
@@ -22,12 +22,7 @@ def busy_attempts(statuses: Iterable[AttemptStatus], own: str = "") -> tuple[Att
 
     Of the run `own` only active ones count: a launch ends what its earlier attempts have left.
     """
-    return tuple(
-        status
-        for status in statuses
-        if status.state in ACTIVE
-        or (status.state == "lost" and status.num_processes and status.run_id != own)
-    )
+    return tuple(s for s in active_attempts(statuses) if s.state in ACTIVE or s.run_id != own)
 
 
 def refuse_busy(services: Services, node: str, status: AttemptStatus) -> UserError:

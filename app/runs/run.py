@@ -178,11 +178,12 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
             "interrupted, or the agent's folder there was removed",
             hint="Resume the run.",
         )
-    return StateJudgement(
-        state="interrupted",
-        message=f"node {culprit.node} was lost{_where(situation)}",
-        hint=resume,
-    )
+    if culprit.answers and status is not None:
+        # The node is there, so the message says what it knows of its part.
+        message = f"node {culprit.node} lost its part{_where(situation)}. {status.message}"
+    else:
+        message = f"node {culprit.node} was lost{_where(situation)}"
+    return StateJudgement(state="interrupted", message=message.strip(), hint=resume)
 
 
 def _where(situation: Situation) -> str:

@@ -122,6 +122,7 @@ class FakeNode:
     """A launch waits for it."""
     asked_to_launch: asyncio.Event = field(default_factory=asyncio.Event)
     stop_error: Exception | None = None
+    delete_error: Exception | None = None
     attempts: dict[tuple[str, int], AttemptStatus] = field(default_factory=dict)
     streams: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     checkpoints: dict[tuple[str, int], CheckpointInfo] = field(default_factory=dict)
@@ -210,9 +211,16 @@ class FakeNode:
             started_s=1000.0,
             spec=intent.spec,
             all_ranks=intent.ranks,
+            is_confirmed=intent.confirm_s is None,
         )
         self.attempts[intent.run_id, intent.attempt] = status
         return status
+
+    async def confirm(self, run_id: str, attempt: int, *, is_final: bool) -> None:
+        self._answer("confirm")
+        if is_final:
+            status = await self.attempt_status(run_id, attempt)
+            self.attempts[run_id, attempt] = replace(status, is_confirmed=True)
 
     async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
         self._answer("attempt_status")
@@ -315,6 +323,8 @@ class FakeNode:
 
     async def run_delete(self, run_id: str) -> int:
         self._answer("run_delete")
+        if self.delete_error is not None:
+            raise self.delete_error
         self.deleted.append(run_id)
         self.attempts = {k: v for k, v in self.attempts.items() if k[0] != run_id}
         return 0

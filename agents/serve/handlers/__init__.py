@@ -21,6 +21,7 @@ ROUTES = {
     "probe.connect": "probes.connect",
     "probe.allreduce": "probes.allreduce",
     "attempt.launch": "attempts.launch",
+    "attempt.confirm": "attempts.confirm",
     "attempt.status": "attempts.status",
     "attempt.list": "attempts.list_all",
     "attempt.stop": "attempts.stop",

@@ -14,6 +14,7 @@ from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.serve.channel import Call
 from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over, read_status
+from agents.supervisor.confirmation import confirm as confirm_attempt
 from agents.supervisor.control_requests import write_request
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
@@ -27,6 +28,13 @@ MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 class AttemptArgs:
     run_id: str
     attempt: int
+
+
+@dataclass(frozen=True)
+class ConfirmArgs:
+    run_id: str
+    attempt: int
+    is_final: bool
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,13 @@ class WishArgs:
 def launch(call: Call) -> AttemptStatus:
     """Start this node's part of an attempt, once."""
     return launch_attempt(call.home, from_wire(AttemptIntent, call.args, "intent"))
+
+
+def confirm(call: Call) -> dict[str, Any]:
+    """Let this node's part of an attempt go on: for a moment, or for good."""
+    args = from_wire(ConfirmArgs, call.args, "args")
+    confirm_attempt(AttemptFolder(call.home, args.run_id, args.attempt), args.is_final)
+    return {}
 
 
 def status(call: Call) -> AttemptStatus:

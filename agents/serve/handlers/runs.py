@@ -15,9 +15,9 @@ from agents.node import checkpoints
 from agents.node.files import describe_file, list_files, read_bundle_status, split_destination
 from agents.serve.channel import Call
 from agents.state import Home
-from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over
+from agents.supervisor.attempt import find_attempts, is_over, read_status
 from agents.supervisor.fence import raise_fence
-from agents.supervisor.sweep import find_processes
+from agents.supervisor.sweep import describe_unkillable, sweep
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,21 @@ def fence(call: Call) -> dict[str, Any]:
 
 
 def delete(call: Call) -> dict[str, Any]:
-    """Delete all files of a finished run on this node."""
+    """Delete all files of a finished run on this node, and end what is left of its processes."""
     args = from_wire(RunArgs, call.args, "args")
     folder = call.home.run(args.run_id)
-    # Processes of a killed supervisor count too: they would still write into the folder.
     for attempt in find_attempts(call.home):
-        if attempt.run_id == args.run_id and _is_alive(attempt):
+        if attempt.run_id != args.run_id:
+            continue
+        if not is_over(attempt):
             raise ExpectedError(
                 f"Run {args.run_id} is still running on this node.",
                 f"Stop it first: rackless runs stop {args.run_id}",
             )
+        # They would still write into the folder.
+        if left := sweep(attempt.tag, 0.0):
+            node = read_status(attempt).node
+            raise ExpectedError(describe_unkillable(left, node), "Restart that PC")
     if not folder.exists():
         return {"freed_bytes": 0}
     _refuse_links(call.home, folder)
@@ -106,10 +111,6 @@ def _remove(folder: Path) -> int:
     except OSError as error:
         raise explain_os_error(error, f"deleting {folder}") from error
     return freed
-
-
-def _is_alive(attempt: AttemptFolder) -> bool:
-    return not is_over(attempt) or bool(find_processes(attempt.tag))
 
 
 def _measure(folder: Path) -> int:

@@ -31,6 +31,7 @@ from app.runs.inputs import (
     require_models_there,
     send_inputs,
 )
+from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, saying_it_goes_on
 from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
 from app.runs.node_pool import OnMessage
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
@@ -157,7 +158,7 @@ async def launch(
             )
             for node in plan.nodes
         ]
-        await _launch_everywhere(services, intents)
+        await _launch_everywhere(services, run, intents)
     except BaseException as error:
         # Shielded: a cancelled launch must still stop the parts that did start.
         await asyncio.shield(_abort(services, run, plan.nodes, error))
@@ -243,6 +244,7 @@ def _intent(
         checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),
         environ=_environ(plan.ranks),
         master=master,
+        confirm_s=CONFIRM_S,
     )
 
 
@@ -256,15 +258,26 @@ def _environ(ranks: Sequence[RankPlacement]) -> dict[str, str]:
     return {**environ, "RACKLESS_BACKEND": "gloo"} if mixed or shares_a_gpu(ranks) else environ
 
 
-async def _launch_everywhere(services: Services, intents: Sequence[AttemptIntent]) -> None:
-    # All answers are awaited before one is raised: `_abort` must not race with a launch.
-    answers = await asyncio.gather(
-        *(services.pool.agent(intent.node).launch(intent) for intent in intents),
-        return_exceptions=True,
-    )
+async def _launch_everywhere(
+    services: Services, run: RunRecord, intents: Sequence[AttemptIntent]
+) -> None:
+    pool, nodes = services.pool, [intent.node for intent in intents]
+    async with saying_it_goes_on(pool, nodes, run.run_id, run.attempt):
+        # All answers are awaited before one is raised: `_abort` must not race with a launch.
+        answers = await asyncio.gather(
+            *(pool.agent(intent.node).launch(intent) for intent in intents),
+            return_exceptions=True,
+        )
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
+    if unsure := await confirm_launch(pool, nodes, run.run_id, run.attempt):
+        services.runs.add_event(
+            run.run_id,
+            "warning",
+            f"{show_list(unsure)} cannot be reached since its launch; it ends its part by itself "
+            "if it hears nothing soon",
+        )
 
 
 async def _abort(
@@ -275,7 +288,9 @@ async def _abort(
     silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]
     if silent:
         services.runs.add_event(
-            run.run_id, "warning", f"{show_list(silent)} could not be asked to stop its part"
+            run.run_id,
+            "warning",
+            f"{show_list(silent)} could not be asked to stop its part, which ends by itself",
         )
 
 

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.contract.run import AttemptStatus
-from app.errors import NodeUnreachable, RacklessError
+from app.errors import RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
 from app.runs.attempt_status import active_attempts, ask_parts, idle_s, newest_step, stop_parts
 from app.runs.journals.streams import sync_part, sync_parts
+from app.runs.lifecycle.confirmation import confirm_parts
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
@@ -85,6 +86,9 @@ async def apply_judgement(
     if verdict.state not in ACTIVE_STATES:
         await _close(services, run, parts, verdict)
     elif may_move(run.state, verdict.state):
+        if verdict.state == "running":
+            # Its launcher could not, or died: all parts exist, so nothing is left to wait for.
+            await confirm_parts(services.pool, parts, run.run_id, run.attempt)
         services.runs.move(run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint)
     return verdict
 
@@ -285,5 +289,7 @@ async def _end_deleted(services: Services, run_id: str, statuses: Sequence[Attem
     for status in active_attempts(statuses):
         await stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
     for node in {status.node for status in statuses}:
-        with contextlib.suppress(NodeUnreachable, RacklessError):
+        try:
             await services.pool.agent(node).run_delete(run_id)
+        except RacklessError as error:  # it is tried again when the node comes online again
+            _log.warning("run %s could not be deleted on %s: %s", run_id, node, error)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
-from app.errors import NodeUnreachable, RacklessError, UserError
+from app.errors import (
+    HostKeyChanged,
+    HostKeyUnknown,
+    NodeUnreachable,
+    RacklessError,
+    UserError,
+)
 from app.events import ACTIVE_STATES
-from app.runs.attempt_status import stop_parts
+from app.runs.attempt_status import active_attempts, stop_parts
 from app.runs.export_claims import refuse_exported
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.services import Services
+from app.storage.runs import RunRecord
 from app.text import show_list
 
 # A launch starts an interpreter on every node, which takes a minute on a slow disk.
 LAUNCH_TIMEOUT_S = 180.0
 POLL_INTERVAL_S = 0.1
+# A node that cannot be asked; what is left there is ended when it can be.
+_NO_ANSWER = (NodeUnreachable, HostKeyChanged, HostKeyUnknown)
 
 
 async def stop_run(services: Services, run_id: str) -> None:
@@ -25,11 +35,12 @@ async def stop_run(services: Services, run_id: str) -> None:
     second call gives the run up: what still runs is stopped when its node comes back.
 
     Raises:
-        UserError: the run is not active, or no node of it can be reached.
+        UserError: the run is not active and has left nothing, or no node of it can be reached.
     """
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
-        raise UserError(f"run {run_id} is {run.state}, not active", "There is nothing to stop.")
+        await _stop_leftovers(services, run)
+        return
     again = run.stop_asked
     # Stored before the wait: `launch` reads it once all parts exist, and other masters repeat the
     # stop to nodes that missed it.
@@ -52,6 +63,44 @@ async def stop_run(services: Services, run_id: str) -> None:
         _handle_unreachable(services, run_id, silent, give_up=again)
     elif refused and services.runs.get(run_id).state in ACTIVE_STATES:
         raise refused[0]
+
+
+async def _stop_leftovers(services: Services, run: RunRecord) -> None:
+    """Stop what a run that has ended has left on any node.
+
+    Raises:
+        UserError: nothing is left on the nodes that answer, or it cannot be stopped.
+    """
+    names = services.pool.names()
+    answers = await asyncio.gather(*(_find_left(services, node, run.run_id) for node in names))
+    grace_s = services.settings.number("stop_grace_s")
+    stopped = []
+    for node, attempts in zip(names, answers, strict=True):
+        for attempt in attempts or ():
+            text = f"attempt {attempt} was still running on {node}; it is stopped"
+            services.runs.add_event(run.run_id, "warning", text)
+            left = await stop_parts(services.pool, [node], run.run_id, attempt, grace_s)
+            if node in left:
+                raise left[node]
+            stopped.append(node)
+    if stopped:
+        return
+    silent = [node for node, left in zip(names, answers, strict=True) if left is None]
+    raise UserError(
+        f"run {run.run_id} is {run.state}, not active",
+        f"There is nothing to stop on the nodes that answer; {show_list(silent)} cannot be reached."
+        if silent
+        else "There is nothing to stop.",
+    )
+
+
+async def _find_left(services: Services, node: str, run_id: str) -> list[int] | None:
+    """Return the attempts of a run that have processes on a node; None: it does not answer."""
+    try:
+        statuses = await services.pool.agent(node).attempt_list()
+    except RacklessError:
+        return None
+    return [status.attempt for status in active_attempts(statuses) if status.run_id == run_id]
 
 
 async def _wait_for_launch(services: Services, run_id: str) -> None:
@@ -102,10 +151,11 @@ def require_unused(services: Services, node: str) -> None:
 async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
     """Delete a run with its checkpoints everywhere; return the nodes that cannot be reached.
 
-    They delete it when they come back.
+    They delete it when they come back. What a node still trains of an ended run is stopped.
 
     Raises:
-        UserError: the run is still active, or is being exported.
+        UserError: the run is still active, or is being exported, or a node could not delete it;
+            then it stays, and can be deleted again.
     """
     # A name that a lying node made an older version store: nobody else knows such a run.
     if services.runs.has_unsafe_id(run_id):
@@ -123,20 +173,43 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
     # Marked as launching so that nothing in this process judges the run meanwhile.
     with services.launching(run_id):
         names = services.pool.names()
-        answers = await asyncio.gather(*(_delete_on(services, node, run_id) for node in names))
+        answers = await asyncio.gather(*(_delete_on(services, node, run) for node in names))
+        _require_deleted(run_id, dict(zip(names, answers, strict=True)))
         # Its id stays behind, so that nodes that come back later delete it too.
         services.runs.forget(run_id)
     services.remove_folder(run_id)
     return tuple(
-        node
-        for node, error in zip(names, answers, strict=True)
-        if isinstance(error, NodeUnreachable)
+        node for node, error in zip(names, answers, strict=True) if isinstance(error, _NO_ANSWER)
     )
 
 
-async def _delete_on(services: Services, node: str, run_id: str) -> RacklessError | None:
+def _require_deleted(run_id: str, answers: Mapping[str, RacklessError | None]) -> None:
+    """Raise UserError if a node that answers has kept the run."""
+    kept = {n: e for n, e in answers.items() if e and not isinstance(e, _NO_ANSWER)}
+    for node, error in kept.items():
+        hint = error.hint if isinstance(error, UserError) else "See the agent's log on that node."
+        raise UserError(
+            f"run {run_id} could not be deleted on {show_list(list(kept))}: "
+            f"{error.message if isinstance(error, UserError) else error}",
+            f"{hint.rstrip('.')}. Then delete it again: rackless runs delete {run_id}",
+            where=node,
+        )
+
+
+async def _delete_on(services: Services, node: str, run: RunRecord) -> RacklessError | None:
+    agent = services.pool.agent(node)
     try:
-        await services.pool.agent(node).run_delete(run_id)
+        for status in active_attempts(await agent.attempt_list()):
+            if status.run_id != run.run_id:
+                continue
+            if status.attempt > run.attempt:
+                return UserError(
+                    f"attempt {status.attempt} is {status.state} there; another master resumed it",
+                    f"Stop it there, or from here: rackless runs stop {run.run_id} --node {node}",
+                )
+            # Without time to save, as its checkpoints are deleted next.
+            await agent.stop(run.run_id, status.attempt, 0.0)
+        await agent.run_delete(run.run_id)
     except RacklessError as error:
         return error
     return None

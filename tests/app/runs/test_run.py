@@ -90,13 +90,20 @@ def test_asked_to_stop_shows_while_ranks_still_run() -> None:
 def test_lost_node_names_step_checkpoint_and_who_is_left() -> None:
     found = judge(
         Situation(
-            parts=(part("alpha", "running"), part("beta", "running"), part("gamma", "lost")),
+            parts=(
+                part("alpha", "running"),
+                part("beta", "running"),
+                part("gamma", "lost", message="This PC was restarted."),
+            ),
             step=812,
             checkpoint_step=800,
         )
     )
     assert found.state == "interrupted"
-    assert found.message == "node gamma was lost at step 812; newest checkpoint is step 800"
+    assert found.message == (
+        "node gamma lost its part at step 812; newest checkpoint is step 800. This PC was "
+        "restarted."
+    )
     assert found.hint == "Resume on alpha and beta."
     assert found.stop == ("alpha", "beta")
 

@@ -62,11 +62,11 @@ def test_lost_node_stops_the_others_and_says_so(
     asyncio.run(reconcile_run(services, run_id))
     run = services.runs.get(run_id)
     assert run.state == "interrupted"
-    assert run.message.startswith("node gamma was lost")
+    assert run.message.startswith("node gamma lost its part")
     assert run.hint == "Resume on alpha and beta."
     assert cluster["alpha"].stops
     assert cluster["beta"].stops
-    assert any("gamma was lost" in event.text for event in services.runs.events(run_id))
+    assert any("gamma lost its part" in event.text for event in services.runs.events(run_id))
 
 
 def test_one_look_does_not_give_up_a_silent_node_while_others_train(
@@ -289,6 +289,83 @@ def test_stop_without_any_node_tells_and_the_second_gives_up(
     cluster["beta"].reachable = True
     asyncio.run(search_nodes(services, ("beta",)))
     assert cluster["beta"].attempts[run_id, 1].state == "stopped"
+
+
+def test_stop_ends_what_a_run_that_is_over_has_left(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    services.runs.move(run_id, 1, "failed", "node alpha was lost", "")
+    for name in ("beta", "gamma"):
+        cluster[name].set_state(run_id, 1, "done")
+    asyncio.run(stop_run(services, run_id))
+    assert cluster["alpha"].attempts[run_id, 1].state == "stopped"
+    assert not cluster["beta"].stops
+    assert state(services, run_id) == "failed"
+    events = [event.text for event in services.runs.events(run_id)]
+    assert "attempt 1 was still running on alpha; it is stopped" in events
+    cluster["gamma"].reachable = False
+    with pytest.raises(UserError) as refused:
+        asyncio.run(stop_run(services, run_id))
+    assert refused.value.hint == (
+        "There is nothing to stop on the nodes that answer; gamma cannot be reached."
+    )
+
+
+def test_delete_ends_what_a_run_that_is_over_has_left(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    services.runs.move(run_id, 1, "failed", "node alpha was lost", "")
+    assert asyncio.run(delete_run(services, run_id)) == ()
+    assert cluster["alpha"].stops == [(run_id, 1, 0.0)]
+    assert cluster["alpha"].deleted == [run_id]
+
+
+def test_delete_that_a_node_refuses_keeps_the_run_and_says_why(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    finish(cluster, run_id)
+    cluster["beta"].delete_error = UserError("the disk of beta is read-only", "Remount it.")
+    with pytest.raises(UserError) as refused:
+        asyncio.run(delete_run(services, run_id))
+    assert refused.value.message == (
+        f"run {run_id} could not be deleted on beta: the disk of beta is read-only"
+    )
+    assert refused.value.hint == f"Remount it. Then delete it again: rackless runs delete {run_id}"
+    assert services.runs.get(run_id).state == "done"
+    cluster["beta"].delete_error = None
+    asyncio.run(delete_run(services, run_id))
+    assert services.runs.store.all() == ()
+
+
+def test_delete_spares_what_another_master_has_resumed(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    finish(cluster, run_id)
+    resumed = replace(cluster["alpha"].attempts[run_id, 1], attempt=2, state="running")
+    cluster["alpha"].attempts[run_id, 2] = resumed
+    with pytest.raises(UserError, match="attempt 2 is running there; another master resumed it"):
+        asyncio.run(delete_run(services, run_id))
+    assert cluster["alpha"].attempts[run_id, 2].state == "running"
+
+
+def test_launch_is_confirmed_on_every_node(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    assert all(node.attempts[run_id, 1].is_confirmed for node in cluster.nodes.values())
+    assert all(node.intents[0].confirm_s == 30.0 for node in cluster.nodes.values())
+
+
+def test_part_that_its_launcher_could_not_confirm_is_confirmed_by_who_sees_all_parts(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    services.runs.change(run_id, lambda run: replace(run, state="launching"))
+    cluster["beta"].set_state(run_id, 1, "running", is_confirmed=False)
+    cluster["gamma"].reachable = False
+    asyncio.run(reconcile_run(services, run_id))
+    assert not cluster["beta"].attempts[run_id, 1].is_confirmed  # gamma may have no part
+    cluster["gamma"].reachable = True
+    asyncio.run(reconcile_run(services, run_id))
+    assert cluster["beta"].attempts[run_id, 1].is_confirmed
 
 
 def test_active_run_cannot_be_deleted(services: Services, run_id: str) -> None:

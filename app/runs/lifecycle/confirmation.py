@@ -1,0 +1,87 @@
+"""Tell the nodes of a launch that it goes on, and at its end that every part runs.
+
+A node that hears neither ends its part by itself (`agents/supervisor/confirmation.py`), so that a
+cable that is cut during a launch leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from app.errors import NodeUnreachable, RacklessError
+from app.runs.node_pool import NodePool
+from app.runs.run import RunPart
+
+CONFIRM_S = 30.0
+"""Time without a word of ours after which a node ends a part that is not confirmed, in seconds."""
+SAY_INTERVAL_S = 8.0
+RETRY_S = 2.0
+PATIENCE_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def saying_it_goes_on(
+    pool: NodePool, nodes: Sequence[str], run_id: str, attempt: int
+) -> AsyncIterator[None]:
+    """Tell the nodes inside the block that their parts have to wait for others."""
+
+    async def say_it() -> None:
+        while True:
+            await asyncio.sleep(SAY_INTERVAL_S)
+            # A node that has not launched its part yet refuses.
+            await asyncio.gather(
+                *(_confirm(pool, node, run_id, attempt, is_final=False) for node in nodes)
+            )
+
+    task = asyncio.create_task(say_it())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def confirm_launch(
+    pool: NodePool, nodes: Iterable[str], run_id: str, attempt: int
+) -> tuple[str, ...]:
+    """Tell the nodes that every part runs; return those that could not be told in PATIENCE_S.
+
+    Whoever watches the run tries again; a node that never hears of it ends its part.
+    """
+    left = tuple(nodes)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        answers = await asyncio.gather(
+            *(_confirm(pool, node, run_id, attempt, is_final=True) for node in left)
+        )
+        left = tuple(
+            node
+            for node, error in zip(left, answers, strict=True)
+            if isinstance(error, NodeUnreachable)
+        )
+        if not left or time.monotonic() > deadline_s:
+            return left
+        await asyncio.sleep(RETRY_S)
+
+
+async def confirm_parts(
+    pool: NodePool, parts: Sequence[RunPart], run_id: str, attempt: int
+) -> None:
+    """Confirm the parts that still wait for it, once every part of the run is known to exist."""
+    if any(part.status is None for part in parts):
+        return
+    waiting = [p.node for p in parts if p.active and p.status and not p.status.is_confirmed]
+    await asyncio.gather(*(_confirm(pool, n, run_id, attempt, is_final=True) for n in waiting))
+
+
+async def _confirm(
+    pool: NodePool, node: str, run_id: str, attempt: int, *, is_final: bool
+) -> RacklessError | None:
+    try:
+        await pool.agent(node).confirm(run_id, attempt, is_final=is_final)
+    except RacklessError as error:
+        return error
+    return None
