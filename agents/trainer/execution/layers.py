@@ -28,7 +28,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agents.contract.layer_plan import LayerPlan, Mode
 from agents.trainer.execution.activation_offload import Offloader
 from agents.trainer.kernels import nf4
+from agents.trainer.model import shared_states
 from agents.trainer.model.model import TrainedModel
+from agents.trainer.model.shared_states import call
 
 # Llama-2-7B with NF4 weights on an H200, rows of 2,048 tokens, two and one at once: 17,510 instead
 # of 12,742 tokens/s, 14,975 instead of 7,910; activations 13.0 instead of 18.9 GiB.
@@ -187,25 +189,30 @@ class LayerStack:
         layer, mode = self._layers[place], self._modes[place]
         if not torch.is_grad_enabled():
             mode = "keep"
+        kwargs, shared = shared_states.take(kwargs)
         others = [*_tensors((args, kwargs))]
         if self.compiled:
             tokens = self._clock.tokens_BT1
             for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
-                _mark(tensor)
+                # Of four dimensions: parallel streams (., 1, M, .), and heads (1, ., M, .).
+                _mark(tensor, (0, 0, 1, 1, 2)[tensor.dim()])
         with self._offloading(place, mode, others):
             try:
-                return self._choose(place, mode)(layer, hidden, args, kwargs)
+                found, written = self._choose(place, mode)(layer, hidden, args, kwargs)
             except TorchDynamoException as error:
                 self._fall_back_to_eager(error)
-                return self._choose(place, mode)(layer, hidden, args, kwargs)
+                found, written = self._choose(place, mode)(layer, hidden, args, kwargs)
+        if shared is not None:
+            shared.update(written)
+        return found
 
     def _run_norm(self, norm: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the norm behind the last layer, compiled: else it makes a dozen memory passes."""
         if not torch.is_grad_enabled():
             return type(norm).forward(norm, hidden, *args, **kwargs)
-        _mark(hidden)
+        _mark(hidden, 1)
         try:
-            return self._compiled(norm, hidden, args, kwargs)
+            return self._compiled(norm, hidden, args, kwargs)[0]
         except TorchDynamoException as error:
             self._fall_back_to_eager(error)
             return norm(hidden, *args, **kwargs)
@@ -221,20 +228,20 @@ class LayerStack:
             return self._compiled_recompute if mode == "recompute" else self._compiled
         plain = self._plain[place]
         if mode != "recompute":
-            return lambda _, hidden, args, kwargs: plain(hidden, *args, **kwargs)
+            return lambda _, hidden, args, kwargs: call(plain, hidden, args, kwargs)
         return partial(self._recompute, plain)
 
     def _recompute(
         self, plain: Callable[..., Any], _: Any, hidden: Tensor, args: Any, kwargs: Any
     ) -> Any:
         return checkpoint(
-            plain,
+            partial(call, plain),
             hidden,
-            *args,
+            args,
+            kwargs,
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), self._clock.repeated()),
-            **kwargs,
         )
 
     def _offloading(
@@ -265,14 +272,14 @@ def _find_packed(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _compute(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
-    return type(layer).forward(layer, hidden, *args, **kwargs)
+    return call(partial(type(layer).forward, layer), hidden, args, kwargs)
 
 
 def _compute_recomputing(
     layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     def body(hidden: Tensor) -> Any:
-        return type(layer).forward(layer, hidden, *args, **kwargs)
+        return _compute(layer, hidden, args, kwargs)
 
     return checkpoint(body, hidden, use_reentrant=False, preserve_rng_state=False)
 
@@ -288,11 +295,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _mark(tensor: Tensor) -> None:
-    """Mark the dimension of tokens, or of segments, as dynamic for the compiler.
+def _mark(tensor: Tensor, dim: int) -> None:
+    """Mark a dimension of tokens, or of segments, as dynamic for the compiler.
 
     A size of 1 stays static: Dynamo specializes on it anyway.
     """
-    dim = 0 if tensor.dim() == 1 else 1
     if tensor.dim() and tensor.shape[dim] > 1:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)

@@ -7,7 +7,11 @@ import torch
 
 from agents.contract.layer_plan import LayerPlan
 from agents.trainer.execution.activation_offload import Arena, Offloader
+from agents.trainer.execution.layers import LayerStack
+from agents.trainer.model.forward import Forward
+from tests.agents.trainer.execution.test_compiled_families import differentiate
 from tests.agents.trainer.execution.test_layers import CPU, make_executor, make_part
+from tests.agents.trainer.model.families import adapt, make_family
 from tests.agents.trainer.ranks import make_tiny_model
 
 PLANS = [
@@ -39,6 +43,34 @@ def test_gradients_are_the_same_to_the_bit(tiny_model, plan):
         assert torch.equal(found.gradients, expected.gradients)
         moved = moving.layers.offloader.max_layer_bytes
         assert (moved > sum(lengths) * 32 * 4 * 3) == (plan.num_moved > 0)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        LayerPlan(num_recomputed=4),  # the layer that writes, and all that read
+        LayerPlan(num_recomputed=2),  # the same layer, and one of the readers
+        LayerPlan(num_moved=4),
+        LayerPlan(num_moved=1, num_recomputed=2),
+        LayerPlan(num_moved=2, num_recomputed=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["Gemma 3n, three readers", "Gemma 4"])
+def test_gradients_into_shared_keys_and_values_are_summed_to_the_bit(family, plan):
+    adapted = adapt(make_family(family), dropout=0.1)
+    forward, layers = Forward(adapted, CPU), LayerStack(adapted)
+    features, gradients = differentiate(adapted, forward, (13, 4, 9))
+    fixed = [*adapted.module.parameters(), *adapted.module.buffers()]
+    layers.offloader = Offloader(CPU, fixed, 1 << 29, min_bytes=64)
+    layers.set(plan)
+    assert layers.plan == plan
+    layers.begin()
+    found = differentiate(adapted, forward, (13, 4, 9), start_backward=layers.start_backward)
+    layers.end()
+    assert torch.equal(found[0], features)
+    assert torch.equal(found[1], gradients)
+    assert gradients.norm() > 0
 
 
 def test_what_has_no_room_in_the_host_stays(tiny_model):

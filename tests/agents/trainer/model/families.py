@@ -137,6 +137,12 @@ UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
         "hidden_size": 30, "num_attention_heads": 3,
         "num_key_value_heads": 1, "layer_types": [*HALF, "sliding_attention"],
     }),
+    "Gemma 3n, three readers": ("gemma3n_text", {
+        "layer_types": ["full_attention"] * 4, "num_hidden_layers": 4, "num_kv_shared_layers": 3,
+        "intermediate_size": [40] * 4, "laurel_rank": 3, "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 97, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+        "altup_num_inputs": 2, "num_key_value_heads": 1,
+    }),
     "Gemma 4, shared values": ("gemma4_text", {
         "sliding_window": 4, "layer_types": HALF, "global_head_dim": 12, "attention_k_eq_v": True,
         "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
