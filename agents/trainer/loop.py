@@ -25,7 +25,8 @@ from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
 from agents.trainer.execution.executor import Executor
-from agents.trainer.execution.speed_watch import SpeedWatch
+from agents.trainer.execution.setting import read_setting
+from agents.trainer.execution.speed_watch import Correction, SpeedWatch
 from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
@@ -72,6 +73,7 @@ class StepResult:
     control: StepControl
     is_due: bool
     """Whether the clock asks for a checkpoint."""
+    # What each rank uses in the next step if this one saves.
     micro_tokens: tuple[int, ...]
     num_recomputed: tuple[int, ...]
     num_moved: tuple[int, ...]
@@ -103,6 +105,8 @@ class Loop:
         self._verifier = verifier
         self._choice = choice
         self._watch = SpeedWatch(choice.setting, choice.tried)
+        # What the next step uses if this one saves while settings are compared.
+        self._settled: Correction | None = None
         self._recorder = TraceRecorder(
             attempt.folder, attempt.rank, context.device, context.journal
         )
@@ -154,8 +158,12 @@ class Loop:
             saves = result.is_due if logged is None else logged.saved
             if ends or saves or result.control.save or self._is_periodic(step):
                 self._save(step, result, required=ends)
+                correction = None if ends else self._settled
             else:
-                self._correct_setting(step)
+                assert self._times is not None
+                correction = self._watch.learn(self._num_tokens, self._times.compute_s)
+            if correction is not None:
+                self._correct_setting(step, correction)
             self._trace(step, result.control, ends=ends)
             if result.control.stop and not last:
                 return step, "stopped"
@@ -239,15 +247,11 @@ class Loop:
             )
         return not skipped
 
-    def _correct_setting(self, step: int) -> None:
-        """Use another setting if the chosen one is slower than the search believed.
+    def _correct_setting(self, step: int, correction: Correction) -> None:
+        """Use another setting from the next step on.
 
-        Not in a step that saves: its checkpoint names the setting that the next step uses.
+        A step that saves does not start to compare: its checkpoint names what the next one uses.
         """
-        assert self._times is not None
-        correction = self._watch.learn(self._num_tokens, self._times.compute_s)
-        if correction is None:
-            return
         setting, layers = correction.setting, self._executor.layers
         self._context.enter_phase("adapting", step)
         used = self._choice.change(setting)
@@ -265,16 +269,19 @@ class Loop:
     def _collect_stats(self, batch: Batch) -> dict[str, float | Tensor]:
         """Return this rank's part of the statistics of a step."""
         executor = self._executor
+        # A checkpoint of this step names the setting of the next one.
+        self._settled = self._watch.settle()
+        setting = self._settled.setting if self._settled else read_setting(executor)
         return {
             **dict(zip(SUMS, executor.sums, strict=True)),
             "weight": batch.my_weight,
             **self._context.control.poll(),
             "due": self._saver.is_due_by_time(),
             "uncommitted": self._saver.has_uncommitted,
-            "micro_tokens": executor.micro_tokens,
-            "num_recomputed": executor.layers.plan.num_recomputed,
-            "num_moved": executor.layers.plan.num_moved,
-            "is_repeating": executor.is_repeating,
+            "micro_tokens": setting.micro_tokens,
+            "num_recomputed": setting.num_recomputed,
+            "num_moved": setting.num_moved,
+            "is_repeating": setting.is_repeating,
             "compute_s": self._times.compute_s if self._times else 0.0,
             "compute_tokens": self._num_tokens,
         }

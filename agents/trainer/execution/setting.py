@@ -55,6 +55,17 @@ def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
     executor.layers.set(setting.plan)
 
 
+def read_setting(executor: Executor) -> ExecutionSetting:
+    """Return the setting in use, with what lack of memory has changed."""
+    plan = executor.layers.plan
+    return ExecutionSetting(
+        micro_tokens=executor.micro_tokens,
+        num_recomputed=plan.num_recomputed,
+        num_moved=plan.num_moved,
+        is_repeating=executor.is_repeating,
+    )
+
+
 def fill_spare_memory(
     executor: Executor, device: torch.device, part: Part, reserve: Reserve
 ) -> None:

@@ -3,7 +3,8 @@
 The search times few passes for a short time, so it can be wrong: a card slows down when it is hot,
 and other programs come and go. A setting that is more than a tenth slower than believed is compared
 with the next best one over real steps, and the faster one stays. That changes the last bits of the
-numbers, so it ends with the first checkpoint: a resume repeats steps from there.
+numbers, so it ends with the first checkpoint: a resume repeats steps from there. A setting that was
+being compared then is judged by the steps that it had, or put back if they were too few.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from agents.trainer.execution.setting import ExecutionSetting
 
 # Steps after a change that are not counted, as shapes are recorded in them, and steps that are.
 _SKIPPED_STEPS, _COUNTED_STEPS = 4, 6
+# Counted steps by which a setting is judged when a checkpoint ends the comparison.
+_MIN_JUDGED = 3
 # Largest shortfall from the believed speed that is no error of the search, as a share.
 _TOLERANCE = 0.1
 # Other settings that are tried at most.
@@ -29,8 +32,8 @@ class Correction:
     """What to use from the next step on, with its measured or believed speed."""
     believed_tokens_per_s: float
     """Speed that the search expected of the setting used so far."""
-    measured_tokens_per_s: float
-    """Speed of the setting used so far, over real steps."""
+    measured_tokens_per_s: float | None
+    """Speed of the setting used so far, over real steps; None if it had too few of them."""
     is_final: bool
     """Whether the comparison is over: the setting stays."""
 
@@ -56,6 +59,26 @@ class SpeedWatch:
     def stop(self) -> None:
         """Keep the setting in use from now on."""
         self.is_done = True
+
+    def settle(self) -> Correction | None:
+        """Return what to use if a checkpoint ends the comparison now; None if nothing is compared.
+
+        Changes nothing: every step has to say which setting its checkpoint would name.
+        """
+        if self.is_done or not self._measured:
+            return None
+        best = max(self._measured, key=lambda one: one.tokens_per_s)
+        speed = None
+        if self._num_steps >= _SKIPPED_STEPS + _MIN_JUDGED:
+            speed = self._num_tokens / self._seconds
+            if speed > best.tokens_per_s:
+                best = replace(self._current, tokens_per_s=speed)
+        return Correction(
+            setting=best,
+            believed_tokens_per_s=self._current.tokens_per_s,
+            measured_tokens_per_s=speed,
+            is_final=True,
+        )
 
     def learn(self, num_tokens: int, compute_s: float) -> Correction | None:
         """Take in a step; return a change of the setting, if there is a reason for one.

@@ -136,6 +136,8 @@ def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     if believed is not None and measured is not None:
         # The trainer corrects its search when steps are slower than it believed.
         more += f", since the setting before reached {measured:,.0f} of {believed:,.0f} tokens/s"
+    elif believed is not None:
+        more += ", since a checkpoint came before another setting had been measured"
     return "info", text + more, True
 
 

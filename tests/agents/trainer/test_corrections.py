@@ -1,12 +1,14 @@
-"""A setting is corrected in the first steps, and never in a step whose checkpoint names it."""
+"""A setting is corrected in the first steps; a checkpoint ends that, and names what follows."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
 from agents.contract.spec import CheckpointSpec
+from agents.trainer.checkpoint.state import STATE_FILE
 from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank
 
 
@@ -35,20 +37,45 @@ def run_doubted(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "corrected"), [(None, [10, 20, 30]), (10, []), (14, [10])], ids=str
+    ("every_steps", "corrected", "is_judged"),
+    [(None, [10, 20, 30], True), (10, [], True), (14, [10, 14], False), (18, [10, 18], True)],
+    ids=str,
 )
-def test_a_step_that_saves_corrects_nothing_and_none_after_it_does(
-    tmp_path, tiny_model, every_steps, corrected
+def test_a_checkpoint_ends_the_comparison_and_names_what_follows(
+    tmp_path, tiny_model, every_steps, corrected, is_judged
 ):
-    checkpoint = CheckpointSpec(every_minutes=None, every_steps=every_steps)
+    checkpoint = CheckpointSpec(every_minutes=None, every_steps=every_steps, keep=9)
     spec = make_spec(max_steps=32, batch_sequences=4, checkpoint=checkpoint)
     trained = Run(tmp_path / "run", tiny_model, spec)
     intent = trained.intend()
     (code,) = finish([start_rank(intent, 0, trained.attempt_folder, {}, run_doubted)])
     assert code == 0, trained.read_log(0)[-2000:]
-    records = [line for line in trained.journal() if line["kind"] == "setting" and "step" in line]
-    assert [line["step"] for line in records] == corrected
-    for line in records:
-        assert line["measured_tokens_per_s"] < 1e9 < line["believed_tokens_per_s"]
+    lines = [line for line in trained.journal() if line["kind"] == "setting" and "step" in line]
+    assert [line["step"] for line in lines] == corrected
+    for line in lines:
+        measured = line["measured_tokens_per_s"]
+        assert line["believed_tokens_per_s"] > 1e9
+        if is_judged or line is not lines[-1]:
+            assert measured < 1e9
+        else:  # too few steps: what was measured before comes back
+            assert (measured, line["micro_tokens"]) == (None, 64)
     phases = [line["phase"] for line in trained.journal() if line["kind"] == "phase"]
     assert phases.count("adapting") == len(corrected)
+    if every_steps and corrected:
+        state = json.loads((trained.checkpoint(every_steps) / STATE_FILE).read_text())
+        assert state["micro_tokens"] == [lines[-1]["micro_tokens"]]
+
+
+def test_a_resume_goes_on_as_the_run_did_whose_comparison_a_checkpoint_ended(tmp_path, tiny_model):
+    checkpoint = CheckpointSpec(every_minutes=None, every_steps=14, keep=9)
+    spec = make_spec(max_steps=20, batch_sequences=4, checkpoint=checkpoint)
+    trained = Run(tmp_path / "run", tiny_model, spec)
+    intent = trained.intend()
+    (code,) = finish([start_rank(intent, 0, trained.attempt_folder, {}, run_doubted)])
+    assert code == 0, trained.read_log(0)[-2000:]
+    expected = trained.steps()
+    trained.train_to_end(resume_step=14)
+    found = trained.steps()
+    assert sorted(found) == [*range(15, 21)]
+    for step, line in found.items():
+        assert line["loss_hex"] == expected[step]["loss_hex"]

@@ -144,6 +144,14 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
             "layers, 18 recompute their activations and 12 offload them to the PC's memory",
         ),
         (
+            {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32, "step": 9,
+             "believed_tokens_per_s": 900.0, "measured_tokens_per_s": None},
+            0,
+            "info",
+            "rank 0 on alpha uses micro-batches of up to 4,096 tokens and compiled layers, since a "
+            "checkpoint came before another setting had been measured",
+        ),
+        (
             {"kind": "checkpoint", "step": 8, "seconds": 0.25},
             1,
             "info",
