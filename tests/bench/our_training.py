@@ -155,6 +155,8 @@ def summarize(lines: list[dict[str, Any]], skipped: int = SKIPPED_STEPS) -> dict
     `tokens_per_s` counts real tokens over whole optimizer steps.
     """
     phases = {line["phase"]: line["time_s"] for line in reversed(lines) if line["kind"] == "phase"}
+    # A known setting is compiled rather than searched for; a CPU does neither.
+    begun_s = phases.get("tuning", phases.get("compiling", phases["warmup"]))
     steps = [line for line in lines if line["kind"] == "step"]
     late = steps[skipped:] or steps[-1:]
     step_s = sum(line["step_s"] for line in late)
@@ -171,7 +173,7 @@ def summarize(lines: list[dict[str, Any]], skipped: int = SKIPPED_STEPS) -> dict
         ) / GIB,
         "mfu": late[-1].get("mfu"),
         "to_first_step_s": steps[0]["time_s"] - lines[0]["time_s"],
-        "tune_s": phases["warmup"] - phases.get("tuning", phases["warmup"]),
+        "tune_s": phases["warmup"] - begun_s,
         "setting": {key: value for key, value in setting.items() if key not in _UNTOLD},
         "believed_tokens_per_s": max(
             (one["tokens_per_s"] for line in settings for one in line.get("tried", ())), default=0

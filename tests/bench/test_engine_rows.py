@@ -72,7 +72,8 @@ def test_our_data_path_reads_the_tokens_that_peers_get(tmp_path: Path, model: Pa
     assert [len(row.ids) for row in rows] == LENGTHS
     spec = make_spec("lora", ("q_proj",), sequence_tokens=512, max_steps=1, batch_sequences=6)
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    figures = summarize(run_trainer(tmp_path, "once", spec, model, path, "cpu"))
+    lines = run_trainer(tmp_path, "once", spec, model, path, "cpu")
+    figures = summarize(lines)
     (folder,) = (p for p in (tmp_path / "cache" / "tokens").iterdir() if p.is_dir())
     examples = open_examples(folder)
     assert examples is not None
@@ -83,6 +84,11 @@ def test_our_data_path_reads_the_tokens_that_peers_get(tmp_path: Path, model: Pa
     assert figures["tokens_per_s"] == pytest.approx(sum(LENGTHS) / figures["step_s"])
     targets = sum(sum(row.is_target) for row in rows)
     assert 0.5 < targets / sum(LENGTHS) < 0.7
+    (warm_s,) = (line["time_s"] for line in lines if line.get("phase") == "warmup")
+    assert figures["tune_s"] == 0  # on a CPU
+    for phase in ("tuning", "compiling"):
+        begun = {"kind": "phase", "phase": phase, "time_s": warm_s - 3.0}
+        assert summarize([*lines, begun])["tune_s"] == pytest.approx(3.0)
 
 
 def read_tokens(emit: Emit, root: Path) -> None:
