@@ -77,8 +77,8 @@ ORDER = {
         " | artifacts overview | shell | application"
     ),
     "agents": (
-        "contract errors | foreign_code | state children program | rendezvous | supervisor"
-        " | telemetry | node | serve trainer | quantizers | commands | __main__"
+        "contract errors | foreign_code | state disk_space children program | rendezvous"
+        " | supervisor | telemetry | node | serve trainer | quantizers | commands | __main__"
     ),
     "agents.trainer": (
         "rank kernels data optim | model metrics | objectives | execution | parallel | checkpoint"

@@ -1,12 +1,21 @@
-"""Append JSON lines to a journal; a full disk loses lines, never the run."""
+"""Append JSON lines to a journal; a full disk loses lines, never the run.
+
+Space for the next lines is held beforehand, so that only a long time on a full disk loses any.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+from agents.disk_space import give_back, hold_ahead
+
+_HELD_BYTES = 16 << 10
+"""Space that is held for the next lines, about a hundred."""
 
 
 class AttemptJournal:
@@ -37,5 +46,20 @@ class AttemptJournal:
             if os.write(file, data) != len(data):
                 os.ftruncate(file, size)
                 raise OSError("short write")
+            hold_ahead(file, _HELD_BYTES)
         finally:
             os.close(file)
+
+
+def give_back_all(folder: Path) -> None:
+    """Give back the space that journals hold which nobody appends to any more.
+
+    A rank that was killed could not do it.
+    """
+    for path in folder.glob("*.jsonl"):
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                give_back(file)
+            finally:
+                os.close(file)

@@ -9,7 +9,6 @@ waits use the monotonic clock. It writes exit.json last, when no process of the 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -28,12 +27,13 @@ from agents.contract.run_layout import (
     SUPERVISOR_LOG,
 )
 from agents.contract.secrets import format_trace, hide_secrets
+from agents.disk_space import HeldSpace
 from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.confirmation import ConfirmationWatch
 from agents.supervisor.fence import read_fence
-from agents.supervisor.journal import AttemptJournal
+from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
 from agents.supervisor.rank_group import TICK_S, RankGroup
@@ -105,11 +105,9 @@ class Supervisor:
         become_subreaper()
         # A core dump is as large as a rank's memory, and the SIGABRT that ends a stall makes one.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        reserve = self._attempt.file(".reserve")
+        held: HeldSpace | None = None
         try:
-            # A successor finds the disk as it is; ranks that train need not end for that.
-            if not self._group.has_predecessor:
-                _reserve(reserve)
+            held = self._hold()
             verdict = self._take_ranks() or self._watch()
         except ExpectedError as error:
             verdict = AttemptOutcome(state="failed", message=error.message, hint=error.hint)
@@ -117,10 +115,27 @@ class Supervisor:
             sys.stderr.write(format_trace(bug))
             verdict = self._describe_bug(bug)
         verdict = self._end_rest(verdict)
-        with contextlib.suppress(OSError):
+        if held is not None:
             # Only now: these blocks are what lets exit.json be written to a full disk.
-            reserve.unlink()
+            held.release()
         self._write_exit(verdict)
+
+    def _hold(self) -> HeldSpace | None:
+        """Hold space for the record of the end.
+
+        Raises:
+            ExpectedError: the disk is full, and nothing has been started yet.
+        """
+        try:
+            return HeldSpace(self._attempt.folder, RESERVED_BYTES)
+        except OSError as error:
+            # A successor finds the disk as it is; ranks that train need not end for that.
+            if self._group.has_predecessor:
+                return None
+            raise ExpectedError(
+                f"The disk is full: the run's supervisor cannot write to {self._attempt.folder}.",
+                "Free some space on this node and try again",
+            ) from error
 
     def _describe_bug(self, bug: Exception) -> AttemptOutcome:
         return AttemptOutcome(
@@ -236,6 +251,7 @@ class Supervisor:
             "ranks": [rank.to_json() for rank in self._group.ranks],
         }
         self._journal.write("ended", state=verdict.state, message=verdict.message)
+        give_back_all(self._attempt.folder)
         # Without exit.json the attempt would look lost, so wait for space before giving up.
         for _ in range(20):
             try:
@@ -243,17 +259,6 @@ class Supervisor:
                 return
             except ExpectedError:
                 time.sleep(1.0)
-
-
-def _reserve(path: Path) -> None:
-    try:
-        with open(path, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
-    except OSError as error:
-        raise ExpectedError(
-            f"The disk is full: the run's supervisor cannot write to {path.parent}.",
-            "Free some space on this node and try again",
-        ) from error
 
 
 def _listen_to_signals(on_stop: Any) -> int:

@@ -72,7 +72,7 @@ class StepResult:
     """Hash of the rows of the batch."""
     control: StepControl
     is_due: bool
-    """Whether the clock asks for a checkpoint."""
+    """Whether a rank asks for a checkpoint: by the clock, or as there is room for one again."""
     # What each rank uses in the next step if this one saves.
     micro_tokens: tuple[int, ...]
     num_recomputed: tuple[int, ...]
@@ -276,7 +276,7 @@ class Loop:
             **dict(zip(SUMS, executor.sums, strict=True)),
             "weight": batch.my_weight,
             **self._context.control.poll(),
-            "due": self._saver.is_due_by_time(),
+            "due": self._saver.is_due(),
             "uncommitted": self._saver.has_uncommitted,
             "micro_tokens": setting.micro_tokens,
             "num_recomputed": setting.num_recomputed,

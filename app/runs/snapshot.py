@@ -14,7 +14,8 @@ from app.text import show_share
 # In the order in which a run goes through them.
 _PHASES = (
     "loading", "imported", "tokenizing", "weights", "preparing", "reference", "tuning", "compiling",
-    "warmup", "training", "adapting", "evaluating", "saving", "tracing", "done",
+    "warmup", "training", "adapting", "evaluating", "saving", "paused", "tracing",
+    "done",
 )  # fmt: skip
 _BEFORE_TRAINING = _PHASES[: _PHASES.index("training")]
 # What a phase is called where its own name would not say it.
@@ -22,6 +23,7 @@ _NAMES = {
     "weights": "loading weights",
     "tuning": "trying settings",
     "adapting": "adapting to the card",
+    "paused": "waiting until the last checkpoint can be saved",
 }
 
 

@@ -207,17 +207,22 @@ class CheckpointFolder:
         fsync_folder(self.path)
         self._failpoints.reach("committed")
 
-    def prune(self, keep: int) -> None:
+    def prune(self, keep: int, spare_step: int | None = None) -> None:
         """Delete all but the `keep` newest, and later steps of earlier attempts.
 
         To be called only after a commit, when the newest one is known to be complete.
+
+        Args:
+            keep: number of checkpoints to keep.
+            spare_step: step that stays beside them, as the newest one that every node has.
         """
         checkpoints = self.find_all()
         newest_step = checkpoints[-1].manifest.step if checkpoints else 0
         # Later steps of an abandoned attempt: this one has resumed from before them.
         ahead = [c for c in checkpoints if c.manifest.step > newest_step]
         behind = [c for c in checkpoints if c.manifest.step <= newest_step]
-        for checkpoint in [*ahead, *behind[:-keep]]:
+        old = [c for c in behind[:-keep] if c.manifest.step != spare_step]
+        for checkpoint in [*ahead, *old]:
             with contextlib.suppress(OSError):  # it stays until the next time
                 self._discard(checkpoint.path)
             self._failpoints.reach("pruned")

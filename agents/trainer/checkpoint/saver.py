@@ -3,12 +3,14 @@
 The step only copies the state to the host; a thread writes, hashes and commits it while training
 goes on. A save that finds the one before still being written waits for it: so every step that
 should have a checkpoint gets one, on every node, and the host holds the state once. The save at
-the end of a run, or at a stop, waits until its own files are committed.
+the end of a run, or at a stop, waits until its own files are committed. Where that is impossible,
+all ranks pause until it is possible, rather than lose what was trained.
 
-A checkpoint is also where ranks are made equal (see `Strategy.equalize`). Older checkpoints are
-deleted only after every copy of the new one has been committed, which the ranks learn from each
-other with the statistics of later steps, or at the next save. That holds on nodes that save none,
-too: each resume brings them the checkpoint that it begins from.
+A checkpoint is also where ranks are made equal (see `Strategy.equalize`). A node that has committed
+its copy keeps as many of its own as it shall, and the newest step that every node has, until every
+copy of the new one has been committed, which the ranks learn from each other with the statistics of
+later steps, or at the next save. So a node that cannot save fills no other. Nodes that save none
+prune then, too: each resume brings them the checkpoint that it begins from.
 """
 
 from __future__ import annotations
@@ -20,11 +22,19 @@ from typing import Any
 
 import torch
 
+from agents.trainer.checkpoint.disk_watch import DiskWatch
 from agents.trainer.checkpoint.folder import CannotWrite, CheckpointFolder
 from agents.trainer.checkpoint.state import HostCopy, ResumePoint, write_state
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
+
+PAUSE_S = 2.0
+"""Time between two looks at a disk that cannot take the last checkpoint, in seconds."""
+MOST_PAUSE_S = 30.0
+"""Longest time between two tries to write it where the disk seems to have room, in seconds."""
+STOP_PATIENCE_S = 20.0
+"""Time that a stop waits for such a disk, in seconds: less than a stop's usual grace."""
 
 
 class Saver:
@@ -57,11 +67,20 @@ class Saver:
         self._model = model
         self._about = about
         self._saved_step = saved_step
+        # Newest step whose checkpoint is known to be on every node that keeps copies.
+        self._common_step = saved_step
         self._writes = attempt.rank in attempt.intent.checkpoint_ranks
         # One rank of each node removes its old checkpoints, also where none are written.
         self._prunes = self._writes or attempt.placement.local_rank == 0
         self._saved_s = time.monotonic()
         self._copy = HostCopy()
+        self._disk = DiskWatch(
+            folder.path,
+            attempt.folder,
+            attempt.placement.node,
+            context.journal,
+            lambda: self._copy.size_bytes,
+        )
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         # The newest save of this rank; its result is the reason why it failed.
         self._writing: Future[CannotWrite | None] | None = None
@@ -78,7 +97,11 @@ class Saver:
         if self._writes:
             self._copy.take(self._strategy.export_state())
 
-    def is_due_by_time(self) -> bool:
+    def is_due(self) -> bool:
+        """Return whether this rank asks for a checkpoint, by the clock or as it has room again."""
+        return self._is_due_by_time() or (self._writes and self._disk.look())
+
+    def _is_due_by_time(self) -> bool:
         """Return whether the clock asks for a checkpoint; only that of rank 0 counts."""
         minutes = self._spec.every_minutes
         if minutes is None or self._context.attempt.rank != 0:
@@ -101,6 +124,7 @@ class Saver:
         if num_uncommitted or not self._may_prune:
             return
         self._may_prune = False
+        self._common_step = self._saved_step
         if self._prunes:
             self._pool.submit(self._folder.prune, self._spec.keep)
 
@@ -114,8 +138,8 @@ class Saver:
                 is a warning.
 
         Raises:
-            ExpectedError: this attempt may not write any more, or nothing could be written at the
-                end.
+            ExpectedError: this attempt may not write any more, or nothing could be written at a
+                stop.
         """
         if point.step == self._saved_step:
             return
@@ -130,20 +154,51 @@ class Saver:
         self._may_prune = True
         self._saved_step = point.step
         if required:
-            self._finish()
+            self._finish(point)
         self._saved_s = time.monotonic()
 
     def _wait(self) -> CannotWrite | None:
         return self._writing.result() if self._writing else None
 
-    def _finish(self) -> None:
+    def _finish(self, point: ResumePoint) -> None:
+        """Wait for the files of all ranks; pause while some cannot be written."""
         problem = self._wait()
+        began_s = tried_s = time.monotonic()
+        num_looks = 0
         # All ranks sum before one of them raises, or the others would wait for it in vain.
-        num_failed = torch.tensor([float(problem is not None)], device=self._context.device)
-        self._context.group.sum(num_failed)
+        while any(sums := self._sum(problem is not None, self._is_stop_late(began_s))):
+            failed, late = sums
+            if not failed or late:
+                break
+            if not num_looks:
+                self._tell_pause(problem, point.step)
+            num_looks += 1
+            time.sleep(PAUSE_S)
+            is_time = time.monotonic() - tried_s >= min(num_looks * PAUSE_S, MOST_PAUSE_S)
+            if problem is not None and is_time and self._disk.has_room():
+                tried_s = time.monotonic()
+                self._writing = self._pool.submit(self._write, point, tried_s, None)
+                problem = self._wait()
         if problem is not None:
             raise problem
-        self.prune_when_committed(int(num_failed.item()))
+        if not sums[0]:
+            self.prune_when_committed(0)
+
+    def _is_stop_late(self, began_s: float) -> bool:
+        is_over = time.monotonic() - began_s >= STOP_PATIENCE_S
+        return self._context.control.stop_requested and is_over
+
+    def _tell_pause(self, problem: CannotWrite | None, step: int) -> None:
+        self._context.enter_phase("paused", step)
+        if problem is not None:
+            node = self._context.attempt.placement.node
+            self._context.journal.write("paused", step=step, node=node, message=problem.message)
+
+    def _sum(self, *flags: bool) -> list[int]:
+        """Return for how many ranks each flag is set."""
+        sums = torch.tensor([float(flag) for flag in flags], device=self._context.device)
+        self._context.group.sum(sums)
+        return [int(number) for number in sums.tolist()]
 
     def close(self) -> None:
         """Wait until what has begun is written, also when the training ends with an error."""
@@ -167,10 +222,7 @@ class Saver:
                 self._about,
             )
         except CannotWrite as error:
-            journal.write(
-                "checkpoint_failed", step=point.step, message=error.message, hint=error.hint
-            )
-            return error
+            return self._disk.note_failed(error, point.step)
         seconds = time.monotonic() - started_s
         journal.write(
             "checkpoint",
@@ -178,5 +230,9 @@ class Saver:
             seconds=seconds,
             stall_s=seconds if stall_s is None else stall_s,
             path=str(self._folder.path_of(point.step)),
+            copies=len(self._context.attempt.intent.checkpoint_ranks),
         )
+        self._disk.note_saved()
+        # At once, by what is on this node: another one may not be able to save for a long time.
+        self._folder.prune(self._spec.keep, self._common_step)
         return None

@@ -92,6 +92,11 @@ class HostCopy:
         """What the compression of gradients continues with."""
         self._buffers: dict[str, Tensor] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of what is copied, in bytes; 0 before the first copy."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
     def take(self, state: TrainedState) -> None:
         """Copy the state as it is now; returns when all of it has arrived."""
         flat = state.parameters

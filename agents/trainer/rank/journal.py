@@ -1,8 +1,9 @@
 """The journal of one rank: JSON lines, appended by a thread of its own.
 
-A training step never waits for the disk: it puts a record into a bounded queue. While
-the disk is full the thread keeps trying; when the queue is full too, the oldest `step` records are
-dropped and their number is recorded later. No other record is ever dropped.
+A training step never waits for the disk: it puts a record into a bounded queue. Space for some
+records is held beforehand, so that a disk that fills up is reported while it is full: `step`
+records then wait, the others are written. When the queue is full too, the oldest `step` records
+are dropped and their number is recorded later. No other record is ever dropped.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from agents.disk_space import give_back, hold_ahead
+
 # Maximum number of queued records.
 _CAPACITY = 10_000
+# Bytes held beyond the end of the file: two hundred records. Steps leave half of them.
+_HELD_BYTES = 64 << 10
 # Seconds between two attempts to write to a full disk.
 _RETRY_S = 1.0
 # Phases in which only the training loop itself gives signs of life.
@@ -34,6 +39,8 @@ class RankJournal:
         self._queue: deque[tuple[str, bytes]] = deque()
         self._num_lost = 0
         self._closing = False
+        self._could_hold = False
+        self._is_held()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -54,6 +61,8 @@ class RankJournal:
             self._closing = True
             self._changed.notify()
         self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            give_back(self._file)
 
     def _drop_oldest_step(self) -> None:
         # Steps are the only records that come without end, and the next ones are alike.
@@ -72,11 +81,30 @@ class RankJournal:
 
     def _next(self) -> bytes | None:
         with self._changed:
-            while not self._queue:
-                if self._closing:
-                    return None
-                self._changed.wait()
-            return self._queue.popleft()[1]
+            while True:
+                if not self._queue:
+                    if self._closing:
+                        return None
+                    self._changed.wait()
+                elif (place := self._find_writable()) is None:
+                    self._changed.wait(_RETRY_S)
+                else:
+                    line = self._queue[place][1]
+                    del self._queue[place]
+                    return line
+
+    def _find_writable(self) -> int | None:
+        """Return the place of the next record: while the disk is full, of one that is no step."""
+        if self._is_held() or self._closing:
+            return 0
+        kinds = enumerate(kind for kind, _ in self._queue)
+        return next((place for place, kind in kinds if kind != "step"), None)
+
+    def _is_held(self) -> bool:
+        """Return whether space is left for all records, and hold more if possible."""
+        held = hold_ahead(self._file, _HELD_BYTES) >= _HELD_BYTES // 2
+        self._could_hold = self._could_hold or held
+        return held or not self._could_hold  # some file systems never can
 
     def _append(self, line: bytes) -> None:
         while line:

@@ -158,8 +158,22 @@ def _describe_checkpoint(line: Line, node: str, rank: int | None) -> Description
 
 
 def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Description:
+    if line.get("repeated") is True:
+        return None  # the reason was told, and has not changed since
     step, message = whole_of(line, "step"), text_of(line, "message")
-    return "warning", f"the checkpoint of step {step} could not be saved on {node}: {message}", True
+    text = f"the checkpoint of step {step} could not be saved on {node}: {message}"
+    return "warning", f"{text} {text_of(line, 'hint')}".strip(), True
+
+
+def _describe_disk_room(line: Line, node: str, rank: int | None) -> Description:
+    free = show_bytes(whole_of(line, "free_bytes"))
+    return "info", f"{node} has room for checkpoints again: {free} are free", True
+
+
+def _describe_paused(line: Line, node: str, rank: int | None) -> Description:
+    step, message = whole_of(line, "step"), text_of(line, "message")
+    text = f"training is done up to step {step} and waits, since {node} cannot save: {message}"
+    return "warning", f"{text} The run goes on by itself once it can", True
 
 
 def _describe_certificate(line: Line, node: str, rank: int | None) -> Description:
@@ -246,6 +260,8 @@ _RANK_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "setting": ("setting", _describe_setting),
     "checkpoint": ("checkpoint", _describe_checkpoint),
     "checkpoint_failed": ("checkpoint_failed", _describe_checkpoint_failed),
+    "disk_room": ("note", _describe_disk_room),
+    "paused": ("warning", _describe_paused),
     "certificate": ("certificate", _describe_certificate),
     "trace": ("trace", _describe_trace),
     "trace_failed": ("trace_failed", _describe_trace_failed),

@@ -113,6 +113,15 @@ class SaveTimes:
     """Time until it was written and hashed."""
     stall_s: float
     """Time that training paused for it."""
+    num_copies: int = 0
+    """Number of ranks that saved it."""
+    num_planned: int = 1
+    """Number of ranks that save each checkpoint."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every copy was saved."""
+        return self.num_copies >= self.num_planned
 
 
 @dataclass(slots=True)
@@ -257,11 +266,19 @@ class RunHistory:
         if line["kind"] == "preview":
             with contextlib.suppress(WireError):  # written by another version
                 self.data = from_wire(DataPreview, line)
+        if not _is_told(line, attempt):
+            return
         entry = describe_line(line, self._run_id, number, node, rank)
         # Several ranks record the same event; equal keys make it one.
         if entry is not None and entry.key not in self._seen and len(self.events) < MAX_EVENTS:
             self._seen.add(entry.key)
             self.events.append(entry.event)
+
+
+def _is_told(line: dict[str, Any], attempt: AttemptHistory) -> bool:
+    """Return whether people hear of a line: of a checkpoint only once all of its copies exist."""
+    saved = attempt.checkpoints.get(step_of(line) or 0)
+    return line["kind"] != "checkpoint" or saved is None or saved.is_complete
 
 
 def _take_rank_line(
@@ -326,10 +343,14 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
         return
     # Every rank that writes records its own times; the slowest one counts.
     before = attempt.checkpoints.get(step, SaveTimes(0.0, 0.0))
-    attempt.checkpoints[step] = SaveTimes(
+    found = attempt.checkpoints[step] = SaveTimes(
         seconds=max(before.seconds, number_of(line, "seconds") or 0.0),
         stall_s=max(before.stall_s, number_of(line, "stall_s") or 0.0),
+        num_copies=before.num_copies + 1,
+        num_planned=whole_of(line, "copies") or 1,
     )
+    if found.is_complete:
+        attempt.failed_saves.pop(step, None)  # the end of a run tries again
 
 
 def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:

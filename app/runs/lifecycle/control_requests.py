@@ -47,9 +47,9 @@ async def save_now(services: Services, run_id: str) -> SaveResult:
                 "Training continues, and the next regular checkpoint is tried as usual.",
             )
         saved = attempt.checkpoints.get(step)
-        return (
-            SaveResult(step=step, stall_s=saved.stall_s, seconds=saved.seconds) if saved else None
-        )
+        if saved is None or not saved.is_complete:
+            return None
+        return SaveResult(step=step, stall_s=saved.stall_s, seconds=saved.seconds)
 
     found = await wait_for_journal(services, run, find, ANSWER_TIMEOUT_S)
     # Else no result came: return the step at which the ranks acted, if they did.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_leftovers_of_a_dead_supervisor_keep_the_device(node: Node) -> None:
     kill_supervisor(attempt)
     error = refused(node, node.intent("train", run_id="second"))
     assert error.message == "Node a is already busy: run first uses its CPU."
-    assert error.hint == "Wait for it, or stop it: rackless runs stop first"
+    assert error.hint == "Wait for it, or stop it: rackless runs stop first --node a"
     assert read_status(attempt).state == "running"  # with another supervisor
     stop(attempt, 0.0)
     node.wait_step(node.launch("train", run_id="second"))
@@ -253,6 +254,10 @@ def test_disk_full_in_the_middle_still_records_the_end(
         assert ended.state == "failed"
         assert "Rank 0 on node a" in ended.message
         assert ended.num_processes == 0
+        journal = attempt.file("supervisor.jsonl").read_text().splitlines()
+        kinds = [json.loads(line)["kind"] for line in journal]
+        assert kinds[-2:] == ["rank_exited", "ended"], "written although the disk was full"
+        assert not list(attempt.folder.glob(".reserve*")), "no reserve stays"
 
 
 def test_lease_file_names_its_holder(node: Node) -> None:

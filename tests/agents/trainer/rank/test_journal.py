@@ -11,6 +11,7 @@ import pytest
 
 from agents.trainer.rank import journal as journal_module
 from agents.trainer.rank.journal import Heartbeat, RankJournal
+from tests.agents.small_disk import fill, small_disk
 
 
 def read(path):
@@ -69,6 +70,34 @@ def test_a_full_disk_neither_blocks_nor_tears_a_record(tmp_path, stuck_disk):
     assert steps == sorted(steps)
     assert steps[-1] == 99
     assert lines[-1]["message"] == f"{100 - len(steps)} step records were lost."
+
+
+def test_a_disk_that_fills_up_is_reported_while_it_is_full(tmp_path):
+    """Twenty failed saves once gave no warning, since the journal could not be written either."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        path = disk / "j"
+        journal = RankJournal(path)
+        journal.write("started")
+        filler = fill(disk)
+        for step in range(1, 301):
+            journal.write("step", step=step, text="x" * 500)
+        for step in range(20):
+            journal.write("checkpoint_failed", step=step, message="The disk is full. " * 10)
+        wait_for(lambda: sum(line["kind"] == "checkpoint_failed" for line in read(path)) == 20)
+        steps = [line for line in read(path) if line["kind"] == "step"]
+        assert 0 < len(steps) < 300
+        filler.unlink()
+        journal.close()
+        steps = [line["step"] for line in read(path) if line["kind"] == "step"]
+        assert steps == list(range(1, 301))
+        assert path.stat().st_blocks * 512 < path.stat().st_size + 8192, "the rest was given back"
+
+
+def wait_for(is_true, limit_s=10):
+    deadline = time.monotonic() + limit_s
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_closing_gives_up_on_a_disk_that_stays_full(tmp_path, stuck_disk):

@@ -272,6 +272,39 @@ def test_a_checkpoint_that_a_later_attempt_went_back_behind_is_void(
     assert history.newest_checkpoint() is None, "it began anew"
 
 
+def test_checkpoint_is_told_once_every_copy_is_saved(
+    history: RunHistory, journals: Journals
+) -> None:
+    """It was told with one copy of two, while the other node's disk was full."""
+    full = "The disk of node beta has no room for a checkpoint."
+    saved = [{"kind": "checkpoint", "step": step, "copies": 2} for step in (5, 10, 15)]
+    failed = [
+        {"kind": "warning", "message": full, "hint": "Free at least 1 MB"},
+        *({"kind": "checkpoint_failed", "step": s, "message": full, "repeated": True}
+          for s in (10, 15)),
+    ]  # fmt: skip
+    journals.add("alpha", "rank-0.jsonl", *saved)
+    journals.add("beta", "rank-1.jsonl", saved[0], *failed)
+    history.refresh()
+    assert [event.text for event in history.events] == [
+        "checkpoint of step 5 saved",
+        f"{full} Free at least 1 MB",
+    ]
+    assert history.attempt(1).failed_saves == {10: full, 15: full}
+    assert history.newest_checkpoint() == 15, "a resume may begin from the only copy"
+    paused = {"kind": "paused", "step": 15, "message": full}
+    room = {"kind": "disk_room", "free_bytes": 2 << 20}
+    journals.add("beta", "rank-1.jsonl", paused, saved[2], room)
+    history.refresh()
+    assert [event.text for event in history.events[2:]] == [
+        f"training is done up to step 15 and waits, since beta cannot save: {full} "
+        "The run goes on by itself once it can",
+        "checkpoint of step 15 saved",
+        "beta has room for checkpoints again: 2.0 MiB are free",
+    ]
+    assert history.attempt(1).failed_saves == {10: full}
+
+
 def test_rank_history_and_shares(history: RunHistory, journals: Journals) -> None:
     journals.add(
         "alpha",

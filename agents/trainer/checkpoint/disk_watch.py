@@ -1,0 +1,140 @@
+"""Watches the room for checkpoints on this rank's disk, and tells its end and its return once each.
+
+A failed save comes minutes after the disk filled up, and would be told again at every checkpoint.
+So the room is compared with what a checkpoint needs all the time, and what people are told has how
+much to free. When there is room again after a failed save, the next step saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agents.disk_space import free_bytes
+from agents.trainer.checkpoint.folder import CannotWrite, NoRoom
+from agents.trainer.rank.journal import RankJournal
+
+LOOK_S = 2.0
+"""Least time between two looks at the disk, in seconds."""
+MOST_RETRY_S = 600.0
+"""Longest time between two saves that are tried because there seems to be room, in seconds."""
+_SLACK_BYTES = 64 << 10
+"""Size of a checkpoint beside its tensors: headers, configs, the manifest."""
+
+
+class DiskWatch:
+    """The disk of one rank that writes checkpoints. Every method may be called from any thread.
+
+    Args:
+        folder: of the run's checkpoints; made with the first one.
+        otherwise: existing folder on the same disk, until then.
+        node: name of this node, for messages.
+        journal: of this rank.
+        tensor_bytes: returns the size of the tensors of a checkpoint; 0: not known yet.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        otherwise: Path,
+        node: str,
+        journal: RankJournal,
+        tensor_bytes: Callable[[], int],
+    ) -> None:
+        self._folder = folder
+        self._otherwise = otherwise
+        self._node = node
+        self._journal = journal
+        self._tensor_bytes = tensor_bytes
+        self._looked_s = float("-inf")
+        self._failed_s: float | None = None
+        self._retry_s = LOOK_S
+        self._is_told = False
+        self._lock = threading.Lock()
+
+    def look(self) -> bool:
+        """Tell a change, if it is time to look; return whether a failed save can be made up for."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        has_room = self.has_room()
+        with self._lock:
+            if not has_room:
+                self._tell(*self._describe())
+                return False
+            if self._is_told and self._failed_s is None:
+                self._tell_room()
+            return self._failed_s is not None and now_s - self._failed_s >= self._retry_s
+
+    def has_room(self) -> bool:
+        """Return whether a checkpoint fits on the disk, or its size is not known yet."""
+        return self._missing_bytes() <= 0
+
+    def note_failed(self, error: CannotWrite, step: int) -> CannotWrite:
+        """Record that no checkpoint could be written; return the error with how much to free."""
+        has_room = self.has_room()
+        if isinstance(error, NoRoom) and not has_room:
+            error = NoRoom(*self._describe())
+        with self._lock:
+            # A quota, or a disk that refuses: trying at each look would only hold up the training.
+            self._retry_s = min(2 * self._retry_s, MOST_RETRY_S) if has_room else LOOK_S
+            self._journal.write(
+                "checkpoint_failed",
+                step=step,
+                message=error.message,
+                hint=error.hint,
+                repeated=self._is_told,
+            )
+            self._is_told = True
+            self._failed_s = time.monotonic()
+        return error
+
+    def note_saved(self) -> None:
+        """Record that a checkpoint was written."""
+        with self._lock:
+            self._failed_s, self._retry_s = None, LOOK_S
+            if self._is_told:
+                self._tell_room()
+
+    def _tell(self, message: str, hint: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._journal.write("warning", message=message, hint=hint)
+
+    def _tell_room(self) -> None:
+        self._is_told = False
+        self._journal.write("disk_room", free_bytes=self._free_bytes())
+
+    def _missing_bytes(self) -> int:
+        free, tensors = self._free_bytes(), self._tensor_bytes()
+        if free is None or not tensors:
+            return 0
+        return tensors + tensors // 100 + _SLACK_BYTES - free
+
+    def _free_bytes(self) -> int | None:
+        for folder in (self._folder, self._otherwise):
+            with contextlib.suppress(OSError):
+                return free_bytes(folder)
+        return None
+
+    def _describe(self) -> tuple[str, str]:
+        free, missing = self._free_bytes() or 0, max(self._missing_bytes(), 1)
+        return (
+            f"The disk of node {self._node} has no room for a checkpoint: {_show(free)} are free, "
+            f"and one needs {_show(free + missing)}.",
+            f"Free at least {_show(missing)} for {self._folder}; then the next step is saved. "
+            "Training goes on meanwhile, and waits at its end",
+        )
+
+
+def _show(size_bytes: int) -> str:
+    """Return a size for people.
+
+    >>> _show(1_234_567), _show(9_876_543_210)
+    ('1.2 MB', '9.88 GB')
+    """
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
