@@ -327,9 +327,10 @@ class Bench:
     def _update(self) -> None:
         """Do what the trainer's loop does between the backward pass and the next step."""
         from agents.trainer.optim.flat_parameters import compute_norm
+        from agents.trainer.optim.optimizer import take_step
 
         gradients = self.flat.gradients
         gradients.div_(1000.0)
         norm = compute_norm(gradients)
         gradients.mul_((1.0 / (norm + 1e-6)).clamp(max=1.0))
-        self.optimizer.step()
+        take_step(self.optimizer)

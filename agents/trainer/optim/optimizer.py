@@ -49,6 +49,23 @@ def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer
     return optimizer
 
 
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step on the current stream.
+
+    bitsandbytes launches its optimizers' kernels on the default stream, whatever the current one
+    is. There they would read gradients before these are written.
+    """
+    device = optimizer.param_groups[0]["params"][0].device
+    if device.type != "cuda" or isinstance(optimizer, torch.optim.AdamW):
+        optimizer.step()
+        return
+    current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    default.wait_stream(current)
+    with torch.cuda.stream(default):
+        optimizer.step()
+    current.wait_stream(default)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Set the learning rate of the next step."""
     for group in optimizer.param_groups:

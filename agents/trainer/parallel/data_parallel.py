@@ -22,6 +22,7 @@ from agents.trainer.optim.optimizer import (
     import_state,
     make_optimizer,
     set_learning_rate,
+    take_step,
 )
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
@@ -124,7 +125,7 @@ class DataParallel:
         set_learning_rate(self._optimizer, learning_rate)
         clip = (self._spec.max_gradient_norm / (norm + _NORM_EPSILON)).clamp(max=1.0)
         self._flat.gradients.mul_(clip)
-        self._optimizer.step()
+        take_step(self._optimizer)
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> None:
         """Let the shares follow the speeds; see `Balancer`."""

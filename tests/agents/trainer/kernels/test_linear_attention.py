@@ -56,6 +56,12 @@ def test_a_flat_row_is_what_the_recurrence_makes_of_each_segment(lengths, is_del
     wanted = torch.autograd.grad((expected * weights).sum(), leaves)
     for one, other in zip(found, wanted, strict=True):
         assert torch.allclose(one, other, atol=1e-10, rtol=1e-8)
+    # The compiler is told that they are, and asserts it on a GPU.
+    plain = [x if x is None else x.detach() for x in inputs]
+    gradients = torch.ops.rackless.attend_linearly_backward(
+        weights, *plain, segment.int(), 0.5, is_delta
+    )
+    assert all(one.is_contiguous() for one in gradients)
 
 
 def test_it_is_a_sound_operation_to_the_compiler():
