@@ -13,7 +13,7 @@ features, V entries of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.trainer.data.examples import Example, Segment
-from agents.trainer.model import attention, fused_linear, positions, recurrent_layers
+from agents.trainer.model import attention, fused_linear, positions, recurrent_layers, shallow
 from agents.trainer.model.head import FullLogitsHead, Head, find_head
 from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
@@ -64,7 +64,8 @@ class Forward:
         self._chunk_tokens = attention.find_chunk(self._causal.config.get_text_config())
         self._needs_places = recurrent_layers.route(self._body) or self._chunk_tokens is not None
         self.head: Head | FullLogitsHead = FullLogitsHead()
-        with torch.no_grad():
+        self._has_routers = shallow.has_routers(self._body)
+        with torch.no_grad(), self._comparing():
             self._detect()
 
     def features(self, batch: MicroBatch) -> Tensor:
@@ -82,11 +83,14 @@ class Forward:
         """Fuse linear layers that share their input, if results agree; see `fused_linear`."""
         batch = build_micro_batch([_build_probe()], self._device)
         with torch.no_grad():
-            expected_NH = self.features(batch)
+            with self._comparing():
+                expected_NH = self.features(batch)
             once = build_micro_batch([_build_probe(_PROBE_TOKENS[:1])], self._device)
             # A single segment: a class that is not flat would call each layer once per segment.
             fused_linear.fuse(self._model.module, lambda: self.features(once))
-            if not self._agrees(lambda: self.features(batch), expected_NH):
+            with self._comparing():
+                agrees = self._agrees(lambda: self.features(batch), expected_NH)
+            if not agrees:
                 fused_linear.unfuse(self._model.module)
                 self.limits += (
                     f"The linear layers of {type(self._causal).__name__} are computed one by one "
@@ -98,6 +102,10 @@ class Forward:
         """Compute with the base weights alone and without gradients inside the block."""
         with torch.no_grad(), self._model.module.disable_adapter():
             yield
+
+    def _comparing(self) -> Any:
+        """Return a context in which two ways to compute the same are compared."""
+        return shallow.first_layers(self._body) if self._has_routers else nullcontext()
 
     def _autocast(self) -> Any:
         dtype = self._model.dtype
@@ -219,8 +227,11 @@ class Forward:
         if found_MV.shape != expected_MV.shape:
             return False
         expected_MV = expected_MV.to(found_MV.dtype)
-        error_of = (found_MV - expected_MV).abs().max() / expected_MV.abs().max()
-        return bool(error_of <= share * _TOLERANCES[self._model.dtype])
+        error_M = (found_MV - expected_MV).abs().amax(-1) / expected_MV.abs().max()
+        tolerance = share * _TOLERANCES[self._model.dtype]
+        if self._has_routers:
+            return shallow.most_agree(error_M, tolerance)
+        return bool(error_M.max() <= tolerance)
 
 
 def _find_body(causal: Any) -> nn.Module:

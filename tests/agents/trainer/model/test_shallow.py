@@ -1,0 +1,60 @@
+"""Mixtures of experts in half precision go through the model flat, too."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agents.trainer.model import experts, shallow
+from agents.trainer.model.dropout import DropoutClock
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.model import TrainedModel
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    config = AutoConfig.for_model(
+        "gpt_oss", vocab_size=500, hidden_size=256, intermediate_size=256, num_hidden_layers=16,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_local_experts=32,
+        num_experts_per_tok=4, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    experts.use_own_products(model)
+    return model.eval().requires_grad_(False)
+
+
+def detect(model):
+    wrapped = TrainedModel(
+        module=model, tokenizer=None, clock=DropoutClock(0), dtype=torch.bfloat16,
+        autocast=False, lora=None, plain_template=False,
+    )  # fmt: skip
+    return Forward(wrapped, torch.device("cpu"))
+
+
+def test_a_token_that_changes_its_expert_is_no_reason_to_refuse_a_class(mixture, monkeypatch):
+    found = detect(mixture)
+    assert found.flat
+    assert not found.limits
+    assert len(mixture.model.layers) == 16
+    # Over all layers the two ways to attend do drift apart.
+    usual = mixture.config._attn_implementation
+    mixture.set_attn_implementation("eager")
+    monkeypatch.setattr(shallow, "count_kinds", lambda layers, config: len(layers))
+    monkeypatch.setattr(shallow, "most_agree", lambda errors, most: bool(errors.max() <= most))
+    assert not detect(mixture).flat
+    mixture.set_attn_implementation(usual)
+
+
+def test_what_is_wrong_in_one_segment_is_seen():
+    right = torch.full((7,), 0.01)
+    assert shallow.most_agree(torch.cat([right, right[:5]]), 0.1)
+    assert not shallow.most_agree(torch.cat([right, right[:5] + 1]), 0.1)
+
+
+def test_each_kind_of_layer_is_among_the_first():
+    layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1), nn.Conv1d(1, 1, 1), nn.Linear(1, 1)])
+    assert shallow.count_kinds(layers, object()) == 3
+    assert shallow.count_kinds(layers[:2], object()) == 1
+    config = type("Config", (), {"layer_types": ["sliding", "sliding", "sliding", "full"]})
+    assert shallow.count_kinds(layers, config()) == 4
