@@ -32,6 +32,7 @@ from agents.contract.layer_plan import MOST_TOKENS, LayerPlan, Needs, choose_pla
 from agents.contract.spec import Recompute
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.pruning import cannot_win, without_launches
 from agents.trainer.execution.setting import (
     DEQUANTIZED_SHARES,
     PLANNED_SHARES,
@@ -59,9 +60,12 @@ _NEAR = 0.95
 _LONG_S = 1.0
 # Share of a pass that its launches take, from which replaying may pay, and above which it does.
 _MAY_REPEAT, _MUST_REPEAT = 0.4, 0.8
-# Time per setting in the final, and limit of one step of it, in seconds; settings and steps.
+# Share of the best speed for a setting of the final that differs in the layers' modes alone, whose
+# passes are as long.
+_NEAR_ALIKE = 0.99
+# Time per setting in the final, and limit of its step, in seconds; number of settings.
 _FINAL_S, _FINAL_STEP_S = 0.7, 1.5
-_MAX_FINALISTS, _FINAL_STEPS = 2, 2
+_MAX_FINALISTS = 2
 _PROBE_BYTES = 1 << 26
 
 
@@ -189,7 +193,7 @@ class Tuner:
             spared_bytes = (1 - share) * missing_bytes
             weight_bytes = self._executor.layers.dequantizable_bytes - spared_bytes
             plan = choose_plan(
-                needs,
+                without_launches(needs, self.tried),
                 tokens=setting.micro_tokens,
                 num_layers=self._executor.layers.num_layers,
                 room_bytes=read_free_bytes(self._device)
@@ -209,7 +213,14 @@ class Tuner:
         """Return the setting that is fastest over real steps, of the best ones."""
         near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
         kinds = {replace(one, tokens_per_s=0.0): one for one in sorted(near, key=_read_speed)}
-        rivals = sorted(kinds.values(), key=_read_speed, reverse=True)[:_MAX_FINALISTS]
+        rivals = sorted(kinds.values(), key=_read_speed, reverse=True)
+        alike = (best.micro_tokens, best.is_repeating)
+        rivals = [
+            one
+            for one in rivals
+            if (one.micro_tokens, one.is_repeating) != alike
+            or one.tokens_per_s > _NEAR_ALIKE * best.tokens_per_s
+        ][:_MAX_FINALISTS]
         if best.micro_tokens > _LONG_S * best.tokens_per_s:
             return best
         for setting in rivals:
@@ -219,26 +230,24 @@ class Tuner:
         return max(self.finalists, key=_read_speed, default=best)
 
     def _time_steps(self, setting: ExecutionSetting) -> float | None:
-        """Return the tokens per second of real steps, or None if memory ran out."""
+        """Return the tokens per second of a real step, or None if memory ran out."""
         apply_setting(self._executor, setting)
         largest = self._workload.choose_part(setting.micro_tokens)
         if not self._executor.try_gradients(largest):
             return None
         fill_spare_memory(self._executor, self._device, largest, self._reserve)
         max_tokens = max(setting.micro_tokens, _FINAL_STEP_S * setting.tokens_per_s)
-        steps = [self._workload.choose_step(number, max_tokens) for number in range(_FINAL_STEPS)]
+        step = self._workload.choose_step(0, max_tokens)
         for _ in range(2):  # one launches the kernels, one records them
-            for step in steps:
-                if self._time_once(step) is None:
-                    return None
+            if self._time_once(step) is None:
+                return None
         speeds: list[float] = []
         until_s = time.monotonic() + _FINAL_S
         while not speeds or time.monotonic() < until_s:
-            found = [self._time_once(step) for step in steps]
-            if None in found:
+            found = self._time_once(step)
+            if found is None:
                 return None
-            seconds = sum(one.seconds for one in found if one is not None)
-            speeds.append(sum(map(count_tokens, steps)) / seconds)
+            speeds.append(count_tokens(step) / found.seconds)
         return statistics.median(speeds)
 
     @property
@@ -341,7 +350,7 @@ class Tuner:
             self._executor.layers.drop_dequantized()
             free_bytes = read_free_bytes(self._device) - self._reserve.lasting_bytes
             plan = choose_plan(
-                needs,
+                without_launches(needs, self.tried),
                 tokens=setting.micro_tokens,
                 num_layers=self._executor.layers.num_layers,
                 room_bytes=free_bytes * caution,
@@ -350,6 +359,8 @@ class Tuner:
                 may_move=may_move,
             )
             if plan is None or (timed and plan == timed[-1].plan):
+                break
+            if cannot_win(setting, plan, self.tried, self._executor.layers.num_layers):
                 break
             found, is_roomy = self._try_setting(
                 replace(setting, num_recomputed=plan.num_recomputed, num_moved=plan.num_moved)
