@@ -102,6 +102,10 @@ class PhaseProgress:
     """Part of the phase that is done, 0 to 1; None when unknown."""
     expected_s: float | None = None
     """Seconds that the rest of the phase was expected to take when this was recorded."""
+    time_s: float | None = None
+    """Time at which this was recorded, by the node's clock; None when unknown."""
+    node: str = ""
+    """Node of the rank; empty when the run has one node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -202,7 +202,7 @@ def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
     rows = [
         ("run", f"{run.run_id} ({run.name})"),
         ("state", run.state + (f", {run.phase}" if run.phase else "")),
-        ("starting", describe_start(run.starting) if run.starting else ""),
+        ("starting", describe_start(run.starting, now_s) if run.starting else ""),
         ("message", run.message),
         ("what to do", run.hint),
         ("attempt", str(run.attempt)),

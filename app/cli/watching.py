@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from app.cli.output import Output, plain
@@ -12,6 +13,9 @@ from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
     from app.core.core import Core
+
+# Seconds between two updates of what a start says.
+_TICK_S = 1.0
 
 
 def end_text(run: RunSnapshot) -> str:
@@ -56,6 +60,8 @@ class Watching:
         self._core = core
         self._out = out
         self._bar_shown = False
+        # The run while it starts, as it was reported last.
+        self._starting: RunSnapshot | None = None
         self._listening = core.events.listening(while_read(self._take))
 
     def __enter__(self) -> Watching:
@@ -69,7 +75,12 @@ class Watching:
     async def until_end(self, run_id: str) -> int:
         """Follow the run; return exit code 0 if it is done, 1 if it ended otherwise."""
         self.run_id = run_id
-        run = await self._core.runs.watch(run_id)
+        ticking = asyncio.create_task(self._tick()) if self._out.is_terminal else None
+        try:
+            run = await self._core.runs.watch(run_id)
+        finally:
+            if ticking is not None:
+                ticking.cancel()
         self._wipe()
         self._out.line({"kind": "ended", "run": plain(run)})
         self._out.text(end_text(run))
@@ -88,12 +99,20 @@ class Watching:
             case RunChanged(run=run) if run.run_id == self.run_id:
                 self._show(run)
 
+    async def _tick(self) -> None:
+        """Count the seconds of a start down: its node reports only where it is."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if self._starting is not None:
+                self._show(self._starting)
+
     def _show(self, run: RunSnapshot) -> None:
+        self._starting = run if run.starting is not None else None
         # With --json the steps themselves are the progress.
         if self._out.as_json:
             return
         if run.starting is not None:
-            text, share = describe_start(run.starting), run.starting.share
+            text, share = describe_start(run.starting, time.time()), run.starting.share
             phase = f"attempt {run.attempt}, {run.starting.phase}"
         elif run.step is not None and run.total_steps is not None:
             text, share = (

@@ -90,7 +90,7 @@ class Corrections:
         ...                 speed_ratio=r) for t, r in enumerate((0.8, 0.82, 5.0))]
         >>> found = Corrections(outcomes=tuple(runs)).find("RTX 3090", "llama", "qlora")
         >>> round(found.speed.value, 3), found.speed.reason
-        (0.846, '3 past runs of llama with qlora on this card')
+        (0.846, '3 past runs of Llama with qlora on this card')
         >>> Corrections(outcomes=tuple(runs)).find("RTX 3090", "gemma", "lora").speed.reason
         '3 past runs on this card'
         """

@@ -1,6 +1,12 @@
-"""Describe what a run does before its first step, and how long that takes."""
+"""Describe what a run does before its first step is done, and how long that takes.
+
+Seconds are counted down from what was expected when the phase was recorded; once they are over, the
+sentence says so instead of promising the same again.
+"""
 
 from __future__ import annotations
+
+import math
 
 from app.events import PhaseProgress
 from app.text import show_bytes_of, show_duration, show_share
@@ -11,35 +17,67 @@ _SENTENCES = {
     "tokenizing": "Reading the data",
     "weights": "Loading weights",
     "preparing": "Preparing the model",
-    "reference": "Asking the model before training",
+    "reference": "Scoring the answers before training",
     "tuning": "Trying settings",
     "compiling": "Compiling layers",
     "warmup": "Measuring the speed",
+    "training": "Training the first step",
 }
+# Time after which a phase of unknown length shows how long it has taken, in seconds.
+_LONG_S = 10.0
+# Time by which a phase may exceed what was expected before it counts as late: as a share of that,
+# and at least so many seconds.
+_LATE_SHARE, _LATE_S = 0.25, 3.0
+# Seconds up to which each one is counted; above, a step of five is calmer to read.
+_COUNTED_S = 20
 
 
-def describe_start(progress: PhaseProgress) -> str:
+def describe_start(progress: PhaseProgress, now_s: float | None = None) -> str:
     """Return a line such as `Loading weights: 6.1 of 13.5 GiB, about 12 s left`.
 
-    >>> describe_start(PhaseProgress(phase="tuning", expected_s=25.2))
-    'Trying settings: about 25 s; the next start skips this'
+    Args:
+        progress: of the rank that is furthest behind.
+        now_s: the time now, by the clock of its node; None: the moment of the record.
+
+    >>> tuning = PhaseProgress(phase="tuning", expected_s=25.2, time_s=100.0)
+    >>> describe_start(tuning)
+    'Trying settings: about 25 s left; the next start like this one skips it'
+    >>> describe_start(tuning, now_s=170.0)
+    'Trying settings: 1 min 10 s so far, longer than the 25 s expected'
     >>> describe_start(PhaseProgress(phase="tokenizing", share=0.12))
     'Reading the data: 12 %'
-    >>> describe_start(PhaseProgress(phase="imported"))
-    'Starting the trainer'
+    >>> describe_start(PhaseProgress(phase="imported", node="beta"))
+    'Starting the trainer on beta'
     """
-    facts = [_describe_amount(progress)]
-    if progress.expected_s is not None:
-        # Recorded once, at the beginning, where nothing is counted: nothing says what is left.
-        left = " left" if progress.total is not None else ""
-        whole_s = max(1, round(progress.expected_s))
-        words = f"{whole_s} s" if whole_s < 10 else show_duration(whole_s)
-        facts.append(f"about {words}{left}")
+    elapsed_s = 0.0
+    if now_s is not None and progress.time_s is not None:
+        # Another clock may be behind by a little.
+        elapsed_s = max(0.0, now_s - progress.time_s)
+    facts = [_describe_amount(progress), _describe_time(progress, elapsed_s)]
     shown = ", ".join(fact for fact in facts if fact)
-    if progress.phase == "tuning":
-        shown += f"{'; ' if shown else ''}the next start skips this"
+    if progress.phase == "tuning" and not is_late(progress, elapsed_s):
+        shown += f"{'; ' if shown else ''}the next start like this one skips it"
     sentence = _SENTENCES.get(progress.phase, progress.phase)
+    sentence += f" on {progress.node}" if progress.node else ""
     return f"{sentence}: {shown}" if shown else sentence
+
+
+def is_late(progress: PhaseProgress, elapsed_s: float) -> bool:
+    """Return whether a phase takes clearly longer than expected, `elapsed_s` after its record."""
+    expected_s = progress.expected_s
+    if expected_s is None:
+        return False
+    return elapsed_s > expected_s + max(_LATE_S, _LATE_SHARE * expected_s)
+
+
+def find_share(progress: PhaseProgress, elapsed_s: float) -> float | None:
+    """Return how much of a phase is done, 0 to 1: counted, else by time; None when unknown."""
+    if progress.share is not None:
+        return progress.share
+    # A full bar would say that the phase is over, which time alone does not know.
+    if not progress.expected_s or elapsed_s > progress.expected_s:
+        return None
+    return elapsed_s / progress.expected_s
 
 
 def _describe_amount(progress: PhaseProgress) -> str:
@@ -48,3 +86,29 @@ def _describe_amount(progress: PhaseProgress) -> str:
             return show_bytes_of(progress.done, progress.total).replace(" / ", " of ")
         return f"{progress.done:g} of {progress.total:g}"
     return "" if progress.share is None else show_share(progress.share)
+
+
+def _describe_time(progress: PhaseProgress, elapsed_s: float) -> str:
+    expected_s = progress.expected_s
+    if expected_s is None:
+        # What is counted is recorded again and again, so its beginning is not known here.
+        is_old = elapsed_s >= _LONG_S and progress.share is None
+        return f"{_whole(elapsed_s)} so far" if is_old else ""
+    if is_late(progress, elapsed_s):
+        # Of what is counted, only the rest since the last record was expected.
+        if progress.total is not None:
+            return f"nothing new for {_whole(elapsed_s)}"
+        return f"{_whole(elapsed_s)} so far, longer than the {_whole(expected_s)} expected"
+    left_s = max(0.0, expected_s - elapsed_s)
+    if elapsed_s and left_s < 1:
+        return "almost done"
+    whole = max(1, round(left_s))
+    if whole > _COUNTED_S:
+        whole = 5 * math.ceil(whole / 5)
+    return f"about {_whole(whole)} left"
+
+
+def _whole(seconds: float) -> str:
+    """Return a length of time in whole seconds, at least one."""
+    whole = max(1, round(seconds))
+    return f"{whole} s" if whole < 60 else show_duration(whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agents.contract.run import RankPlacement
 from app.events import ACTIVE_STATES, PhaseProgress, RankProgress, RunSnapshot, StepRecord
@@ -17,9 +18,15 @@ _PHASES = (
     "warmup", "training", "adapting", "evaluating", "saving", "paused", "tracing",
     "done",
 )  # fmt: skip
-_BEFORE_TRAINING = _PHASES[: _PHASES.index("training")]
+# Until its first step is done, a run that trains has nothing else to show.
+_BEFORE_STEPS = _PHASES[: _PHASES.index("training") + 1]
 # What a phase is called where its own name would not say it.
 _NAMES = {
+    "loading": "starting the trainer",
+    "imported": "starting the trainer",
+    "tokenizing": "reading the data",
+    "reference": "scoring the answers",
+    "warmup": "measuring the speed",
     "weights": "loading weights",
     "tuning": "trying settings",
     "adapting": "adapting to the card",
@@ -58,7 +65,8 @@ def make_snapshot(
     progress = make_progress(history, run.attempt) if history else run.progress
     evaluations = history.evaluations() if history else []
     evaluated = evaluations[-1] if evaluations else None
-    slowest = _find_slowest(attempt)
+    slowest = _find_slowest(attempt, placements)
+    is_starting = active and attempt.newest is None
     return RunSnapshot(
         run_id=run.run_id,
         name=run.name,
@@ -85,7 +93,7 @@ def make_snapshot(
         ranks=tuple(_rank(place, attempt, active) for place in placements),
         newest_checkpoint_step=progress.newest_checkpoint_step,
         phase=_name_phase(slowest) if active else None,
-        starting=slowest if active and slowest and slowest.phase in _BEFORE_TRAINING else None,
+        starting=slowest if is_starting and slowest and slowest.phase in _BEFORE_STEPS else None,
         certificate=attempt.certificate,
     )
 
@@ -115,11 +123,17 @@ def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> floa
     return statistics.median(times) * max(0, progress.total_steps - progress.step)
 
 
-def _find_slowest(attempt: AttemptHistory) -> PhaseProgress | None:
+def _find_slowest(
+    attempt: AttemptHistory, placements: Sequence[RankPlacement]
+) -> PhaseProgress | None:
     """Return the progress of the rank that is furthest behind: the others wait for it."""
     order = {name: place for place, name in enumerate(_PHASES)}
-    known = [rank.progress for rank in attempt.ranks.values() if rank.progress is not None]
-    ranks = [progress for progress in known if progress.phase in order]
+    nodes = {place.rank: place.node for place in placements}
+    ranks = [
+        replace(rank.progress, node=nodes.get(number, "") if len(set(nodes.values())) > 1 else "")
+        for number, rank in attempt.ranks.items()
+        if rank.progress is not None and rank.progress.phase in order
+    ]
     return min(ranks, key=lambda p: (order[p.phase], p.share or 0.0), default=None)
 
 

@@ -10,12 +10,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
 from agents.contract.spec import DataSpec, RunSpec
-from app.events import Certificate, PhaseProgress, RunChanged
+from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, RunSnapshot
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from tests.fakes.cluster import make_preview
-from tests.fakes.core import FakeCore, busy_core, make_node, make_steps, publish_history
+from tests.fakes.core import NOW_S, FakeCore, busy_core, make_node, make_steps, publish_history
 from tests.fakes.plans import make_plan_of_all, make_plan_of_mixture
 from tests.gui.stage import Stage
 
@@ -114,14 +114,29 @@ def _run_tab(index: int) -> Callable[[Stage], QWidget]:
     return show
 
 
-def _starting(stage: Stage) -> QWidget:
-    """A run whose weights are loading."""
-    done, total = 6.1 * 1024**3, 12.6 * 1024**3
-    weights = PhaseProgress(
-        phase="weights", done=done, total=total, share=done / total, expected_s=11.6
+WEIGHTS = PhaseProgress(
+    phase="weights",
+    done=6.1 * 1024**3,
+    total=12.6 * 1024**3,
+    share=6.1 / 12.6,
+    expected_s=11.6,
+    time_s=NOW_S,
+    node="beta",
+)
+LATE = PhaseProgress(phase="tuning", expected_s=25.2, time_s=NOW_S - 70, node="gamma")
+FIRST = PhaseProgress(phase="training", time_s=NOW_S - 14, node="beta")
+
+
+def make_starting(stage: Stage, progress: PhaseProgress) -> RunSnapshot:
+    """Return the run of the pictures as it is before its first step."""
+    run = stage.core.run_map[RUN]
+    phase = "loading weights, 48 %" if progress is WEIGHTS else progress.phase
+    ranks = tuple(
+        RankProgress(rank=one.rank, node=one.node, device=one.device, state=phase, phase=phase)
+        for one in run.ranks
     )
-    started = replace(
-        stage.core.run_map[RUN],
+    return replace(
+        run,
         attempt=1,
         step=None,
         loss=None,
@@ -133,14 +148,28 @@ def _starting(stage: Stage) -> QWidget:
         eta=None,
         remaining_s=None,
         newest_checkpoint_step=None,
-        ranks=(),
-        phase="loading weights, 48 %",
-        starting=weights,
+        ranks=ranks,
+        phase=phase,
+        starting=progress,
     )
+
+
+def _starting(progress: PhaseProgress) -> Callable[[Stage], QWidget]:
+    """A run before its first step."""
+
+    def show(stage: Stage) -> QWidget:
+        return _show_start(stage, progress)
+
+    return show
+
+
+def _show_start(stage: Stage, progress: PhaseProgress) -> QWidget:
     stage.core.step_map[RUN] = []
-    stage.core.on_loop(stage.core.events.publish, RunChanged(run=started))
+    stage.core.evaluation_map.clear()
+    run = make_starting(stage, progress)
+    stage.core.on_loop(stage.core.events.publish, RunChanged(run=run))
     window = _run_tab(0)(stage)
-    stage.wait_for(stage.window.run_page().progress.start.isVisible)
+    stage.wait_for(lambda: stage.window.run_page().progress.line.is_starting)
     return window
 
 
@@ -159,7 +188,7 @@ def _profiled(stage: Stage) -> QWidget:
         promise="B", first_step=401, last_step=403, steps=3, equal_to_the_bit=False,
         largest_difference=2.8e-7, other_samples=0, kept=True,
     )  # fmt: skip
-    page.progress.show_run(replace(run, certificate=certificate))
+    page.progress.show_run(replace(run, certificate=certificate), lambda: NOW_S)
     page.run_actions.trace(run)
     stage.wait_for(lambda: "recorded by" in page.banner.message())
     return window
@@ -491,7 +520,9 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),
     "run-figures": _figures,
-    "run-starting": _starting,
+    "run-starting": _starting(WEIGHTS),
+    "run-starting-late": _starting(LATE),
+    "run-starting-first": _starting(FIRST),
     "run-events": _run_tab(1),
     "run-log": _run_tab(2),
     "run-checkpoints": _run_tab(3),

@@ -13,7 +13,7 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
-from app.events import Certificate, EvaluationRecord, RunEvent
+from app.events import Certificate, EvaluationRecord, PhaseProgress, RunChanged, RunEvent
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import RunAnswers, to_spec
 from app.gui.charts.axis import choose_ticks, format_tick
@@ -53,6 +53,38 @@ def test_what_a_run_learns_is_shown_once_it_is_known(busy, page):
     assert "row 2: not valid JSON" in shown
     assert "Ho" in shown
     assert "background-color" in page.data.toHtml()
+
+
+def test_a_start_counts_down_says_when_it_is_late_and_leaves_without_a_jump(busy, page):
+    line = page.progress.line
+    assert not line.is_starting
+    heights = {page.progress.height()}
+    tuning = PhaseProgress(phase="tuning", expected_s=40.0, time_s=NOW_S, node="beta")
+
+    def show(progress):
+        run = replace(busy.core.run_map[RUN], starting=progress)
+        busy.core.on_loop(busy.core.events.publish, RunChanged(run=run))
+        busy.wait_for(lambda: line.is_starting == (progress is not None))
+        busy.settle(0.05)
+        heights.add(page.progress.height())
+
+    show(tuning)
+    assert line.text.text().startswith("Trying settings on beta: about 40 s left; the next start")
+    seen = []
+    for later_s in (10.0, 39.8, 60.0):
+        # Not the window's clock: its nodes would be silent then.
+        line._read_clock = lambda later_s=later_s: NOW_S + later_s
+        line.count()
+        seen.append((line.text.text().split(": ")[1].split(";")[0], line.phase_bar.isVisible()))
+    # A bar would be full, and the phase is not over.
+    late = "1 min so far, longer than the 40 s expected"
+    assert seen == [("about 30 s left", True), ("almost done", True), (late, False)]
+    show(replace(tuning, phase="training", expected_s=None, time_s=NOW_S - 12.0))
+    assert line.text.text() == "Training the first step on beta: 12 s so far"
+    show(None)
+    assert line.bar.isVisible()
+    assert len(heights) == 1
+    assert not line._timer.isActive()
 
 
 @pytest.fixture

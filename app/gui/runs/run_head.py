@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.events import Certificate, RunSnapshot
 from app.gui.kit.flow_layout import FlowLayout
@@ -19,10 +19,10 @@ from app.gui.runs.run_actions import (
     can_save,
     can_stop,
 )
-from app.gui.runs.run_strip import PROGRESS_STEPS, show_time_left
+from app.gui.runs.run_strip import show_time_left
+from app.gui.runs.start_line import StartLine
 from app.gui.session.context import Context
 from app.presentation.result_text import describe_certificate
-from app.presentation.start_text import describe_start
 from app.telemetry.state import Status, describe_run
 from app.text import (
     DASH,
@@ -179,10 +179,7 @@ class RunProgress(QFrame):
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("panel")
-        self.bar = QProgressBar()
-        self.bar.setRange(0, PROGRESS_STEPS)
-        self.bar.setTextVisible(False)
-        self.bar.setAccessibleName("Progress of the run")
+        self.line = StartLine()
         self.figures: dict[str, QLabel] = {}
         self._captions: dict[str, QLabel] = {}
         row = FlowLayout(gap_px=24, line_gap_px=10)
@@ -198,25 +195,21 @@ class RunProgress(QFrame):
                 box.addWidget(label)
             row.addWidget(cell)
         column = QVBoxLayout(self)
-        column.setContentsMargins(20, 12, 20, 14)
-        column.setSpacing(10)
+        column.setContentsMargins(20, 12, 20, 10)
+        column.setSpacing(8)
         column.addLayout(row)
-        self.start = ElidedLabel(role="caption")
-        column.addWidget(self.start)
-        self.start.hide()
-        column.addWidget(self.bar)
+        column.addWidget(self.line)
         self.certificate = ElidedLabel(role="caption")
         column.addWidget(self.certificate)
         self.certificate.hide()
 
-    def show_run(self, run: RunSnapshot) -> None:
+    def show_run(self, run: RunSnapshot, read_clock: Callable[[], float]) -> None:
+        """Show a run; the clock is that of the node that its start waits for."""
         # The last speeds of a run that has ended would look like current ones.
         is_running = run.state == "running"
         share = run.step / run.total_steps if run.step and run.total_steps else 0.0
-        self.bar.setValue(round(share * PROGRESS_STEPS))
-        self.start.setVisible(run.starting is not None)
-        if run.starting is not None:
-            self.start.setText(describe_start(run.starting))
+        self.line.show_share(share)
+        self.line.show_start(run.starting, read_clock)
         total = f" / {run.total_steps:,}" if run.total_steps else ""
         self._show("step", DASH if run.step is None else f"{run.step:,}{total}")
         self._captions["step"].setText(f"Step \u00b7 {show_share(share)}" if share else "Step")

@@ -29,6 +29,7 @@ from app.gui.runs.log_pane import LogPane
 from app.gui.runs.run_actions import RunActions
 from app.gui.runs.run_charts import RunCharts
 from app.gui.runs.run_head import RunHead, RunProgress
+from app.gui.runs.start_line import read_clock
 from app.gui.session.banner_task import run_in_banner
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -273,7 +274,7 @@ class RunPage(QWidget):
         shown = self._context.cluster.current_run(self.run_id)
         if shown is not None:
             self.head.show_run(shown)
-            self.progress.show_run(shown)
+            self.progress.show_run(shown, partial(read_clock, self._context.cluster, shown))
             self.ranks.reset(shown.ranks)
 
     def _look_over(self) -> None:

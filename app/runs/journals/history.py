@@ -40,6 +40,7 @@ from app.runs.journals.journal import (
     step_of,
     step_record,
     text_of,
+    time_of,
     whole_of,
 )
 
@@ -328,6 +329,7 @@ def _read_progress(line: dict[str, Any]) -> PhaseProgress | None:
         total=total,
         share=share,
         expected_s=_amount_of(line, "expected_s"),
+        time_s=time_of(line) or None,
     )
 
 

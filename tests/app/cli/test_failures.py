@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import errno
 import io
+import itertools
 import json
 import logging
 import re
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +25,7 @@ from app.cli.command import with_core
 from app.cli.main import build_parser, run
 from app.cli.output import Output
 from app.errors import RacklessError, UserError
-from app.events import PhaseProgress, RunChanged
+from app.events import PhaseProgress, RunChanged, RunSnapshot
 from tests.app.cli.test_main import PRODUCT_COMMANDS
 from tests.fakes.core import FakeCore, make_node, make_run, running_run
 
@@ -231,8 +233,36 @@ def test_watching_a_run_without_a_terminal_prints_few_lines(
 
     asyncio.run(watch())
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == "Compiling layers: about 8 s"
+    assert first == "Compiling layers: about 8 s left"
     assert 1 <= len(others) <= 3
+
+
+def test_a_terminal_counts_a_start_down(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_TICK_S", 0.01)
+    times = itertools.chain([102.0], itertools.repeat(111.5))
+    monkeypatch.setattr(watching, "time", SimpleNamespace(time=lambda: next(times)))
+    core = FakeCore(run_map={"r-1": make_run("r-1", "r", "running")})
+    out = Output(False)
+    monkeypatch.setattr(Output, "is_terminal", True)
+
+    async def watch_until_end(run_id: str) -> RunSnapshot:
+        # Reported once, and then no more.
+        late = PhaseProgress(phase="compiling", expected_s=8.0, time_s=100.0)
+        core.events.publish(RunChanged(run=make_run("r-1", "r", "running", starting=late)))
+        await asyncio.sleep(0.3)
+        return make_run("r-1", "r", "done")
+
+    monkeypatch.setattr(core.runs, "watch", watch_until_end, raising=False)
+
+    async def watch() -> None:
+        with watching.Watching(core, out, "r-1") as shown:  # type: ignore[arg-type]
+            assert await shown.until_end("r-1") == 0
+
+    asyncio.run(watch())
+    said = capsys.readouterr().out
+    assert said.index("about 6 s left") < said.index("12 s so far, longer than the 8 s expected")
 
 
 def test_output_that_cannot_be_written_is_no_fault_of_ours(

@@ -398,17 +398,23 @@ def test_the_phase_of_the_slowest_rank_shows_how_far_it_is(
     journals.add("b", "rank-1.jsonl", {"kind": "phase", "phase": "tokenizing", "share": 0.123})
     history.refresh()
     found = make_snapshot(run, places, history)
-    assert found.phase == "tokenizing, 12 %"
-    assert [rank.phase for rank in found.ranks] == ["preparing", "tokenizing, 12 %"]
+    assert found.phase == "reading the data, 12 %"
+    assert [rank.phase for rank in found.ranks] == ["preparing", "reading the data, 12 %"]
     assert found.starting is not None
-    assert describe_start(found.starting) == "Reading the data: 12 %"
-    weights = {"phase": "weights", "done": 6 << 30, "total": 12 << 30, "expected_s": 11.7}
+    assert describe_start(found.starting) == "Reading the data on b: 12 %"
+    weights = {
+        "phase": "weights", "done": 6 << 30, "total": 12 << 30, "expected_s": 11.7, "time_s": 50.0,
+    }  # fmt: skip
     journals.add("b", "rank-1.jsonl", {"kind": "phase", **weights})
     history.refresh()
     found = make_snapshot(run, places, history)
     assert found.phase == "loading weights, 50 %"
     assert found.starting is not None
-    assert describe_start(found.starting) == "Loading weights: 6.0 of 12.0 GiB, about 12 s left"
+    said = "Loading weights on b: 6.0 of 12.0 GiB"
+    # Counted down between two records; a record that does not come is no promise kept.
+    for now_s, left in ((None, "about 12 s left"), (54.0, "about 8 s left"),
+                        (61.5, "almost done"), (90.0, "nothing new for 40 s")):  # fmt: skip
+        assert describe_start(found.starting, now_s) == f"{said}, {left}"
     # A total of nothing, or more than all of it, is no share that could be shown.
     for broken in ({"done": 5, "total": 0}, {"done": -1, "total": 3}, {"total": 1e300}):
         journals.add("b", "rank-1.jsonl", {"kind": "phase", "phase": "weights", **broken})
@@ -416,6 +422,12 @@ def test_the_phase_of_the_slowest_rank_shows_how_far_it_is(
         assert make_snapshot(run, places, history).phase == "loading weights"
     for node, rank in (("a", 0), ("b", 1)):
         journals.add(node, f"rank-{rank}.jsonl", {"kind": "phase", "phase": "training"})
+    history.refresh()
+    found = make_snapshot(run, places, history)
+    assert found.phase == "training"
+    assert found.starting is not None
+    assert describe_start(found.starting).startswith("Training the first step")
+    journals.add("a", "rank-0.jsonl", step(1))
     history.refresh()
     found = make_snapshot(run, places, history)
     assert (found.phase, found.starting) == ("training", None)
