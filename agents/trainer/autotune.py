@@ -7,6 +7,7 @@ the same shape on the same card skip the search.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import time
@@ -31,7 +32,7 @@ from agents.trainer.execution.layers import LayerStack
 from agents.trainer.execution.setting import ExecutionSetting, apply_setting, fill_spare_memory
 from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.execution.tuner import Tuner
-from agents.trainer.execution.workload import Workload
+from agents.trainer.execution.workload import Workload, count_tokens
 from agents.trainer.kernels import compiling
 from agents.trainer.model.micro_batch import CPU_TOKENS
 from agents.trainer.optim.optimizer_reserve import Reserve
@@ -245,11 +246,16 @@ def _choose_for_cpu(spec: RunSpec, state: TrainingState) -> ExecutionSetting:
 def _make_tuner(
     context: RankContext, state: TrainingState, executor: Executor, reserve: Reserve
 ) -> Tuner:
-    """Return a tuner of layers that are compiled, or were found not to be compilable."""
+    """Return a tuner of layers that are compiled, or were found not to be compilable.
+
+    A layer that keeps its activations and one that recomputes are two functions to compile. If all
+    can keep those of the longest example, the other one is left to the search.
+    """
     spec, train, world_size = context.attempt.intent.spec, state.train, context.group.world_size
     longest_tokens = int(train.num_tokens.max())
-    # The setting that needs the least memory proves what compiles at all.
-    num_recomputed = _apply_recompute(spec, _ALL_LAYERS)
+    is_kept = spec.recompute == "auto" and try_kept(executor, choose_examples(train, 0))
+    # Otherwise the setting that needs the least memory proves what compiles at all.
+    num_recomputed = _apply_recompute(spec, 0 if is_kept else _ALL_LAYERS)
     apply_setting(
         executor, ExecutionSetting(micro_tokens=longest_tokens, num_recomputed=num_recomputed)
     )
@@ -265,6 +271,7 @@ def _make_tuner(
         max_tokens=max(longest_tokens, int(max_tokens)),
         recompute=spec.recompute,
         reserve=reserve,
+        is_kept=is_kept,
         report=partial(context.progress.report, "tuning"),
     )
 
@@ -351,6 +358,25 @@ def prove(executor: Executor, part: Part, *, evaluates: bool) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         executor.layers.stop_compiling(error)
+
+
+def try_kept(executor: Executor, part: Part) -> bool:
+    """Return whether compiled layers can keep all activations of a part; compiles such layers."""
+    if not executor.layers.compiled:
+        return False
+    tokens = count_tokens(part)
+    apply_setting(executor, ExecutionSetting(micro_tokens=tokens))
+    try:
+        fits = executor.try_gradients(part)
+    except ExpectedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - compilers fail in many ways
+        executor.layers.stop_compiling(error)
+        return False
+    if not fits:
+        gc.collect()
+        torch.cuda.empty_cache()
+    return fits and executor.layers.compiled
 
 
 def _apply_recompute(spec: RunSpec, otherwise: int) -> int:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from agents.contract.layer_plan import LayerPlan, Needs
 from agents.trainer.execution.setting import ExecutionSetting
 
-# Time of a pass with every layer recomputing by that with none, where weights are frozen: six
-# products instead of four.
-_RECOMPUTED = 1.5
+RECOMPUTED = 1.5
+"""Time of a pass with every layer recomputing by that with none, where weights are frozen: six
+products instead of four."""
 # What it adds at least, also beside what is no product.
 _LEAST_RECOMPUTED = 0.25
 
@@ -24,7 +24,7 @@ def without_launches(needs: Needs, tried: Sequence[ExecutionSetting]) -> Needs:
     kept = [one.tokens_per_s for one in tried if not one.num_recomputed]
     if not kept:
         return needs
-    return replace(needs, pass_s=min(needs.pass_s, _RECOMPUTED * needs.tokens / max(kept)))
+    return replace(needs, pass_s=min(needs.pass_s, RECOMPUTED * needs.tokens / max(kept)))
 
 
 def cannot_win(

@@ -1,10 +1,11 @@
 """Search for the fastest execution setting that fits a card: micro-batch size and layer modes.
 
-One small pass with all layers recomputing measures the memory that is always needed, and one with
-a single offloaded layer measures how much a layer saves. The memory of every setting follows from
-these closely enough to name candidates. Candidates are timed, doubling the tokens until that is
-slower twice in a row. What counts is the speed over the run's own rows, padding and smaller
-micro-batches included; see `workload`.
+Small passes measure the memory that is always needed, and one with one offloaded layer how much a
+layer saves. The memory of every setting follows from these closely enough to name candidates. A
+card that holds the longest example with all layers kept measures that first. Layers that recompute
+are compiled and measured once a candidate has some, over the longest example, as in a later start.
+Candidates are timed, doubling the tokens until that is slower twice in a row. What counts is the
+speed over the run's own rows, padding and smaller micro-batches included; see `workload`.
 
 Where the host needs about as long to launch the kernels of a pass as the card to run them, passes
 are padded to shapes that repeat and replayed; see `cuda_graphs`. Where the card is slower, padding
@@ -24,14 +25,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from agents.contract.layer_plan import MOST_TOKENS, LayerPlan, Needs, choose_plan
 from agents.contract.spec import Recompute
-from agents.trainer.data.examples import Part
 from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.needs import measure_needs
+from agents.trainer.execution.pass_times import LONG_S, PassTimer
 from agents.trainer.execution.pruning import cannot_win, without_launches
 from agents.trainer.execution.setting import (
     DEQUANTIZED_SHARES,
@@ -40,14 +42,11 @@ from agents.trainer.execution.setting import (
     apply_setting,
     count_alloc_retries,
     fill_spare_memory,
-    measure_peak_bytes,
     read_free_bytes,
 )
-from agents.trainer.execution.workload import CostCurve, Workload
+from agents.trainer.execution.workload import CostCurve, Workload, count_tokens
 from agents.trainer.optim.optimizer_reserve import Reserve
 
-# Timed passes of a measurement, and passes before them: one launches the kernels, one records them.
-_TIMED_PASSES, _MAX_WARM_PASSES = 2, 4
 # Sizes in a row without gain that end the search. One alone may merely fit memory badly.
 _MAX_SLOWER = 2
 # Time after which no further setting is tried, in seconds. Compilation does not count.
@@ -56,8 +55,6 @@ _SEARCH_S = 25.0
 _USUAL_TRIALS = 6
 # Share of the best speed from which a setting may still win with more offloading or in the final.
 _NEAR = 0.95
-# A pass longer than this already shows the sustained speed: it is timed once, without a final.
-_LONG_S = 1.0
 # Share of a pass that its launches take, from which replaying may pay, and above which it does.
 _MAY_REPEAT, _MUST_REPEAT = 0.4, 0.8
 # Share of the best speed for a setting of the final that differs in the layers' modes alone, whose
@@ -66,21 +63,6 @@ _NEAR_ALIKE = 0.99
 # Time per setting in the final, and limit of its step, in seconds; number of settings.
 _FINAL_S, _FINAL_STEP_S = 0.7, 1.5
 _MAX_FINALISTS = 2
-_PROBE_BYTES = 1 << 26
-
-
-@dataclass(frozen=True, slots=True)
-class PassTime:
-    """Measured times of passes over one part."""
-
-    seconds: float
-    launch_s: float
-    """Seconds until the host was done with the first of these passes."""
-
-    @property
-    def launch_share(self) -> float:
-        """Part of a pass that its launches take, 0 to 1."""
-        return min(1.0, self.launch_s / self.seconds)
 
 
 class Tuner:
@@ -93,6 +75,7 @@ class Tuner:
         max_tokens: Largest micro-batch that can occur, in tokens.
         recompute: Whether layers may, must or must not recompute.
         reserve: Memory reserve of the optimizer, which a setting has to leave free.
+        is_kept: Whether all layers can keep their activations of the longest example.
         report: Called with the settings tried, their likely number, and seconds until the end.
     """
 
@@ -105,6 +88,7 @@ class Tuner:
         max_tokens: int,
         recompute: Recompute,
         reserve: Reserve,
+        is_kept: bool = False,
         report: Callable[[int, int, float], None] = lambda done, total, left_s: None,
     ) -> None:
         self._executor = executor
@@ -113,7 +97,11 @@ class Tuner:
         self._max_tokens = min(MOST_TOKENS, max_tokens)
         self._recompute = recompute
         self._reserve = reserve
+        # Whether no layer that recomputes is compiled yet, and what they need once they are.
+        self._is_kept = is_kept
+        self._completed: Needs | None = None
         self._report = report
+        self._timer = PassTimer(executor, device)
         self.tried: list[ExecutionSetting] = []
         """Settings with their measured speeds."""
         self.finalists: list[ExecutionSetting] = []
@@ -193,7 +181,7 @@ class Tuner:
             spared_bytes = (1 - share) * missing_bytes
             weight_bytes = self._executor.layers.dequantizable_bytes - spared_bytes
             plan = choose_plan(
-                without_launches(needs, self.tried),
+                without_launches(self._completed or needs, self.tried),
                 tokens=setting.micro_tokens,
                 num_layers=self._executor.layers.num_layers,
                 room_bytes=read_free_bytes(self._device)
@@ -221,7 +209,7 @@ class Tuner:
             if (one.micro_tokens, one.is_repeating) != alike
             or one.tokens_per_s > _NEAR_ALIKE * best.tokens_per_s
         ][:_MAX_FINALISTS]
-        if best.micro_tokens > _LONG_S * best.tokens_per_s:
+        if best.micro_tokens > LONG_S * best.tokens_per_s:
             return best
         for setting in rivals:
             speed = self._time_steps(setting)
@@ -239,12 +227,12 @@ class Tuner:
         max_tokens = max(setting.micro_tokens, _FINAL_STEP_S * setting.tokens_per_s)
         step = self._workload.choose_step(0, max_tokens)
         for _ in range(2):  # one launches the kernels, one records them
-            if self._time_once(step) is None:
+            if self._timer.time_once(step) is None:
                 return None
         speeds: list[float] = []
         until_s = time.monotonic() + _FINAL_S
         while not speeds or time.monotonic() < until_s:
-            found = self._time_once(step)
+            found = self._timer.time_once(step)
             if found is None:
                 return None
             speeds.append(count_tokens(step) / found.seconds)
@@ -259,38 +247,23 @@ class Tuner:
         return 0 if self._recompute == "none" else self._executor.layers.num_layers
 
     def _measure(self) -> Needs:
-        part, layers = self._workload.choose_part(0), self._executor.layers
-        tokens = count_tokens(part)
-        least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._max_recomputed)
-        apply_setting(self._executor, least)
-        # Compiles. Unlike `try_gradients` it raises an explained error if nothing fits.
-        self._executor.add_gradients(part)
-        timed = self._time(part) or PassTime(1.0, 0.0)
-        self._launch_s, self._token_s = timed.launch_s, timed.seconds / tokens
-        once_bytes = measure_peak_bytes(self._executor, self._device, part)
-        input_bytes = self._read_layer()
-        twice = self._workload.choose_part(2 * tokens)
-        more = count_tokens(twice) - tokens
-        apply_setting(self._executor, replace(least, micro_tokens=2 * tokens))
-        token_bytes = once_bytes / tokens
-        if more > tokens // 2 and self._executor.try_gradients(twice):
-            twice_bytes = measure_peak_bytes(self._executor, self._device, twice)
-            token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
-        layers.set(LayerPlan(num_recomputed=max(0, self._max_recomputed - 1), num_moved=1))
-        layer_bytes = self._read_layer() if self._executor.try_gradients(part) else 0
-        return Needs(
-            tokens=tokens,
-            fixed_bytes=once_bytes - token_bytes * tokens,
-            token_bytes=token_bytes,
-            layer_bytes=layer_bytes / tokens,
-            input_bytes=input_bytes / tokens,
-            pass_s=timed.seconds,
-            bus_bytes_per_s=measure_bus(self._device) if self._host_bytes else 0.0,
+        needs, timed = measure_needs(
+            self._executor,
+            self._device,
+            self._workload,
+            num_recomputed=0 if self._is_kept else self._max_recomputed,
+            recompute=self._recompute,
         )
+        token_s = timed.seconds / needs.tokens
+        self._launch_s, self._token_s = timed.launch_s, min(token_s, self._token_s or token_s)
+        return needs
 
-    def _read_layer(self) -> int:
-        offloader = self._executor.layers.offloader
-        return offloader.max_layer_bytes if offloader is not None else 0
+    def _complete(self) -> None:
+        """Compile and measure layers that recompute, which does not count as searching."""
+        self._is_kept = False
+        started_s = time.monotonic()
+        self._completed = self._measure()
+        self._deadline_s += time.monotonic() - started_s
 
     @property
     def _host_bytes(self) -> int:
@@ -348,19 +321,10 @@ class Tuner:
         for caution in PLANNED_SHARES:
             self._executor.drop_graphs()
             self._executor.layers.drop_dequantized()
-            free_bytes = read_free_bytes(self._device) - self._reserve.lasting_bytes
-            plan = choose_plan(
-                without_launches(needs, self.tried),
-                tokens=setting.micro_tokens,
-                num_layers=self._executor.layers.num_layers,
-                room_bytes=free_bytes * caution,
-                host_bytes=self._host_bytes,
-                recompute=self._recompute,
-                may_move=may_move,
-            )
+            plan = self._choose_plan(needs, setting, caution, may_move=may_move)
             if plan is None or (timed and plan == timed[-1].plan):
                 break
-            if cannot_win(setting, plan, self.tried, self._executor.layers.num_layers):
+            if self._cannot_win(setting, plan):
                 break
             found, is_roomy = self._try_setting(
                 replace(setting, num_recomputed=plan.num_recomputed, num_moved=plan.num_moved)
@@ -371,6 +335,29 @@ class Tuner:
             if is_roomy or (replayer is not None and replayer.failure is not None):
                 break
         return max(timed, key=_read_speed, default=None)
+
+    def _choose_plan(
+        self, needs: Needs, setting: ExecutionSetting, caution: float, *, may_move: bool
+    ) -> LayerPlan | None:
+        """Return the plan for a share of the free memory, or None if none fits."""
+        free_bytes = read_free_bytes(self._device) - self._reserve.lasting_bytes
+        plan = choose_plan(
+            without_launches(self._completed or needs, self.tried),
+            tokens=setting.micro_tokens,
+            num_layers=self._executor.layers.num_layers,
+            room_bytes=free_bytes * caution,
+            host_bytes=self._host_bytes,
+            recompute=self._recompute,
+            may_move=may_move,
+        )
+        is_new = self._is_kept and plan is not None and plan.num_recomputed > 0
+        if plan is None or not is_new or self._cannot_win(setting, plan):
+            return plan
+        self._complete()
+        return self._choose_plan(needs, setting, caution, may_move=may_move)
+
+    def _cannot_win(self, setting: ExecutionSetting, plan: LayerPlan) -> bool:
+        return cannot_win(setting, plan, self.tried, self._executor.layers.num_layers)
 
     def _try_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
         """Return the setting with its speed (None if out of memory), and whether it fits well.
@@ -407,7 +394,7 @@ class Tuner:
         part = self._workload.choose_full(setting.micro_tokens, is_repeating=is_repeating)
         if not is_repeating and not self._executor.try_gradients(part):
             return None
-        large = self._time(part)
+        large = self._timer.time(part)
         if large is None:
             return None
         tokens = count_tokens(part)
@@ -415,66 +402,15 @@ class Tuner:
             self._token_s = large.seconds / tokens
         points = [(tokens, large.seconds)]
         size = self._workload.find_small(setting.micro_tokens, is_repeating=is_repeating)
-        if size is not None and large.seconds < _LONG_S and self._is_in_time:
+        if size is not None and large.seconds < LONG_S and self._is_in_time:
             small_part = self._workload.choose_part(size)
             small_tokens = count_tokens(small_part)
-            small = self._time(small_part) if small_tokens < 0.9 * tokens else None
+            small = self._timer.time(small_part) if small_tokens < 0.9 * tokens else None
             if small is not None:
                 points.insert(0, (small_tokens, small.seconds))
         # A pass that is replayed, or recorded, says nothing of its launches.
         return CostCurve(tuple(points), self._launch_s if is_repeating else large.launch_s)
 
-    def _time(self, part: Part) -> PassTime | None:
-        """Return the times of the fastest of some passes, or None if memory ran out."""
-        replayer = self._executor.replayer if self._executor.is_repeating else None
-        launched = self._time_once(part)
-        if launched is None:
-            return None
-        if launched.seconds > _LONG_S and replayer is None:
-            return launched
-        for _ in range(_MAX_WARM_PASSES if replayer is not None else 0):
-            num_before = replayer.num_replayed if replayer is not None else 0
-            if self._time_once(part) is None:
-                return None
-            if replayer is not None and replayer.num_replayed > num_before:
-                break
-        best = launched.seconds
-        for _ in range(_TIMED_PASSES):
-            again = self._time_once(part)
-            if again is None:
-                return None
-            best = min(best, again.seconds)
-            if again.seconds > _LONG_S:
-                break
-        return PassTime(best, launched.launch_s)
-
-    def _time_once(self, part: Part) -> PassTime | None:
-        torch.cuda.synchronize(self._device)
-        started = time.perf_counter()
-        if not self._executor.try_gradients(part):
-            return None
-        launched_s = time.perf_counter() - started
-        torch.cuda.synchronize(self._device)
-        return PassTime(time.perf_counter() - started, launched_s)
-
 
 def _read_speed(setting: ExecutionSetting) -> float:
     return setting.tokens_per_s
-
-
-def count_tokens(part: Part) -> int:
-    """Return the number of tokens of all examples."""
-    return sum(example.num_tokens for example in part.examples)
-
-
-def measure_bus(device: torch.device) -> float:
-    """Return the bandwidth from the GPU to pinned host memory, in bytes per second."""
-    host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
-    host.copy_(there)
-    torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    for _ in range(4):
-        host.copy_(there, non_blocking=True)
-    torch.cuda.synchronize(device)
-    return 4 * _PROBE_BYTES / (time.perf_counter() - started)

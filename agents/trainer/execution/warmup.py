@@ -14,7 +14,7 @@ import torch
 
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.executor import Executor
-from agents.trainer.execution.tuner import count_tokens
+from agents.trainer.execution.workload import count_tokens
 
 # Total time of the timed passes at which measuring stops, in seconds.
 _MIN_S = 0.2

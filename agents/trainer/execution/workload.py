@@ -193,3 +193,8 @@ class Workload:
             ]
             for groups in self._group_steps(capacity, is_repeating=is_repeating)
         ]
+
+
+def count_tokens(part: Part) -> int:
+    """Return the number of tokens of all examples."""
+    return sum(example.num_tokens for example in part.examples)

@@ -14,7 +14,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from agents.contract.layer_plan import LayerPlan, Needs
 from agents.contract.micro_shapes import group_examples
-from agents.trainer.autotune import name_setting, prove
+from agents.trainer.autotune import name_setting, prove, try_kept
+from agents.trainer.execution import layers
 from agents.trainer.execution.setting import ExecutionSetting
 from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.execution.speed_watch import SpeedWatch
@@ -263,6 +264,41 @@ def test_layers_that_cannot_be_compiled_are_computed_as_they_are(tiny_model, mon
     for one in (executor, plain):
         one.add_gradients(make_part(9, 12))
     assert torch.equal(flat.gradients, expected.gradients)
+
+
+@pytest.mark.parametrize(
+    ("error", "fits", "num_warnings"),
+    [
+        (None, True, 0),
+        (torch.OutOfMemoryError("CUDA out of memory"), False, 0),
+        (RuntimeError("no such thing"), False, 1),
+    ],
+    ids=str,
+)
+def test_layers_that_keep_are_compiled_first_and_alone(
+    tiny_model, monkeypatch, error, fits, num_warnings
+):
+    executor, _ = make_executor(tiny_model, LayerPlan(), compiled=True)
+    used, warnings = set(), []
+
+    def play(name, real):
+        def run(*args):
+            used.add(name)
+            if error is not None:
+                raise error
+            return real(*args)
+
+        monkeypatch.setattr(executor.layers, name, run)
+
+    play("_compiled", layers._compute)
+    play("_compiled_recompute", layers._compute_recomputing)
+    monkeypatch.setattr(executor.layers, "_warn", lambda message, hint: warnings.append(message))
+    executor.layers.set(LayerPlan(num_recomputed=2))
+    assert try_kept(executor, make_part(9, 12)) == fits
+    assert used == {"_compiled"}
+    assert len(warnings) == num_warnings
+    assert executor.layers.compiled == (not warnings)
+    assert executor.micro_tokens == 21  # unlike where memory runs out in training
 
 
 def test_why_a_machine_cannot_compile(monkeypatch):

@@ -4,6 +4,7 @@ The card holds a 7B in NF4; bytes and seconds are near to those of an H200 under
 launches a pass in `start_s`, unless the pass is replayed.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 
 from agents.contract.layer_plan import MEMORY_SHARE, LayerPlan
 from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
+from agents.trainer.execution import needs, tuner
 from agents.trainer.execution import setting as setting_module
-from agents.trainer.execution import tuner
 from agents.trainer.execution.setting import fill_spare_memory
-from agents.trainer.execution.tuner import Tuner, count_tokens
-from agents.trainer.execution.workload import Workload
+from agents.trainer.execution.tuner import Tuner
+from agents.trainer.execution.workload import Workload, count_tokens
 from agents.trainer.parallel.batch import sample_steps
 from tests.agents.trainer.ranks import make_spec
 
@@ -65,7 +66,8 @@ class Card:
         """When the card will have done what was launched."""
         self.retries = 0
         self.peak_bytes = 0.0
-        self.num_passes = 0
+        self.passes = []
+        """Plan and rows of each micro-batch."""
         self.micro_tokens = ROW
         self.is_repeating = False
         self.replayer = (
@@ -127,7 +129,7 @@ class Card:
         pass_bytes = (0.1 + (0.4 if num_recomputed else 0.3) * rows) * GIB
         pass_bytes += (num_kept + in_flight) * 0.2 * rows * GIB
         self.offloader.max_layer_bytes = (0.2 if num_moved else 0.016) * rows * GIB
-        self.num_passes += 1
+        self.passes.append((self.plan, rows))
         self.peak_bytes = rest_bytes + pass_bytes
         if self.peak_bytes > self.limit_bytes:
             self.retries += 1
@@ -203,7 +205,7 @@ CHAT = Rows(np.minimum(ROW, np.random.default_rng(7).lognormal(6.4, 0.8, 400).as
 
 @pytest.fixture
 def play(monkeypatch):
-    def play(card, rows=ALIKE):
+    def play(card, rows=ALIKE, *, recompute="auto", is_kept=False):
         fakes = {
             "synchronize": lambda device: card.synchronize(),
             "empty_cache": lambda: None,
@@ -216,14 +218,15 @@ def play(monkeypatch):
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(tuner.gc, "collect", lambda: 0)  # of all the tests before
         monkeypatch.setattr(setting_module, "read_most_bytes", lambda device: card.limit_bytes)
-        monkeypatch.setattr(tuner, "measure_bus", lambda device: 40e9)
+        monkeypatch.setattr(needs, "measure_bus", lambda device: 40e9)
         monkeypatch.setattr(tuner.time, "perf_counter", lambda: card.clock_s)
         monkeypatch.setattr(tuner.time, "monotonic", lambda: card.clock_s)
         workload = Workload(rows, sample_steps(make_spec(batch_sequences=16), rows))
         most = int(workload.mean_tokens)
         found = Tuner(
-            card, "cuda", workload, max_tokens=most, recompute="auto", reserve=card.reserve
-        )
+            card, "cuda", workload, max_tokens=most, recompute=recompute, reserve=card.reserve,
+            is_kept=is_kept,
+        )  # fmt: skip
         return found, found.choose(), workload
 
     return play
@@ -307,6 +310,29 @@ def test_what_cannot_be_recorded_is_launched(play):
     assert not chosen.is_repeating
     assert sum(one.is_repeating for one in tuner.tried) <= 1
     assert card.rate(chosen, workload)[0] == pytest.approx(chosen.tokens_per_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("limit_gib", "recomputes"), [(48, False), (24, True), (12, True)])
+@pytest.mark.parametrize("rows", [ALIKE, CHAT], ids=["alike", "chat"])
+def test_layers_that_recompute_are_left_out_until_a_size_needs_them(
+    play, limit_gib, recomputes, rows
+):
+    card = Card(limit_gib)
+    _, chosen, _ = play(card, rows, is_kept=True)
+    first = next((rows for plan, rows in card.passes if plan.num_recomputed), None)
+    # What the compiler makes depends on the first size that it sees.
+    assert first == (1 if recomputes else None)
+    usual = play(Card(limit_gib), rows)[1]
+    assert replace(chosen, tokens_per_s=0) == replace(usual, tokens_per_s=0)
+    assert chosen.tokens_per_s == pytest.approx(usual.tokens_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("recompute", "num_recomputed"), [("all", LAYERS), ("none", 0)])
+def test_what_a_run_forbids_is_not_tried_once(play, recompute, num_recomputed):
+    card = Card(24)
+    _, chosen, _ = play(card, recompute=recompute)
+    assert {plan.num_recomputed for plan, _ in card.passes} == {num_recomputed}
+    assert chosen.micro_tokens >= ROW
 
 
 def test_a_slow_card_is_not_kept_busy_for_long(play):

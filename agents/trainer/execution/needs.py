@@ -1,0 +1,85 @@
+"""Measure what passes need, by a few small ones: memory per token and per layer, and time.
+
+All layers recompute in them, or all keep their activations. Each mode has to be compiled, which
+takes longer than all passes, so a card that is sure to hold what all layers keep measures that
+alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from agents.contract.layer_plan import LayerPlan, Needs
+from agents.contract.spec import Recompute
+from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.pass_times import PassTime, PassTimer, measure_bus
+from agents.trainer.execution.pruning import RECOMPUTED
+from agents.trainer.execution.setting import ExecutionSetting, apply_setting, measure_peak_bytes
+from agents.trainer.execution.workload import Workload, count_tokens
+
+
+def measure_needs(
+    executor: Executor,
+    device: torch.device,
+    workload: Workload,
+    *,
+    num_recomputed: int,
+    recompute: Recompute,
+) -> tuple[Needs, PassTime]:
+    """Return the needs, and the times of a pass over the longest example.
+
+    Args:
+        executor: Executor whose layers can offload.
+        device: The GPU.
+        workload: What this rank will compute.
+        num_recomputed: All layers, or none.
+        recompute: Whether layers may, must or must not recompute. A layer that keeps is compiled
+            only where some may.
+
+    Raises:
+        ExpectedError: nothing fits the memory.
+    """
+    part, layers = workload.choose_part(0), executor.layers
+    tokens = count_tokens(part)
+    least = ExecutionSetting(micro_tokens=tokens, num_recomputed=num_recomputed)
+    apply_setting(executor, least)
+    # Compiles. Unlike `try_gradients` it raises an explained error if nothing fits.
+    executor.add_gradients(part)
+    timed = PassTimer(executor, device).time(part) or PassTime(1.0, 0.0)
+    once_bytes = measure_peak_bytes(executor, device, part)
+    input_bytes = _read_layer(executor)
+    twice = workload.choose_part(2 * tokens)
+    more = count_tokens(twice) - tokens
+    apply_setting(
+        executor, ExecutionSetting(micro_tokens=2 * tokens, num_recomputed=num_recomputed)
+    )
+    token_bytes = once_bytes / tokens
+    if more > tokens // 2 and executor.try_gradients(twice):
+        twice_bytes = measure_peak_bytes(executor, device, twice)
+        token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
+    fixed_bytes = once_bytes - token_bytes * tokens
+    layer_bytes = 0
+    if recompute != "all":
+        layers.set(LayerPlan(num_recomputed=max(0, num_recomputed - 1), num_moved=1))
+        layer_bytes = _read_layer(executor) if executor.try_gradients(part) else 0
+    pass_s = timed.seconds
+    if not num_recomputed:  # the measured bytes contain what all layers keep
+        token_bytes = max(0.0, token_bytes - layers.num_layers * layer_bytes / tokens)
+        pass_s *= RECOMPUTED
+    offloader = layers.offloader
+    can_move = offloader is not None and offloader.arena.capacity_bytes
+    needs = Needs(
+        tokens=tokens,
+        fixed_bytes=fixed_bytes,
+        token_bytes=token_bytes,
+        layer_bytes=layer_bytes / tokens,
+        input_bytes=input_bytes / tokens,
+        pass_s=pass_s,
+        bus_bytes_per_s=measure_bus(device) if can_move else 0.0,
+    )
+    return needs, timed
+
+
+def _read_layer(executor: Executor) -> int:
+    offloader = executor.layers.offloader
+    return offloader.max_layer_bytes if offloader is not None else 0
