@@ -224,7 +224,10 @@ def _judge_ended(situation: Situation) -> StateJudgement:
     note = _silent_note(silent)
     if all(state == "done" for state in states):
         return StateJudgement(state="done", message=note)
-    return StateJudgement(state="stopped", message=note)
+    # What a part says of its stop, such as that its last checkpoint could not be saved.
+    said = [part.status.message for part in situation.parts if part.status is not None]
+    cause = next((text for text in said if text), "")
+    return StateJudgement(state="stopped", message=f"{cause} {note}".strip())
 
 
 def _judge_unanswered(situation: Situation, silent: Sequence[str]) -> StateJudgement:

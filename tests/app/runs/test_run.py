@@ -217,6 +217,12 @@ def test_all_nodes_silent_says_that_nothing_is_known() -> None:
     assert verdict(silent("alpha"), stop_asked=True)[0] == "stopping"
 
 
+def test_stop_that_lost_the_last_checkpoint_says_so() -> None:
+    message = "While stopping, rank 1 failed: the disk of node beta has no room."
+    parts = (part("alpha", "stopped"), part("beta", "stopped", message=message))
+    assert verdict(*parts, stop_asked=True) == ("stopped", message, ())
+
+
 def test_stop_with_a_silent_node_tells_what_may_be_left() -> None:
     state, message, _ = verdict(part("alpha", "stopped"), silent("beta"), stop_asked=True)
     assert state == "stopped"
