@@ -117,12 +117,17 @@ class CheckpointFolder:
         return sorted(self._read_all(), key=lambda checkpoint: checkpoint.age)
 
     def _read_all(self) -> Iterator[Checkpoint]:
-        if not self.path.is_dir():
-            return
-        for entry in self.path.iterdir():
-            if step_of_checkpoint(entry.name) is not None:
-                with contextlib.suppress(ExpectedError):
-                    yield read_checkpoint(entry)
+        for _, path in self._find_folders():
+            with contextlib.suppress(ExpectedError):
+                yield read_checkpoint(path)
+
+    def _find_folders(self) -> Iterator[tuple[int, Path]]:
+        """Yield step and path of every folder with the name of a checkpoint."""
+        if self.path.is_dir():
+            for path in self.path.iterdir():
+                step = step_of_checkpoint(path.name)
+                if step is not None:
+                    yield step, path
 
     def clean(self) -> None:
         """Remove what earlier attempts have left half written or half deleted."""
@@ -208,7 +213,7 @@ class CheckpointFolder:
         self._failpoints.reach("committed")
 
     def prune(self, keep: int, spare_step: int | None = None) -> None:
-        """Delete all but the `keep` newest, and later steps of earlier attempts.
+        """Delete all but the `keep` newest, later steps of earlier attempts, and old damaged ones.
 
         To be called only after a commit, when the newest one is known to be complete.
 
@@ -222,9 +227,15 @@ class CheckpointFolder:
         ahead = [c for c in checkpoints if c.manifest.step > newest_step]
         behind = [c for c in checkpoints if c.manifest.step <= newest_step]
         old = [c for c in behind[:-keep] if c.manifest.step != spare_step]
-        for checkpoint in [*ahead, *old]:
+        doomed = [c.path for c in [*ahead, *old]]
+        if len(behind) >= keep:
+            # One that cannot be read counts for none, and is of no use behind those that can.
+            oldest_step = behind[-keep].manifest.step
+            readable = {c.manifest.step for c in checkpoints}
+            doomed += [p for s, p in self._find_folders() if s < oldest_step and s not in readable]
+        for path in doomed:
             with contextlib.suppress(OSError):  # it stays until the next time
-                self._discard(checkpoint.path)
+                self._discard(path)
             self._failpoints.reach("pruned")
 
     def _discard(self, path: Path) -> None:

@@ -123,6 +123,22 @@ def test_the_newest_are_kept_and_the_rest_deleted(run):
     assert [found.manifest.step for found in folder.find_all()] == [15, 20]
 
 
+def test_pruning_spares_the_common_step_and_removes_what_cannot_be_read(run):
+    folder = open_folder(run, 1)
+    for step in (5, 10, 15, 20):
+        commit(folder, step)
+    (folder.path_of(10) / "manifest.json").write_text("{")
+    folder.prune(3, spare_step=5)
+    steps = [5, 10, 15, 20]
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        f"step-{step:08d}" for step in steps
+    ]
+    commit(folder, 25)
+    folder.prune(2, spare_step=5)
+    assert [found.manifest.step for found in folder.find_all()] == [5, 20, 25]
+    assert not folder.path_of(10).exists()
+
+
 def test_going_back_abandons_what_was_further_on_after_the_first_commit(run):
     for step in (5, 10, 15):
         commit(open_folder(run, 1), step)
