@@ -170,7 +170,8 @@ class AttemptStatus:
     state: AttemptState
     """State; `lost`: there is no process and no record of an end (power cut, reboot, kill)."""
     message: str = ""
-    """Reason of the end, with node, rank and phase; empty while nothing is wrong."""
+    """Reason of the end, or of a standstill, with node, rank and phase; empty while nothing is
+    wrong."""
     hint: str = ""
     supervisor_pid: int | None = None
     ranks: tuple[RankStatus, ...] = ()

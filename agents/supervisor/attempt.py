@@ -200,10 +200,11 @@ def _judge(
         known: AttemptState = state if state in STATES else "failed"
         return known, str(ended.get("message", "")), str(ended.get("hint", ""))
     if supervisor is not None and (supervisor.is_alive() or processes):
+        standing = _read_standstill(attempt.file(SUPERVISOR_JOURNAL))
         if attempt.file(STOP_FILE).exists():
-            return "stopping", "", ""
+            return "stopping", standing, ""
         ranks = (read_json(attempt.file(STARTED_FILE)) or {}).get("ranks")
-        return ("running" if ranks else "starting"), "", ""
+        return ("running" if ranks else "starting"), standing, ""
     if supervisor is None and _is_launching(attempt):
         return "starting", "", ""
     is_restarted = supervisor is not None and supervisor.boot_id != boot_id()
@@ -267,6 +268,13 @@ def _read_exit_codes(journal: Path) -> dict[int, int | None]:
     return {
         int(line["rank"]): line["exit_code"] for line in lines if line.get("kind") == "rank_exited"
     }
+
+
+def _read_standstill(journal: Path) -> str:
+    """Return the sentence on the rank that stands still at present, empty when none does."""
+    lines = [line for line in read_journal(journal) if line.get("kind") in ("standing", "moving")]
+    newest = lines[-1] if lines else {}
+    return str(newest.get("message", "")) if newest.get("kind") == "standing" else ""
 
 
 def read_rank_line(attempt: AttemptFolder, rank: int, kind: str) -> dict[str, Any]:

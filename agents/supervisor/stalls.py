@@ -4,11 +4,17 @@ A rank writes its heartbeat from the training loop itself, so that no thread can
 one hangs, all others wait for it in the next collective; the culprit is the one that is stopped or
 stuck in the kernel, else the one furthest behind. Times are of the kernel's monotonic clock, which
 all processes share and which pauses while the PC sleeps.
+
+A standstill is named before anything ends: a stopped process within two seconds, a rank without a
+step after ten times its usual silence and at least ten seconds. It is ended then only where the
+cause is sure: the process is stopped, or it computes nothing and waits for no other node. Others
+get a minute, since a rank may compile in the middle of the training, and a network may come back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import statistics
 from collections import deque
@@ -18,6 +24,17 @@ from agents.contract.run import AttemptIntent
 from agents.supervisor.ranks import RankProcess
 
 TRAINING_LIMIT_S = 60.0
+NAMED_AFTER_S = 10.0
+"""Least silence of a rank that is called a standstill, in seconds."""
+STEPS_KNOWN = 5
+"""Number of steps after which a rank's usual silence is known."""
+STOPPED_CHECKS = 3
+"""Number of checks in a row that find a process stopped before that is named: programs that limit
+the use of a CPU stop processes for moments."""
+IDLE_S = 2.0
+"""Time over which the use of the CPU is measured, in seconds."""
+IDLE_SHARE = 0.1
+"""Share of one core below which a rank computes nothing."""
 OTHER_LIMIT_S = 600.0
 """Limit for loading, warm-up, saving and evaluation, and before the first heartbeat, in seconds."""
 STEPS_ALLOWED = 10
@@ -26,6 +43,9 @@ ABSENCE_S = 10.0
 """Gap between two checks that shows that this process itself was paused, in seconds."""
 REMOTE_PATIENCE_S = 5.0
 """Extra time for a rank that merely waits, when other nodes have ranks too, in seconds."""
+
+
+_LOOP_PHASES = ("training", "adapting", "evaluating", "saving", "tracing", "done")
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,14 @@ class _Track:
     """Longest silence in the current step, in seconds."""
     foreseen_step_s: float = 0.0
     """Step time that the rank forecast from its warm-up, until it has done a step, in seconds."""
+    num_stopped: int = 0
+    """Number of checks in a row that found its process stopped."""
+    stopped_s: float = 0.0
+    """Time of the first of these, in seconds."""
+    cpu: tuple[float, float] | None = None
+    """Time, and seconds of CPU used until then, when it was first found silent for long."""
+    is_idle: bool = False
+    """Whether it has computed nothing since then."""
 
 
 class StallWatch:
@@ -66,24 +94,81 @@ class StallWatch:
         named = intent.environ.get("RACKLESS_STALL_S", "")
         self._training_limit_s = float(named) if named else TRAINING_LIMIT_S
 
-    def check(self, now_s: float) -> Stall | None:
-        """Read the heartbeats; return the current stall, if any."""
+    def check(self, now_s: float, *, is_stopping: bool = False) -> Stall | None:
+        """Read the heartbeats; return the stall that has to be ended, if any.
+
+        Args:
+            now_s: time on the monotonic clock, in seconds.
+            is_stopping: whether a person has asked the run to end, so that nobody has to wait for
+                a network, and a rank that stands still keeps the others from ending.
+        """
         self._forgive_absence(now_s)
         late = []
         for track in self._tracks:
             if track.rank.has_ended:
                 continue
             _follow(track)
-            if now_s - track.beat_s > self._limit_s(track):
+            self._observe(track, now_s)
+            if self._has_to_end(track, now_s, is_stopping=is_stopping):
                 late.append(track)
         stalls = sorted((self._describe(t, now_s) for t in late), key=_culprit_first)
         if not stalls:
             return None
         first = stalls[0]
-        patience_s = REMOTE_PATIENCE_S if first.maybe_remote else 0.0
+        if is_stopping or not first.maybe_remote:
+            return first
         # Give the other nodes time to find the culprit: their verdict says more than ours.
         overdue_s = max(now_s - t.beat_s - self._limit_s(t) for t in late)
-        return first if overdue_s >= patience_s else None
+        return first if overdue_s >= REMOTE_PATIENCE_S else None
+
+    def find_standstill(self, now_s: float) -> Stall | None:
+        """Return the rank that stands still as of the last check, whether it is ended or not."""
+        found = [
+            self._describe(track, now_s)
+            for track in self._tracks
+            if not track.rank.has_ended
+            and (
+                track.num_stopped >= STOPPED_CHECKS
+                or now_s - track.beat_s > self._named_after_s(track)
+            )
+        ]
+        return min(found, key=_culprit_first, default=None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any rank has got as far as the training, so that there is something to save."""
+        return any(track.phase in _LOOP_PHASES for track in self._tracks)
+
+    def _observe(self, track: _Track, now_s: float) -> None:
+        """Note whether the process is stopped, and whether a silent one computes."""
+        if read_process_state(track.rank.pid) in ("T", "t"):
+            track.num_stopped += 1
+            track.stopped_s = now_s if track.num_stopped == 1 else track.stopped_s
+        else:
+            track.num_stopped = 0
+        if now_s - track.beat_s <= self._named_after_s(track):
+            track.cpu, track.is_idle = None, False
+            return
+        used_s = read_cpu_s(track.rank.pid)
+        if track.cpu is None or used_s < track.cpu[1]:  # one of its processes has ended
+            track.cpu = (now_s, used_s)
+        began_s, before_s = track.cpu
+        if now_s - began_s >= IDLE_S:
+            track.is_idle = used_s - before_s < IDLE_SHARE * (now_s - began_s)
+            track.cpu = (now_s, used_s)
+
+    def _has_to_end(self, track: _Track, now_s: float, *, is_stopping: bool) -> bool:
+        age_s = now_s - track.beat_s
+        if age_s > self._limit_s(track):
+            return True
+        if track.num_stopped and now_s - track.stopped_s > min(NAMED_AFTER_S, self._limit_s(track)):
+            return True
+        if track.phase != "training":
+            return False
+        if is_stopping:
+            named_s = max(NAMED_AFTER_S, STEPS_ALLOWED * _usual_s(track))
+            return age_s > (named_s if track.is_idle else 2 * named_s)
+        return track.is_idle and not self._has_others and age_s > self._named_after_s(track)
 
     def _forgive_absence(self, now_s: float) -> None:
         """Restart all timers if this process did not run either (a paused PC)."""
@@ -103,11 +188,16 @@ class StallWatch:
     def _limit_s(self, track: _Track) -> float:
         if track.phase != "training":
             return max(OTHER_LIMIT_S, self._training_limit_s)
-        usual_s = track.foreseen_step_s
-        if track.silences_s:
-            usual_s = statistics.median(track.silences_s)
-        # The median, because one slow step (a save, a busy disk) must not raise the limit.
-        return max(self._training_limit_s, STEPS_ALLOWED * usual_s)
+        return max(self._training_limit_s, STEPS_ALLOWED * _usual_s(track))
+
+    def _named_after_s(self, track: _Track) -> float:
+        """Return the silence after which a rank is said to stand still, in seconds."""
+        limit_s = self._limit_s(track)
+        if track.phase != "training" or len(track.silences_s) < STEPS_KNOWN:
+            return limit_s
+        # Twice the longest too: the first steps compile, and later ones may record shapes.
+        least_s = max(NAMED_AFTER_S, 2 * max(track.silences_s))
+        return min(limit_s, max(least_s, STEPS_ALLOWED * _usual_s(track)))
 
     def _describe(self, track: _Track, now_s: float) -> Stall:
         state = read_process_state(track.rank.pid)
@@ -120,6 +210,26 @@ class StallWatch:
             # A process that runs or sleeps may be in a collective; a stopped one is the cause.
             maybe_remote=self._has_others and state not in ("T", "t", "D"),
         )
+
+
+def _usual_s(track: _Track) -> float:
+    """Return the usual silence of a rank, in seconds; as forecast until it has done a step."""
+    # The median, because one slow step (a save, a busy disk) must not raise it.
+    return statistics.median(track.silences_s) if track.silences_s else track.foreseen_step_s
+
+
+def read_cpu_s(leader: int) -> float:
+    """Return the CPU time that a rank's session has used, in seconds: threads and compilers too."""
+    ticks = 0
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            if int(fields[3]) == leader:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_process_state(pid: int) -> str:

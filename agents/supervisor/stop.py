@@ -63,6 +63,7 @@ def _ask(attempt: AttemptFolder, grace_s: float) -> None:
     if supervisor is not None and supervisor.is_alive():
         # Only wakes it up at once; it would find the file at its next tick.
         send_signal(attempt.tag, supervisor.pid, signal.SIGTERM)
+        send_signal(attempt.tag, supervisor.pid, signal.SIGCONT)  # it may have been stopped
 
 
 def _wait_for_supervisor(attempt: AttemptFolder, patience_s: float) -> None:

@@ -39,7 +39,13 @@ from agents.supervisor.leases import sign
 from agents.supervisor.rank_group import TICK_S, RankGroup
 from agents.supervisor.stalls import StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
-from agents.supervisor.verdict import AttemptOutcome, judge_end, judge_failure, judge_stall
+from agents.supervisor.verdict import (
+    AttemptOutcome,
+    describe_stall,
+    judge_end,
+    judge_failure,
+    judge_stall,
+)
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 30.0
@@ -48,6 +54,9 @@ FAILURE_GRACE_S = 5.0
 """Time for the other ranks to end after one failed, in seconds; most hang in a collective."""
 GATHER_S = 1.0
 """Wait for more exits after the first bad one, to tell cause from effect, in seconds."""
+UNBEGUN_GRACE_S = 3.0
+"""Time for ranks that do not train yet, and so have nothing to save, in seconds."""
+UNSAVED = "It was ended without a checkpoint."
 RESERVED_BYTES = 16384
 """Disk space reserved for exit.json, so that a full disk cannot make the attempt look lost."""
 
@@ -97,6 +106,8 @@ class Supervisor:
         self._launcher = launcher
         self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
         self._stop_asked = False
+        # Rank that was last named as standing still; None: none.
+        self._standing_rank: int | None = None
         wake = _listen_to_signals(self._ask_stop)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
@@ -168,42 +179,72 @@ class Supervisor:
         while self._group.is_any_alive:
             self._group.wait(TICK_S)
             if any(rank.has_failed for rank in self._group.ranks):
-                return self._gather_failure()
+                return self._gather_failure(stalls)
             if self._is_stop_asked():
-                return self._stop()
+                return self._stop(stalls)
             unconfirmed = confirmation.check(time.monotonic())
             if unconfirmed is not None:
                 return unconfirmed
             stall = stalls.check(time.monotonic())
+            self._name_standstill(stalls)
             if stall is not None:
-                self._journal.write("stalled", rank=stall.rank.rank, phase=stall.phase)
-                stalls.dump_stacks()
-                # Time to write the stacks; the process ends when faulthandler has written them.
-                self._group.wait_for_all(FAILURE_GRACE_S / 2)
+                self._dump_stacks(stalls)
                 return judge_stall(stall, self._intent)
         return judge_end(self._group.ranks, self._intent)
 
-    def _gather_failure(self) -> AttemptOutcome:
+    def _name_standstill(self, stalls: StallWatch) -> None:
+        """Tell the master which rank stands still, once, and when it goes on."""
+        found = stalls.find_standstill(time.monotonic())
+        rank = found.rank.rank if found else None
+        if rank == self._standing_rank:
+            return
+        self._standing_rank = rank
+        if found is None:
+            self._journal.write("moving", message="All ranks on this node go on.")
+            return
+        message = describe_stall(found, self._intent, "has stood still")
+        self._journal.write("standing", rank=rank, phase=found.phase, message=message)
+
+    def _dump_stacks(self, stalls: StallWatch) -> None:
+        stalls.dump_stacks()
+        # Time to write the stacks; the process ends when faulthandler has written them.
+        self._group.wait_for_all(FAILURE_GRACE_S / 2)
+
+    def _gather_failure(self, stalls: StallWatch) -> AttemptOutcome:
         """Let the other ranks fail too for a moment, then find the cause among them."""
         self._group.wait_for_all(GATHER_S)
         if self._is_stop_asked():
-            return self._stop()
+            return self._stop(stalls)
         return judge_failure(self._group.ranks, self._intent)
 
-    def _stop(self) -> AttemptOutcome:
+    def _stop(self, stalls: StallWatch) -> AttemptOutcome:
         """Ask each rank to finish its step and save; the sweep ends those that do not."""
-        grace_s = self._read_grace_s()
-        self._journal.write("stopping", grace_s=grace_s)
-        self._group.send_signal(signal.SIGTERM)
         began_s = time.monotonic()
+        self._journal.write("stopping", grace_s=self._read_grace_s())
+        self._group.send_signal(signal.SIGTERM)
+        # A stopped process has to go on to hear it, and then it can save as well.
+        self._group.send_signal(signal.SIGCONT)
         # Read the grace each time: a second stop with less must not wait for the first.
-        while (left_s := began_s + grace_s - time.monotonic()) > 0 and self._group.is_any_alive:
-            self._group.wait(min(left_s, TICK_S))
+        while self._group.is_any_alive:
             grace_s = self._read_grace_s()
-        late = [rank.rank for rank in self._group.ranks if not rank.has_ended]
-        verdict = judge_end(self._group.ranks, self._intent, is_stop=True)
-        if not late:
-            return verdict
+            if not stalls.has_begun:
+                grace_s = min(grace_s, UNBEGUN_GRACE_S)
+            left_s = began_s + grace_s - time.monotonic()
+            if left_s <= 0:
+                late = [rank.rank for rank in self._group.ranks if not rank.has_ended]
+                return self._describe_late(late, stalls, grace_s)
+            self._group.wait(min(left_s, TICK_S))
+            stall = stalls.check(time.monotonic(), is_stopping=True)
+            self._name_standstill(stalls)
+            if stall is not None:
+                self._dump_stacks(stalls)
+                message = describe_stall(stall, self._intent)
+                return AttemptOutcome(state="stopped", message=f"{message} {UNSAVED}")
+        return judge_end(self._group.ranks, self._intent, is_stop=True)
+
+    def _describe_late(self, late: list[int], stalls: StallWatch, grace_s: float) -> AttemptOutcome:
+        if not stalls.has_begun:
+            return AttemptOutcome(state="stopped", message="")
         text = ", ".join(map(str, late))
         message = f"Rank {text} did not finish its step within {grace_s:g} s and was killed."
         return AttemptOutcome(state="stopped", message=message)

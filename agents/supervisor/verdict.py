@@ -94,8 +94,8 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOut
     )
 
 
-def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
-    """Return the outcome of a rank that hangs."""
+def describe_stall(stall: Stall, intent: AttemptIntent, verb: str = "stood still") -> str:
+    """Return a sentence on a rank that stands still: which, for how long, where, and why."""
     place = "" if stall.step is None else f" after step {stall.step}"
     cause = {
         "T": " The process was stopped (SIGSTOP).",
@@ -104,12 +104,17 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
     }.get(stall.process_state, "")
     if stall.maybe_remote:
         cause = " It may be waiting for a rank on another node: check that one too."
+    return (
+        f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) {verb} for "
+        f"{stall.age_s:.0f} s in phase {stall.phase}{place}.{cause}"
+    )
+
+
+def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
+    """Return the outcome of a rank that hangs."""
     return AttemptOutcome(
         state="failed",
-        message=(
-            f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) stood still for "
-            f"{stall.age_s:.0f} s in phase {stall.phase}{place}.{cause}"
-        ),
+        message=describe_stall(stall, intent),
         hint=f"Resume from the newest checkpoint: rackless runs resume {intent.run_id}",
         peer_lost=stall.maybe_remote,
     )

@@ -32,6 +32,8 @@ MOVES: dict[RunState, frozenset[RunState]] = {
 }
 """States that may follow each state; staying in one is always allowed."""
 
+STANDSTILL_S = 5.0
+"""Silence of all ranks that are seen after which a run is said to stand still, in seconds."""
 _ACTIVE_PARTS = frozenset({"starting", "running", "stopping"})
 # A hint of the trainer that says so is about an error that a resume would only repeat.
 _NEW_RUN = "start a new run"
@@ -205,7 +207,7 @@ def _hint(hint: str, situation: Situation) -> str:
 
 def _judge_active(situation: Situation) -> StateJudgement:
     silent = [part.node for part in situation.parts if not part.answers]
-    message = f"{show_list(silent)} cannot be reached; training continues there" if silent else ""
+    message = " ".join(_describe_standstill(situation, silent))
     states = {part.status.state for part in situation.parts if part.status is not None}
     # Parts end one after the other: once one has stopped, the run is stopping.
     if situation.stop_asked or "stopping" in states or "stopped" in states:
@@ -213,6 +215,22 @@ def _judge_active(situation: Situation) -> StateJudgement:
     if situation.launching:
         return StateJudgement(state="launching", message=message)
     return StateJudgement(state="running", message=message)
+
+
+def _describe_standstill(situation: Situation, silent: Sequence[str]) -> list[str]:
+    """Return a sentence on silent nodes, and what the others say of ranks that stand still."""
+    said = [part.status.message for part in situation.parts if part.active and part.status]
+    standing = [message for message in said if message]
+    if not silent:
+        return standing
+    # The ranks wait for each other in each step: if those that we see go on, all do.
+    is_still = bool(standing) or situation.idle_s >= STANDSTILL_S
+    how = (
+        f"the other ranks have waited for {situation.idle_s:.0f} s"
+        if is_still
+        else "training continues there"
+    )
+    return [f"{show_list(silent)} cannot be reached; {how}", *standing]
 
 
 def _judge_ended(situation: Situation) -> StateJudgement:
@@ -237,7 +255,7 @@ def _judge_unanswered(situation: Situation, silent: Sequence[str]) -> StateJudge
     return StateJudgement(
         state=state,
         message=f"{show_list(silent)} cannot be reached; the state of the run is unknown",
-        hint="Its ranks keep training. The state is updated as soon as a node answers.",
+        hint="Ranks need no master to train. The state is updated as soon as a node answers.",
     )
 
 

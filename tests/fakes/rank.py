@@ -66,6 +66,10 @@ def main(behaviour: str) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_heartbeat(1, "training")
         time.sleep(600)
+    elif behaviour == "load":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        write_heartbeat(0, "loading")
+        time.sleep(600)
     elif behaviour == "hang":
         write_heartbeat(7, "training")
         time.sleep(600)

@@ -240,6 +240,14 @@ def _describe_stalled(line: Line, node: str, rank: int | None) -> Description:
     return "error", text_of(line, "message") or f"a rank on {node} is stuck", True
 
 
+def _describe_standing(line: Line, node: str, rank: int | None) -> Description:
+    return "warning", text_of(line, "message") or f"a rank on {node} stands still", True
+
+
+def _describe_moving(line: Line, node: str, rank: int | None) -> Description:
+    return "info", f"the ranks on {node} go on", True
+
+
 def _describe_exit(line: Line, node: str, rank: int | None) -> Description:
     code = whole_of(line, "exit_code")
     if code is None or code == 0:
@@ -273,5 +281,7 @@ _RANK_LINES: dict[str, tuple[RunEventKind, Describer]] = {
 _SUPERVISOR_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "adopted": ("adopted", _describe_adopted),
     "stalled": ("stalled", _describe_stalled),
+    "standing": ("stalled", _describe_standing),
+    "moving": ("stalled", _describe_moving),
     "rank_exited": ("rank_exited", _describe_exit),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 from agents.state import Identity, boot_id
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess
-from agents.supervisor.stalls import StallWatch
+from agents.supervisor.stalls import StallWatch, read_cpu_s
 from agents.supervisor.verdict import judge_stall
 from tests.agents.supervisor.conftest import Node
 
@@ -167,3 +169,80 @@ def test_broken_heartbeat_counts_as_none(node: Node, ranks: Ranks, text: str) ->
         (ranks.folder / f"rank-{rank}.heartbeat").write_text(text)
     watch = StallWatch(ranks.all, node.intent("train", "train"))
     assert look_on(watch, 1000.0, 1700.0) == 1600.5
+
+
+def train_steadily(watch: StallWatch, ranks: Ranks, num_steps: int = 8) -> float:
+    """Let both ranks take a step each second; return the time of the last one."""
+    for step in range(1, num_steps + 1):
+        ranks.beat(1000.0 + step, (step, step))
+        assert look_on(watch, 1000.0 + step, 1001.0 + step) is None
+        assert watch.find_standstill(1000.5 + step) is None
+    return 1000.0 + num_steps
+
+
+def test_idle_rank_of_steady_steps_is_named_and_ended_after_ten_seconds(
+    node: Node, ranks: Ranks
+) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    last_s = train_steadily(watch, ranks)
+    assert look_on(watch, last_s + 1.0, last_s + 10.5) is None
+    assert watch.find_standstill(last_s + 10.0) is None
+    watch.check(last_s + 10.5)
+    assert watch.find_standstill(last_s + 10.5) is not None
+    assert look_on(watch, last_s + 11.0, last_s + 100.0) == last_s + 12.5
+
+
+def test_rank_that_computes_gets_a_minute(
+    node: Node, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compile in the middle of the training."""
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    last_s = train_steadily(watch, ranks)
+    used = iter(range(1000))
+    monkeypatch.setattr("agents.supervisor.stalls.read_cpu_s", lambda pid: float(next(used)))
+    assert look_on(watch, last_s + 1.0, last_s + 100.0) == last_s + 60.5
+    assert watch.find_standstill(last_s + 60.5) is not None
+
+
+def test_rank_that_may_wait_for_another_node_is_named_and_gets_a_minute(
+    node: Node, ranks: Ranks
+) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train", elsewhere=1))
+    last_s = train_steadily(watch, ranks)
+    assert look_on(watch, last_s + 1.0, last_s + 30.0) is None
+    assert watch.find_standstill(last_s + 30.0) is not None
+    assert look_on(watch, last_s + 30.0, last_s + 100.0) == last_s + 65.0
+
+
+def test_stop_does_not_wait_for_what_stands_still(node: Node, ranks: Ranks) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train", elsewhere=1))
+    last_s = train_steadily(watch, ranks)
+    assert look_on(watch, last_s + 1.0, last_s + 20.0) is None
+    assert watch.check(last_s + 20.0, is_stopping=True) is not None
+
+
+def test_long_step_among_the_last_ones_gives_more_time(node: Node, ranks: Ranks) -> None:
+    """Shapes are recorded, or layers compiled, when rows of another length come."""
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    last_s = train_steadily(watch, ranks)
+    assert look_on(watch, last_s + 1.0, last_s + 9.0) is None
+    ranks.beat(last_s + 9.0, (9, 9))
+    assert look_on(watch, last_s + 9.0, last_s + 100.0) == last_s + 9.0 + 20.5
+
+
+def test_cpu_time_of_a_rank_counts_what_its_children_use() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, '-c', 'import time; e = time.monotonic() + 0.5\\n"
+        "while time.monotonic() < e: pass\\nprint(1, flush=True); time.sleep(30)'])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert read_cpu_s(process.pid) >= 0.2
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

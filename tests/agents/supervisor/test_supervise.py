@@ -227,29 +227,53 @@ def test_stopped_process_is_the_stall(node: Node) -> None:
     assert "The process was stopped (SIGSTOP)." in status.message
 
 
-def test_short_pause_is_no_stall(node: Node) -> None:
-    attempt = node.launch("train", environ={"RACKLESS_STALL_S": "4"})
+def test_stopped_process_is_named_at_once_and_goes_on_when_it_is_continued(node: Node) -> None:
+    attempt = node.launch("train")
     status = node.wait_step(attempt)
     pid = status.ranks[0].pid
     assert pid is not None
+    stopped_s = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.5)
+    status = node.wait(attempt, lambda status: bool(status.message))
+    assert time.monotonic() - stopped_s < 3.0
+    assert status.state == "running"
+    assert status.message.startswith("Rank 0 on node a (cpu) has stood still for ")
+    assert status.message.endswith("The process was stopped (SIGSTOP).")
     os.kill(pid, signal.SIGCONT)
     step = read_status(attempt).ranks[0].step
     assert step is not None
     node.wait_step(attempt, step + 5)
-    assert read_status(attempt).state == "running"
+    assert node.wait(attempt, lambda status: not status.message).state == "running"
 
 
-def test_stopped_supervisor_does_not_keep_stop_from_ending(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agents.supervisor.stop.SUPERVISOR_EXTRA_S", 0.5)
+def test_stop_continues_a_stopped_process_so_that_it_can_save(node: Node) -> None:
+    attempt = node.launch("train", "train")
+    status = node.wait_step(attempt)
+    pid = status.ranks[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    status = stop(attempt, grace_s=30.0)
+    assert (status.state, status.message) == ("stopped", "")
+    assert [rank.exit_code for rank in status.ranks] == [0, 0]
+
+
+def test_stop_of_ranks_that_do_not_train_yet_waits_for_nothing(node: Node) -> None:
+    attempt = node.launch("load")
+    node.wait(attempt, lambda status: bool(status.ranks) and status.ranks[0].phase == "loading")
+    began_s = time.monotonic()
+    status = stop(attempt, grace_s=120.0)
+    assert (status.state, status.num_processes) == ("stopped", 0)
+    assert time.monotonic() - began_s < 15.0
+
+
+def test_stopped_supervisor_is_continued_to_stop_its_ranks(node: Node) -> None:
     attempt = node.launch("train")
     status = node.wait_step(attempt)
     assert status.supervisor_pid is not None
     os.kill(status.supervisor_pid, signal.SIGSTOP)
-    assert stop(attempt, grace_s=0.5).num_processes == 0
+    status = stop(attempt, grace_s=20.0)
+    assert (status.state, status.message) == ("stopped", "")
+    assert status.ranks[0].exit_code == 0
 
 
 def test_reboot_shows_as_lost(node: Node) -> None:

@@ -166,6 +166,9 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ({"kind": "failed", "message": "boom"}, 2, "error", "rank 2 on alpha: boom"),
         ({"kind": "stalled", "message": "rank 1 stands still"}, None, "error",
          "rank 1 stands still"),
+        ({"kind": "standing", "message": "Rank 1 has stood still."}, None, "warning",
+         "Rank 1 has stood still."),
+        ({"kind": "moving"}, None, "info", "the ranks on alpha go on"),
         ({"kind": "adopted", "pid": 77, "ranks": [0, 1]}, None, "warning",
          "the run's supervisor on alpha was killed and replaced by process 77; rank 0 and 1 went "
          "on meanwhile"),
@@ -181,7 +184,12 @@ def test_what_a_line_tells_in_plain_words(
     told = describe_line(line, "run", 1, "alpha", rank)
     assert told is not None
     assert (told.event.severity, told.event.text) == (severity, text)
-    kind = {"eval": "evaluated", "preview": "data_read"}.get(line["kind"], line["kind"])
+    kind = {
+        "eval": "evaluated",
+        "preview": "data_read",
+        "standing": "stalled",
+        "moving": "stalled",
+    }.get(line["kind"], line["kind"])
     assert told.event.kind == kind
 
 
