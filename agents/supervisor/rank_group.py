@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import time
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,7 @@ from agents.state import Identity, boot_id, identify, identity_from, read_json, 
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.journal import AttemptJournal
 from agents.supervisor.launcher import Launcher
+from agents.supervisor.memory_kills import MemoryKills
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.sweep import find_processes
 from agents.supervisor.verdict import AttemptOutcome
@@ -47,6 +49,7 @@ class RankGroup:
         self._journal = journal
         self._wake = wake
         self._can_cap_logs = True
+        self._memory_kills = MemoryKills()
         self._earlier = read_json(attempt.file(STARTED_FILE)) or {}
 
     @property
@@ -178,6 +181,8 @@ class RankGroup:
             self._journal_exit(rank)
 
     def _journal_exit(self, rank: RankProcess) -> None:
+        if rank.exit_code in (None, -signal.SIGKILL):
+            rank.kill_cause = self._memory_kills.explain(rank.pid)
         self._journal.write("rank_exited", rank=rank.rank, pid=rank.pid, exit_code=rank.exit_code)
 
     def _cap_logs(self) -> None:

@@ -36,6 +36,8 @@ class RankProcess:
     no record of its end."""
     ended_s: float | None = None
     """Time of its end on the monotonic clock, in seconds; None: it still runs."""
+    kill_cause: str = ""
+    """Who killed it, of a rank that SIGKILL has ended, as far as the kernel tells."""
 
     @property
     def pid(self) -> int:

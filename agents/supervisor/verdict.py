@@ -37,7 +37,6 @@ PEER_LOST_SIGNS = (
 )
 """Phrases of Gloo, NCCL and the TCP store about a lost rank, in lower case."""
 SIGNAL_CAUSES = {
-    signal.SIGKILL: "killed, most often because the PC ran out of memory",
     signal.SIGSEGV: "a crash inside a library or a driver",
     signal.SIGBUS: "a crash, most often /dev/shm or the disk is full",
     signal.SIGABRT: "aborted by a library",
@@ -148,17 +147,18 @@ def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
         return f"{where} failed in phase {phase}: {told}"
     last = (rank.read_log_tail() or ["nothing"])[-1]
     if rank.exit_code is None:
-        how = f"was ended in phase {phase} and left no record of it; how is not known, since its "
-        return f"{where} {how}supervisor was replaced. Its last line: {last}"
-    return f"{where} {_name_exit(rank.exit_code)} in phase {phase}. Its last line: {last}"
+        how = f"was ended in phase {phase} and left no record of it; its exit code is not known, "
+        return f"{where} {how}since its supervisor was replaced. Its last line: {last}"
+    how = _name_exit(rank.exit_code, rank.kill_cause)
+    return f"{where} {how} in phase {phase}. Its last line: {last}"
 
 
-def _name_exit(exit_code: int) -> str:
+def _name_exit(exit_code: int, kill_cause: str) -> str:
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:
         number = signal.Signals(-exit_code)
     except ValueError:
         return f"was ended by signal {-exit_code}"
-    cause = SIGNAL_CAUSES.get(number)
+    cause = kill_cause if number == signal.SIGKILL else SIGNAL_CAUSES.get(number)
     return f"was ended by {number.name}" + (f" ({cause})" if cause else "")

@@ -302,7 +302,7 @@ async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
         out.document(part)
         out.text(f"{part.run_id} is {part.state} on {args.node}")
         return 0
-    run = await core.runs.stop(args.run)
+    run = await core.runs.stop(args.run, out.note)
     out.document(run)
     out.text(f"{run.run_id} is {run.state}" + (f": {run.message}" if run.message else ""))
     return 0

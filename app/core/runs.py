@@ -136,15 +136,17 @@ class CoreRuns:
             self._background.watch(run_id)
         return self._repository.full_snapshot(run_id)
 
-    async def stop(self, run_id: str) -> RunSnapshot:
+    async def stop(self, run_id: str, progress: OnMessage | None = None) -> RunSnapshot:
         """Stop a run after a checkpoint; a second call stops it at once. Returns once it has ended.
+
+        `progress` is called with what the stop waits for, whenever that changes.
 
         Raises:
             UserError: it is not active, or none of its nodes can be reached.
         """
         run_id = self._repository.get(run_id).run_id
         # A person may have typed the first characters only; `get` returned the whole id.
-        await stop.stop_run(self._services, run_id)
+        await stop.stop_run(self._services, run_id, progress or (lambda line: None))
         return self._repository.full_snapshot(run_id)
 
     async def stop_on(self, run_id: str, node: str) -> RunSnapshot | AttemptStatus:

@@ -122,6 +122,7 @@ class FakeNode:
     """A launch waits for it."""
     asked_to_launch: asyncio.Event = field(default_factory=asyncio.Event)
     stop_error: Exception | None = None
+    stop_delay_s: float = 0.0
     delete_error: Exception | None = None
     attempts: dict[tuple[str, int], AttemptStatus] = field(default_factory=dict)
     streams: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
@@ -236,6 +237,7 @@ class FakeNode:
     async def stop(self, run_id: str, attempt: int, grace_s: float) -> AttemptStatus:
         self._answer("stop")
         self.stops.append((run_id, attempt, grace_s))
+        await asyncio.sleep(self.stop_delay_s)
         if self.stop_error is not None:
             raise self.stop_error
         status = await self.attempt_status(run_id, attempt)

@@ -522,7 +522,7 @@ class FakeRuns:
         self._core.put_run(run)
         return run
 
-    async def stop(self, run_id: str) -> None:
+    async def stop(self, run_id: str, progress: Callable[[str], None] | None = None) -> None:
         await self._core.act("runs.stop", run_id)
         self._core.put_run(replace(self._core.run_map[run_id], state="stopped", remaining_s=None))
 

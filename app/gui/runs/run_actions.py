@@ -18,7 +18,7 @@ from app.gui.runs.resume_dialog import ResumeDialog
 from app.gui.session.banner_task import last_with_run, run_in_banner, show_run_error
 from app.gui.session.context import Context
 from app.presentation.result_text import describe_saved, describe_trace
-from app.text import show_share
+from app.text import capitalize, show_share
 
 TRACED_STEPS = 3
 
@@ -94,9 +94,11 @@ class RunActions:
         text = "The run writes a checkpoint, then ends on every node. You can resume it later."
         if not confirm(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop run"):
             return
-        self._banner.show_message("busy", f"Stopping {run.name}", "Waiting for its checkpoint.")
+        title = f"Stopping {run.name}"
+        self._banner.show_message("busy", title, "Waiting for its checkpoint.")
         self._context.bridge.run(
-            lambda core, report: core.runs.stop(run.run_id),
+            lambda core, report: core.runs.stop(run.run_id, report),
+            progress=lambda line: self._banner.show_message("busy", title, capitalize(line)),
             success=lambda result: self._show_result(
                 run, f"Stopped {run.name}", "None of its processes is left on any node."
             ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from app.errors import (
@@ -14,25 +15,33 @@ from app.errors import (
     UserError,
 )
 from app.events import ACTIVE_STATES
-from app.runs.attempt_status import active_attempts, stop_parts
+from app.runs.attempt_status import active_attempts, ask_parts, stop_parts
 from app.runs.export_claims import refuse_exported
 from app.runs.lifecycle.reconcile import reconcile_run
+from app.runs.node_pool import NodePool, OnMessage
+from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord
-from app.text import show_list
+from app.text import show_duration, show_list
 
 # A launch starts an interpreter on every node, which takes a minute on a slow disk.
 LAUNCH_TIMEOUT_S = 180.0
 POLL_INTERVAL_S = 0.1
+REPORT_INTERVAL_S = 1.0
 # A node that cannot be asked; what is left there is ended when it can be.
 _NO_ANSWER = (NodeUnreachable, HostKeyChanged, HostKeyUnknown)
 
 
-async def stop_run(services: Services, run_id: str) -> None:
+async def stop_run(services: Services, run_id: str, report: OnMessage = lambda line: None) -> None:
     """Stop a run: the first call saves a checkpoint, a second call stops at once.
 
     Returns when no process of the run is left on any node that answers. When no node answers, the
     second call gives the run up: what still runs is stopped when its node comes back.
+
+    Args:
+        services: stores and nodes.
+        run_id: run to stop.
+        report: called with a sentence on what the stop waits for, whenever that changes.
 
     Raises:
         UserError: the run is not active and has left nothing, or no node of it can be reached.
@@ -54,7 +63,8 @@ async def stop_run(services: Services, run_id: str) -> None:
     run = services.runs.get(run_id)
     services.runs.move(run_id, run.attempt, "stopping", "", "")
     grace_s = 0.0 if again else services.settings.number("stop_grace_s")
-    left = await stop_parts(services.pool, run.nodes, run_id, run.attempt, grace_s)
+    async with _reporting(services.pool, run, grace_s, report):
+        left = await stop_parts(services.pool, run.nodes, run_id, run.attempt, grace_s)
     silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
     refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
     await reconcile_run(services, run_id)
@@ -63,6 +73,43 @@ async def stop_run(services: Services, run_id: str) -> None:
         _handle_unreachable(services, run_id, silent, give_up=again)
     elif refused and services.runs.get(run_id).state in ACTIVE_STATES:
         raise refused[0]
+
+
+@contextlib.asynccontextmanager
+async def _reporting(
+    pool: NodePool, run: RunRecord, grace_s: float, report: OnMessage
+) -> AsyncIterator[None]:
+    """Say inside the block what the ranks of a stopping run still do."""
+
+    async def report_on() -> None:
+        said = ""
+        while True:
+            parts = await ask_parts(pool, run.nodes, run.run_id, run.attempt)
+            text = "; ".join(_describe_wait(part) for part in parts if part.active)
+            if text and text != said:
+                said = text
+                report(f"waiting up to {show_duration(grace_s)}: {text}")
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    task = asyncio.create_task(report_on())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _describe_wait(part: RunPart) -> str:
+    """Return what the ranks of an active part do, or which one stands still."""
+    status = part.status
+    if status is None or status.message:
+        return status.message.rstrip(".") if status else ""
+    ranks = [
+        f"rank {rank.rank} is {rank.phase}" + (f" after step {rank.step}" if rank.step else "")
+        for rank in status.ranks
+        if rank.exit_code is None and rank.phase
+    ]
+    return f"{part.node}: {', '.join(ranks) or 'its processes end'}"
 
 
 async def _stop_leftovers(services: Services, run: RunRecord) -> None:

@@ -200,7 +200,7 @@ def test_only_the_living_are_owned(node: Node) -> None:
 
 
 def test_ranks_whose_folder_was_removed_are_ended(node: Node) -> None:
-    attempt, other = node.launch("train"), AttemptFolder(node.home, "run-2", 1)
+    attempt, other = node.launch("hang"), AttemptFolder(node.home, "run-2", 1)
     node.wait_step(attempt)
     kill_supervisor(attempt)
     assert end_strays(node.home) == []

@@ -257,6 +257,22 @@ def test_stop_gives_time_to_save_and_a_second_stop_none(
     assert state(services, run_id) == "stopped"
 
 
+def test_stop_says_at_once_what_it_waits_for(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    cluster["alpha"].set_rank(run_id, 1, phase="saving", step=7)
+    cluster["beta"].set_state(run_id, 1, "stopping", "Rank 1 on node beta has stood still.")
+    cluster["gamma"].set_state(run_id, 1, "done")
+    for name in ("alpha", "beta"):
+        cluster[name].stop_delay_s = 0.3
+    said: list[str] = []
+    asyncio.run(stop_run(services, run_id, said.append))
+    assert said == [
+        "waiting up to 2 min: alpha: rank 0 is saving after step 7; "
+        "Rank 1 on node beta has stood still"
+    ]
+
+
 def test_stop_of_a_run_that_is_over_is_refused(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
