@@ -206,6 +206,7 @@ def _apply_checked(
             message=f"Passes of this model cannot be recorded ({replayer.failure}), so the host "
             "launches each kernel on its own, which is slower on fast cards and with small models.",
             hint="",
+            of_rank=True,
         )
     _log("the setting is ready")
     return setting

@@ -180,7 +180,8 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
 
 def _make_executor(context: RankContext, state: TrainingState) -> Executor:
     def warn(message: str, hint: str) -> None:
-        context.journal.write("warning", message=message, hint=hint)
+        # Of this GPU alone, which the event names: others may have other memory, or a compiler.
+        context.journal.write("warning", message=message, hint=hint, of_rank=True)
 
     return Executor(
         state.model,

@@ -187,16 +187,16 @@ class Executor:
         elif any(len(group) > 1 for group in groups):
             self.micro_tokens = min(most, self.micro_tokens) // 2
             self._warn(
-                f"Memory ran out; this rank now processes at most {self.micro_tokens} tokens at "
+                f"Memory ran out; training goes on with at most {self.micro_tokens:,} tokens at "
                 "once. The batch stays the same.",
                 "",
             )
         elif self._may_recompute and self.layers.recompute_more():
             num_recomputed = self.layers.plan.num_recomputed
             self._warn(
-                f"Memory ran out with a single example; this rank now recomputes activations in "
-                f"{num_recomputed} of {self.layers.num_layers} layers, which is slower and needs "
-                "less memory.",
+                f"Memory ran out with a single example; training goes on with activations "
+                f"recomputed in {num_recomputed} of {self.layers.num_layers} layers, which is "
+                "slower and needs less memory.",
                 "",
             )
         else:
@@ -222,7 +222,7 @@ class Executor:
             # Journals subtract the dequantized weights from the peak; from now on it has none.
             torch.cuda.reset_peak_memory_stats(self._device)
         self._warn(
-            f"{why}; this rank now dequantizes the weights in every pass, which is a little "
+            f"{why}; training goes on with weights dequantized in every pass, which is a little "
             "slower.",
             "",
         )

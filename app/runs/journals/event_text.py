@@ -125,20 +125,23 @@ def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     is_compiled = line.get("compiled") is True
     if tokens is None or layers is None or not (is_compiled or twice or moved):
         return None  # a CPU has nothing to choose
-    text = f"rank {rank} on {node} uses micro-batches of up to {tokens:,} tokens"
+    who = f"rank {rank} on {node}"
+    text = f"uses micro-batches of up to {tokens:,} tokens"
     text += ", padded to few shapes that are replayed," if line.get("is_repeating") else ""
     text += " and compiled layers" if is_compiled else ""
     does = [f"{twice} recompute their activations"] if twice else []
     does += [f"{moved} offload them to the PC's memory"] if moved else []
-    more = f"; of {count_of(layers, 'layer')}, {' and '.join(does)}" if does else ""
+    text += f"; of {count_of(layers, 'layer')}, {' and '.join(does)}" if does else ""
     believed = number_of(line, "believed_tokens_per_s")
     measured = number_of(line, "measured_tokens_per_s")
-    if believed is not None and measured is not None:
-        # The trainer corrects its search when steps are slower than it believed.
-        more += f", since the setting before reached {measured:,.0f} of {believed:,.0f} tokens/s"
-    elif believed is not None:
-        more += ", since a checkpoint came before another setting had been measured"
-    return "info", text + more, True
+    if believed is None:
+        return "info", f"{who} {text}", True
+    if measured is None:
+        why = "since a checkpoint came before another setting had been measured"
+        return "info", f"{who} {text}, {why}", True
+    # The trainer corrects its search when steps are slower than it believed.
+    why = f"the last one reached {measured:,.0f} of {believed:,.0f} expected tokens/s"
+    return "info", f"{who} corrected its setting: {why}. It now {text}", True
 
 
 def _reason(line: Line) -> str:
@@ -202,7 +205,9 @@ def _describe_trace_failed(line: Line, node: str, rank: int | None) -> Descripti
 
 def _describe_warning(line: Line, node: str, rank: int | None) -> Description:
     words = " ".join(text for text in (text_of(line, "message"), text_of(line, "hint")) if text)
-    return ("warning", words, True) if words else None
+    # Without its rank, the same event on two GPUs would be one.
+    where = f"rank {rank} on {node}: " if line.get("of_rank") is True else ""
+    return ("warning", where + words, True) if words else None
 
 
 def _describe_eval(line: Line, node: str, rank: int | None) -> Description:

@@ -152,6 +152,26 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
             "checkpoint came before another setting had been measured",
         ),
         (
+            {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32, "step": 5,
+             "believed_tokens_per_s": 31620.0, "measured_tokens_per_s": 5089.0},
+            1,
+            "info",
+            "rank 1 on alpha corrected its setting: the last one reached 5,089 of 31,620 expected "
+            "tokens/s. It now uses micro-batches of up to 4,096 tokens and compiled layers",
+        ),
+        (
+            {"kind": "warning", "message": "Memory ran out.", "hint": "", "of_rank": True},
+            1,
+            "warning",
+            "rank 1 on alpha: Memory ran out.",
+        ),
+        (
+            {"kind": "warning", "message": "No end.", "hint": "Wait", "of_rank": "yes"},
+            1,
+            "warning",
+            "No end. Wait",
+        ),
+        (
             {"kind": "checkpoint", "step": 8, "seconds": 0.25},
             1,
             "info",
