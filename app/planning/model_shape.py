@@ -60,7 +60,7 @@ _MET = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 # Families whose experts are plain MLPs.
 _UNGATED = ("nemotron_h",)
 # Families whose experts have another form, which neither adapters nor NF4 reach.
-_OTHER_EXPERTS = ("llama4", "llama4_text")
+_OTHER_EXPERTS = ("dbrx", "jetmoe", "longcat_flash", "muse_spark", "step3p7")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 # Text models by the type of the multimodal model around them.
 _TEXT_FAMILIES = {

@@ -1,8 +1,9 @@
 """Compute the experts of a mixture by grouped products, with adapters and NF4 weights.
 
 Registered with Transformers' interface for experts, so no model is forked: classes keep their
-router, their activation and their shared experts. Routing weights are applied before the second
-product instead of behind it, which is the same sum and keeps its results out of memory.
+router, their activation and their shared experts. Llama 4 does not use it (`llama4_experts`).
+Routing weights are applied before the second product instead of behind it, which is the same sum
+and keeps its results out of memory.
 
 An adapter on experts has matrices of its own for each expert, in PEFT's layout for
 `target_parameters`, so that PEFT loads what was trained. PEFT itself would form weight + update for
@@ -34,6 +35,11 @@ from agents.trainer.kernels.grouped_linear_op import (
     reorder,
     sort_by_expert,
 )
+from agents.trainer.model.llama4_experts import (
+    apply_gate,
+    is_llama4_experts,
+    turn_adapter,
+)
 from agents.trainer.model.nf4_experts import (
     find_packed,
     find_routers,
@@ -51,25 +57,30 @@ def forward_experts(
     """Return the weighted sum of each token's experts (T, H).
 
     Args:
-        module: Module of experts of any class that Transformers' interface knows.
+        module: Module of experts; see `is_experts`.
         hidden_TH: Tokens.
         top_k_index: Experts of each token (T, K).
         top_k_weights: Their weights (T, K).
     """
     first, second = name_matrices(module)
+    is_llama4, has_bias = is_llama4_experts(module), getattr(module, "has_bias", False)
     route = sort_by_expert(top_k_index, module.num_experts)
     top_k = top_k_index.shape[-1]
     dtype = _compute_dtype(module, hidden_TH)
     x_TH = hidden_TH.to(dtype)
     y_SO = _multiply(module, first, x_TH, route, top_k, gathers=True)
-    if module.has_bias:
+    if has_bias:
         expert_S = top_k_index.reshape(-1).index_select(0, route[0])
         y_SO = y_SO + F.embedding(expert_S, getattr(module, f"{first}_bias")).to(dtype)
-    z_SI = module._apply_gate(y_SO) if module.has_gate else module.act_fn(y_SO)
-    weight_S = reorder(top_k_weights.reshape(-1), route[0], route[1])
-    z_SI = z_SI * weight_S[:, None].to(dtype)
+    weight_S = reorder(top_k_weights.reshape(-1), route[0], route[1])[:, None].to(dtype)
+    if is_llama4:
+        z_SI = apply_gate(module, y_SO * weight_S)
+    elif module.has_gate:
+        z_SI = module._apply_gate(y_SO) * weight_S
+    else:
+        z_SI = module.act_fn(y_SO) * weight_S
     found_TH = _multiply(module, second, z_SI.to(dtype), route, top_k, gathers=False)
-    if module.has_bias:
+    if has_bias:
         # Each token's biases, weighted: a product with a narrow matrix instead of K copies.
         one_hot_TKE = F.one_hot(top_k_index, module.num_experts).to(dtype)
         share_TE = (one_hot_TKE * top_k_weights[..., None].to(dtype)).sum(dim=1)
@@ -89,14 +100,16 @@ def _multiply(
     module: Any, name: str, x: Tensor, route: list[Tensor], top_k: int, *, gathers: bool
 ) -> Tensor:
     weight, packed = getattr(module, name), find_packed(module, name)
-    size = weight.shape[1:] if module.is_transposed else weight.shape[:0:-1]
+    is_llama4 = is_llama4_experts(module)
+    is_transposed = is_llama4 or module.is_transposed
+    size = weight.shape[1:] if is_transposed else weight.shape[:0:-1]
     wrapper = module.__dict__.get("expert_adapters", {}).get(name)
     is_adapted = wrapper is not None and not wrapper.disable_adapters
     shape = GroupedShape(
         num_experts=module.num_experts,
         num_inputs=size[0],
         num_outputs=size[1],
-        is_transposed=module.is_transposed,
+        is_transposed=is_transposed,
         group_blocks=packed.group_blocks if packed is not None else 0,
         top_k=top_k,
         gathers=gathers,
@@ -106,6 +119,8 @@ def _multiply(
     adapter, scale = [], 1.0
     if is_adapted:
         adapter = [wrapper.lora_A[_ADAPTER].weight, wrapper.lora_B[_ADAPTER].weight]
+        if is_llama4:
+            adapter = turn_adapter(adapter[0], adapter[1], shape.num_experts, shape.rank)
         scale = float(wrapper.scaling[_ADAPTER])
     weights = packed.parts if packed is not None else [weight]
     return multiply(x, route, weights, adapter, shape.as_list(), scale)
@@ -142,10 +157,15 @@ def use_own_products(model: Any) -> bool:
     """Let `forward_experts` compute the experts of a model; return whether it has any."""
     if not any(True for _ in find_experts(model)):
         return False
-    ALL_EXPERTS_FUNCTIONS.register(NAME, forward_experts)
-    model.set_experts_implementation(NAME)
+    layers = [one for one in model.modules() if is_llama4_experts(getattr(one, "experts", None))]
+    for layer in layers:
+        _precede(layer, _RoutedLayer)
+    if not layers:
+        ALL_EXPERTS_FUNCTIONS.register(NAME, forward_experts)
+        model.set_experts_implementation(NAME)
     for _, router in find_routers(model):
-        _keep_exact(router)
+        # Autocast would round classes that route in float32, which changes choices.
+        _precede(router, _ExactRouter)
     # Logits of routers are collected for the auxiliary loss, which is no part of the objective.
     for config in (model.config, model.config.get_text_config()):
         if getattr(config, "output_router_logits", False):
@@ -209,17 +229,14 @@ def connect_adapters(model: nn.Module) -> None:
             base.__dict__.setdefault("expert_adapters", {})[module.parameter_name] = module
 
 
-def _keep_exact(router: Any) -> None:
-    """Keep autocast away from a router: it computes in the types that its class chose.
-
-    Classes that route in float32 would be rounded to half precision, which changes choices.
-    """
-    kind = type(router)
-    if issubclass(kind, _ExactRouter):
+def _precede(module: Any, mixin: type) -> None:
+    """Let the methods of a mixin precede those of a module's class."""
+    kind = type(module)
+    if issubclass(kind, mixin):
         return
-    if kind not in _exact_kinds:
-        _exact_kinds[kind] = type(kind.__name__, (_ExactRouter, kind), {})
-    router.__class__ = _exact_kinds[kind]
+    if (mixin, kind) not in _mixed_kinds:
+        _mixed_kinds[mixin, kind] = type(kind.__name__, (mixin, kind), {})
+    module.__class__ = _mixed_kinds[mixin, kind]
 
 
 class _ExactRouter:
@@ -232,4 +249,19 @@ class _ExactRouter:
             return super().forward(hidden.to(dtype), *args, **kwargs)  # type: ignore[misc]
 
 
-_exact_kinds: dict[type, type] = {}
+class _RoutedLayer:
+    """Mixin that precedes the class of a layer of Llama 4 with experts."""
+
+    def forward(self: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of all tokens (T, H) and the router's logits, as the class does."""
+        hidden_TH = hidden.reshape(-1, self.hidden_dim)
+        scores_TE, logits_TE = self.router(hidden_TH)
+        # Scores of experts that were not chosen are 0.
+        weight_TK, index_TK = scores_TE.topk(self.top_k, dim=1)
+        own = self.experts  # or PEFT's wrappers of its parameters
+        own = own.get_base_layer() if isinstance(own, LoraLayer) else own
+        routed_TH = forward_experts(own, hidden_TH, index_TK, weight_TK)
+        return self.shared_expert(hidden_TH) + routed_TH, logits_TE
+
+
+_mixed_kinds: dict[tuple[type, type], type] = {}

@@ -24,6 +24,7 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
 from agents.errors import ExpectedError
 from agents.trainer.kernels import nf4
+from agents.trainer.model.llama4_experts import is_llama4_experts
 
 _METHOD = "rackless_nf4"
 # bitsandbytes counts the weights of one tensor in 32 bits.
@@ -74,17 +75,20 @@ class PackedExperts(nn.Module):
 
 
 def is_experts(module: Any) -> bool:
-    """Return whether a module holds all experts of a layer, as Transformers' interface knows them.
+    """Return whether a module holds all experts of a layer, as our products know them.
 
-    A norm behind each expert needs their results apart, which our products do not keep.
+    These are the classes of Transformers' interface, and Llama 4's. A norm behind each expert needs
+    their results apart, which our products do not keep.
     """
     is_known = hasattr(module, "is_transposed") and hasattr(module, "_apply_gate")
+    is_known = is_known or is_llama4_experts(module)
     return is_known and not getattr(module, "has_post_expert_norm", False)
 
 
 def name_matrices(module: Any) -> tuple[str, str]:
     """Return the names of the parameters of a module of experts: first and second product."""
-    return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
+    has_gate = getattr(module, "has_gate", True)
+    return ("gate_up_proj" if has_gate else "up_proj"), "down_proj"
 
 
 def find_packed(module: Any, name: str) -> PackedExperts | None:

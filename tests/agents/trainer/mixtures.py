@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.agents.trainer.ranks import DEMO
@@ -36,6 +38,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "phimoe": {},
+    "llama4_text": {  # transposed, weights of the router on what goes in
+        "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
+        "attention_chunk_size": 8, "moe_layers": [1], "intermediate_size_mlp": 40,
+    },
+    "ernie4_5_moe": {
+        "moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 1, "moe_num_shared_experts": 1,
+    },
 }  # fmt: skip
 
 
@@ -64,3 +73,19 @@ def save_mixture(folder: Path, kind: str, **changes: Any) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(DEMO / "model" / name, folder / name)
     return folder
+
+
+def pack_mxfp4(folder: Path) -> None:
+    """Put random experts in MXFP4 into a saved gpt-oss, as its published files have them."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+        stored = tensors.pop(name).shape  # (E, I, O)
+        draw = torch.Generator().manual_seed(len(name))
+        size = (stored[0], stored[2], stored[1] // 32)
+        blocks = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, generator=draw)
+        tensors[f"{name}_blocks"] = blocks
+        tensors[f"{name}_scales"] = torch.full(size, 124, dtype=torch.uint8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
