@@ -37,7 +37,6 @@ from agents.trainer.data.hub import find_model
 from agents.trainer.data.tokenizer import load_tokenizer
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
-_SHARD_SIZE = "5GB"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +101,7 @@ def _merge(job: MergeInputs, progress: JobProgress) -> None:
         return
     make_room(job.destination)
     with appearing(job.destination, "the merged model") as partial:
-        _write_model(base, checkpoint, partial, progress)
+        write_model(base, checkpoint, partial, progress)
         _copy_rest(base, checkpoint, partial, content, progress.end())
 
 
@@ -124,91 +123,43 @@ def _refuse_other_model(checkpoint: Checkpoint, base: Path, hashes: Path | None)
         )
 
 
-def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: JobProgress) -> None:
-    progress.begin("load", "Loading PyTorch and the base model")
+def write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: JobProgress) -> None:
+    """Write the merged model, reading the base model and writing the result tensor by tensor.
+
+    Raises:
+        ExpectedError: the weights are not finite, or the base model is quantized.
+        OSError: the disk is full.
+    """
+    progress.begin("load", "Loading PyTorch and the base model's config")
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
+    from agents.quantizers.merging.output_files import OutputFiles
+    from agents.quantizers.merging.skeleton import Skeleton
+    from agents.quantizers.merging.updates import read_adapter, read_full
+
     transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        base,
-        dtype="auto",
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-    )
-    progress.begin("merge", "Merging")
+    skeleton = Skeleton(base)
+    progress.begin("merge", "Merging and writing, tensor by tensor")
     with torch.no_grad():
         if has_adapter(checkpoint):
-            model = _merge_adapter(model, checkpoint, progress)
+            updates = read_adapter(skeleton.model, checkpoint.path)
+            # What an adapter adds to the head does not belong to the embeddings.
+            for name in updates:
+                skeleton.untie(name)
         else:
-            copy_values(model, checkpoint)
-    progress.begin("write", "Writing the merged model")
-    model.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
-
-
-def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: JobProgress) -> Any:
-    """Return the base model with every adapted weight replaced."""
-    from peft import PeftModel
-    from peft.tuners.lora import LoraLayer
-
-    from agents.trainer.model.experts import names_as_they_are
-
-    with names_as_they_are():
-        adapted = PeftModel.from_pretrained(model, checkpoint.path)
-    layers = [(n, m) for n, m in adapted.named_modules() if isinstance(m, LoraLayer)]
-    # Before any weight is written: a tied head would change the embeddings as well.
-    _untie_head(adapted, [layer.get_base_layer() for _, layer in layers])
-    for index, (name, layer) in enumerate(layers, start=1):
-        # An adapter on experts belongs to one parameter of theirs, which has all of them.
-        weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
-        for adapter in layer.active_adapters:
-            # peft would add in the type of the weight, and round twice.
-            merged = weight.float() + layer.get_delta_weight(adapter).float()
-            if adapter in layer.lora_magnitude_vector:
-                merged = _lengthen(merged, layer, adapter)
-            _refuse_diverged(name, merged)
-            weight.copy_(merged)
-        progress.tell(f"Merged {index} of {len(layers)} layers", done=index, total=len(layers))
-    # The deltas are in the weights already: unload drops the adapters without merging again.
-    return adapted.unload()
-
-
-def _untie_head(model: Any, adapted: Sequence[Any]) -> None:
-    """Give a head that was adapted weights of its own, where it shares those of the embeddings.
-
-    What the adapter adds belongs to the head alone.
-    """
-    import torch
-
-    embeddings = model.get_input_embeddings()
-    for layer in adapted:
-        is_tied = getattr(layer, "weight", None) is embeddings.weight  # experts have none
-        if layer is not embeddings and is_tied:
-            layer.weight = torch.nn.Parameter(embeddings.weight.detach().clone())
-            # Otherwise loading would tie the two again. Multimodal models have two configs.
-            for config in (model.config, model.config.get_text_config()):
-                config.tie_word_embeddings = False
-
-
-def _refuse_diverged(name: str, weight: Any) -> None:
-    if not weight.isfinite().all():
-        raise ExpectedError(
-            f"The merged weight of {name} holds numbers that are not finite.",
-            "The training has diverged: export an earlier checkpoint",
-        )
-
-
-def _lengthen(merged: Any, layer: Any, adapter: str) -> Any:
-    """Give each output's weights the length that DoRA has learned (Liu et al. 2024, equation 5)."""
-    import torch
-
-    # GPT-2 stores its weights with inputs first.
-    rows_OI = merged.T if layer.fan_in_fan_out else merged
-    lengths_O = layer.lora_magnitude_vector[adapter].weight.float()
-    rows_OI = rows_OI * (lengths_O / torch.linalg.norm(rows_OI, dim=1))[:, None]
-    return rows_OI.T if layer.fan_in_fan_out else rows_OI
+            updates = read_full(checkpoint.path)
+        files = OutputFiles(skeleton.model, folder)
+        count = 0
+        for tensors in skeleton.load():
+            for name in tensors.keys() & updates.keys():
+                updates[name](tensors[name])
+                count += 1
+                progress.tell(
+                    f"Merged {count} of {len(updates)} weights", done=count, total=len(updates)
+                )
+            files.write(skeleton.revert(tensors))
+        files.require_whole()
 
 
 def has_adapter(checkpoint: Checkpoint) -> bool:
@@ -222,13 +173,11 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
     Raises:
         ExpectedError: they are not finite.
     """
-    from agents.trainer.checkpoint.sharded_files import find_shards, read_shards
-    from agents.trainer.checkpoint.state import FULL_STEM
+    from agents.quantizers.merging.updates import read_full
 
     parameters = dict(model.named_parameters())
-    for name, value in read_shards(find_shards(checkpoint.path, FULL_STEM)):
-        _refuse_diverged(name, value)
-        parameters[name].copy_(value)
+    for name, update in read_full(checkpoint.path).items():
+        update(parameters[name])
 
 
 def _copy_rest(

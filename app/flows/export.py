@@ -261,7 +261,7 @@ def suggest_folder(home: str, run_name: str) -> str:
 
 _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Looking for the checkpoint", ("find",)),
-    ("Merging", ("check", "load", "merge", "write")),
+    ("Merging", ("check", "load", "merge")),
     ("Getting ready", ("prepare", "wait", "texts")),
     ("Measuring the original", ("original", "control")),
     ("Quantizing", ("quantize",)),

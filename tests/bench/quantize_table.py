@@ -26,7 +26,7 @@ from tests.bench.quantize_jobs import TARGETS
 
 NODE = "here"
 _MEMORY_BYTES_PER_S = 20e9
-MERGING = ("check", "load", "merge", "write")
+MERGING = ("check", "load", "merge")
 Row = dict[str, Any]
 
 

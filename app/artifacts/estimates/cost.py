@@ -154,14 +154,25 @@ class _Work:
         whole = self.made.merged_bytes
         adapted = self._count_adapted()
         base = rates.LOADED_RAM_BYTES[self._device]
-        # Weights are mapped from their file; only those that change take memory of their own.
-        ram = base + rates.MERGE_RAM_BYTES + int(whole * adapted / self.shape.num_parameters)
+        ram = base + rates.MERGE_RAM_BYTES + self._merged_at_once()
+        seconds = adapted / rates.MERGED_WEIGHTS_PER_S + whole / rates.WRITE_BYTES_PER_S
         return (
             _phase("check", rates.START_S + self._hash_s(), 20_000_000),
             _phase("load", rates.IMPORT_S[self._device], base),  # hashing has read the files
-            _phase("merge", rates.PEFT_S + adapted / rates.MERGED_WEIGHTS_PER_S, ram),
-            _phase("write", whole / rates.WRITE_BYTES_PER_S, ram),
+            _phase("merge", rates.PEFT_S + seconds, ram),
         )
+
+    def _merged_at_once(self) -> int:
+        """Return the bytes of what is merged at a time: a tensor, or a matrix of all experts.
+
+        Experts are joined to one tensor, and cut again into those of the files.
+        """
+        layers = [layer for layer, _ in self.shape.kinds]
+        # The embedding is written as it is mapped, unless all weights were trained.
+        widest = max(self._widest, self.shape.num_embedding if self.targets is None else 0)
+        experts = max(layer.num_experts_params for layer in layers)
+        weights = max(widest, rates.MERGED_SHARE_OF_EXPERTS * experts)
+        return int(self.made.merged_bytes / self.shape.num_parameters * weights)
 
     def _hash_s(self) -> float:
         """Return seconds to hash the base model: several files at once, each on a core."""

@@ -42,7 +42,7 @@ def test_merged_and_reloaded_adapters_compute_what_was_trained(family, tmp_path)
 
     checkpoint = SimpleNamespace(path=tmp_path / "adapter")
     progress = JobProgress(io.StringIO())
-    merge._write_model(tmp_path / "base", checkpoint, tmp_path / "merged", progress)
+    merge.write_model(tmp_path / "base", checkpoint, tmp_path / "merged", progress)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert (logits(merged) - trained).abs().max() < 1e-4 * largest
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

@@ -3,7 +3,8 @@
 The rows are of `python -m tests.bench.bench_quantize --cpu --parts 60m,130m,370m` on an AMD EPYC
 with two cores that nothing else used (torch 2.13, Transformers 5.23, gptqmodel 7.6, AutoAWQ 0.2.9,
 llama.cpp b10605); one with 40 rows of calibration, and one of `--parts quality --recipe medium`.
-Those that constants were fitted to say so.
+Those that constants were fitted to say so. Merges are of an Intel Xeon with two cores that other
+programs used as well (torch 2.13, Transformers 5.23), so that their seconds say nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ GPU_ROWS = read_rows("measured_on_gpus.jsonl")
 """Of `bench_quantize --parts quality,1b,13b` on an H200 that three jobs used at once, so that their
 seconds say little; prompts were still answered one by one, and the disk of kept layers and result
 together was not looked at in its moment. Those that are quiet are of
-`--parts 1b`, `--parts 3b`, `--parts 13b --cases nf4`, `--parts 7b --cases merge,nf4@12` and twice
+`--parts 1b`, `--parts 3b`, `--parts 13b --cases nf4`, `--parts 7b --cases nf4@12` and twice
 `--parts 7b --cases awq@12 --rows 128` (12 GiB of the card), on 16 cores of their own, and of
-`--parts quality`, `--parts 3b --cases nf4,merge` and `--parts 1b --cases merge,gguf:Q8_0` there on
-another day."""
+`--parts quality`, `--parts 3b --cases nf4` and `--parts 1b --cases gguf:Q8_0` there on another
+day."""
 QUIET_ROWS = [row for row in GPU_ROWS if row["is_quiet"]]
 SHORT_S = 60.0
 """Of a shorter job PyTorch's import is a large part: 6 or 14 s, by what was read before."""
@@ -62,7 +63,7 @@ def test_what_was_measured_was_foretold(row):
     assert 0.85 < memory < 1.15
     disk = max(one["disk_bytes"] for one in row["phases"]) / foretell_disk(row)
     assert least_disk(row) < disk < 1.02
-    if row["case"] not in COMPILES:
+    if row["case"] not in COMPILES and row["method"] != "merged":
         assert 0.7 < ratio_of_seconds(row) < 1.3
 
 
@@ -79,10 +80,7 @@ def test_memory_of_jobs_on_a_gpu_was_foretold(row):
     for name, least, most in (("ram_bytes", 0.9, 1.1), ("vram_bytes", 0.88, 1.12)):
         taken = max(one[name] or 0 for one in row["phases"])
         foretold = max(getattr(one, name) or 0 for one in said)
-        if foretold:
-            assert least < taken / foretold < most
-        else:  # merging adds up one matrix after the other there
-            assert taken < row["bytes"] / 100
+        assert least < taken / foretold < most
     if row["is_quiet"] or row["method"] in ("nf4", "gguf"):
         disk = max(one["disk_bytes"] for one in row["phases"])
         least = 0.88 if row["case"] in BLINKS_ON_GPU else 0.98

@@ -1,0 +1,206 @@
+"""Open a model of Transformers without its weights, and load them a few at a time.
+
+Transformers itself finds the files, chooses types, maps names and joins or cuts tensors; it does so
+first with outlines, tensors without memory, and then with the real ones. Tensors that become one
+parameter, such as the matrices of all experts of a layer, are loaded together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    convert_and_load_state_dict_in_model,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
+
+from agents.errors import ExpectedError
+
+_META = torch.device("meta")
+
+
+class Skeleton:
+    """A model whose parameters have memory only while they are loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a folder.
+
+        Raises:
+            ExpectedError: its weights are quantized, and no update can be added to them.
+        """
+        self._files = _find_files(folder)
+        self._groups: dict[str, list[str]] = {}
+        self._copies: dict[str, str] = {}
+        settings = _read_16_bits(folder)
+        with self._outlining():
+            self.model: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype="auto",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                **settings,
+            )
+        self._conversions = self.model._weight_conversions
+
+    def load(self) -> Iterator[dict[str, Tensor]]:
+        """Yield all parameters by name, those of one group of tensors at a time.
+
+        What was yielded is released when the next is asked for. Writing into it changes no file.
+        """
+        for names in list(self._groups.values()):
+            found = self._load(names)
+            yield found
+            for copy, source in self._copies.items():
+                if source in found:
+                    # Loaded again: what was yielded may have been written into.
+                    yield {copy: self._load(names)[source]}
+            del found
+        # What no file has, as the class has initialised it.
+        rest = {name: one for name, one in self.model.state_dict().items() if not one.is_meta}
+        if rest:
+            yield rest
+
+    def revert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors as files have them, by the names that they have there."""
+        self.model._weight_conversions = self._conversions
+        found: dict[str, Tensor] = revert_weight_conversion(self.model, dict(tensors))
+        return found
+
+    def untie(self, name: str) -> None:
+        """Give a parameter that shares the weights of the embeddings weights of its own."""
+        embeddings, weight = self.model.get_input_embeddings(), self.model.get_parameter(name)
+        above, _, last = name.rpartition(".")
+        module = self.model.get_submodule(above)
+        if module is embeddings or embeddings.weight is not weight:
+            return
+        everything = self.model.named_parameters(remove_duplicate=False)
+        shared = [one for one, parameter in everything if parameter is weight]
+        loaded = next(one for one in shared if one in self._groups)
+        self._copies.update({one: loaded for one in {name, *shared} - {loaded}})
+        setattr(module, last, nn.Parameter(torch.empty_like(weight), requires_grad=False))
+        # Otherwise loading would tie the two again. Multimodal models have two configs.
+        for config in (self.model.config, self.model.config.get_text_config()):
+            config.tie_word_embeddings = False
+
+    @contextmanager
+    def _outlining(self) -> Iterator[None]:
+        """Let Transformers load outlines instead of weights inside the block."""
+        usual = PreTrainedModel._load_pretrained_model
+
+        def load(model: Any, state: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
+            self.model, self._config = model, config
+            self._groups = self._find_groups()
+            self._leave_out_repeated()
+            outlines: dict[str, Tensor] = {}
+            for names in self._groups.values():
+                with self._open(names) as slices:
+                    outlines |= {
+                        k: torch.empty_like(s[...], device=_META) for k, s in slices.items()
+                    }
+            outlined = replace(config, device_map={"": _META})
+            return usual(model, outlines, None, outlined, *rest, **more)
+
+        PreTrainedModel._load_pretrained_model = staticmethod(load)
+        try:
+            yield
+        finally:
+            PreTrainedModel._load_pretrained_model = staticmethod(usual)
+
+    def _find_groups(self) -> dict[str, list[str]]:
+        """Return the names of tensors in files by the (first) parameter that they become."""
+        mapping = self._config.weight_mapping or []
+        renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+        converters = [one for one in mapping if isinstance(one, WeightConverter)]
+        known, prefix = self.model.state_dict(), self.model.base_model_prefix
+        groups: dict[str, list[str]] = {}
+        for name in sorted(self._files, key=dot_natural_key):
+            target, _ = rename_source_key(name, renamings, converters, prefix, known)
+            if target not in known and name in known:
+                target = name
+            groups.setdefault(target, []).append(name)
+        return groups
+
+    def _leave_out_repeated(self) -> None:
+        """Leave out weights that are tied to others which are in the files as well, and equal.
+
+        Transformers compares them when both are loaded, and ties them only then.
+        """
+        for target, source in self.model.all_tied_weights_keys.items():
+            if target in self._groups and source in self._groups:
+                both = [self._load(self._groups[one])[one] for one in (target, source)]
+                if torch.equal(*both):
+                    del self._groups[target]
+
+    def _load(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the parameters that tensors of files become; the model keeps its outlines."""
+        known = {
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **dict(self.model.named_buffers()),
+        }
+        with self._open(names) as slices:
+            told, _ = convert_and_load_state_dict_in_model(self.model, slices, self._config)
+        found: dict[str, Tensor] = {}
+        for name in self.model.state_dict().keys() - told.missing_keys:
+            above, _, last = name.rpartition(".")
+            module = self.model.get_submodule(above)
+            found[name] = getattr(module, last).detach()
+            setattr(module, last, known[name])
+        return found
+
+    @contextmanager
+    def _open(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Give slices of tensors, which map their files.
+
+        Files are opened for each group: pages that were written to stay in memory until the last
+        tensor that maps the same opened file is gone.
+        """
+        with ExitStack() as stack:
+            opened = {
+                path: stack.enter_context(safe_open(path, framework="pt"))
+                for path in {self._files[name] for name in names}
+            }
+            yield {name: opened[self._files[name]].get_slice(name) for name in names}
+
+
+def _find_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each tensor of a folder."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists() and not (folder / "model.safetensors").exists():
+        places = json.loads(index.read_bytes())["weight_map"]
+        paths = {folder / name for name in places.values()}
+    else:
+        paths = {folder / "model.safetensors"}
+    found: dict[str, Path] = {}
+    for path in sorted(paths):
+        with safe_open(path, framework="pt") as file:
+            found |= dict.fromkeys(file.keys(), path)
+    return found
+
+
+def _read_16_bits(folder: Path) -> dict[str, Any]:
+    """Return the settings that load quantized weights in 16 bits."""
+    config = json.loads((folder / "config.json").read_bytes())
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method is None:
+        return {}
+    if method == "mxfp4":
+        return {"quantization_config": Mxfp4Config(dequantize=True)}
+    raise ExpectedError(
+        f"The base model in {folder} is quantized ({method}), and what was trained cannot be added "
+        "to such weights.",
+        "Use the adapter with the base model: both are in the checkpoint's folder and on the hub",
+    )

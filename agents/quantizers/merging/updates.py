@@ -1,0 +1,143 @@
+"""What a run has trained, parameter by parameter: updates of an adapter, or whole weights.
+
+Each weight is merged in float32 and rounded to its own type once, a few rows or experts at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from peft.utils import load_peft_weights
+from safetensors import safe_open
+from torch import Tensor
+
+from agents.errors import ExpectedError
+from agents.trainer.checkpoint.sharded_files import find_shards, read_shapes
+from agents.trainer.checkpoint.state import FULL_STEM
+from agents.trainer.model.experts import names_as_they_are
+
+# Bound of the weights that are merged at once; each takes three times four bytes meanwhile.
+_MAX_PART = 1 << 22
+
+Update = Callable[[Tensor], None]
+"""Changes a weight in place.
+
+Raises:
+    ExpectedError: the result is not finite.
+"""
+
+
+def read_adapter(model: Any, folder: Path) -> dict[str, Update]:
+    """Return the update of each parameter that an adapter changes, by the parameter's name.
+
+    Args:
+        model: Base model, whose parameters need no memory.
+        folder: Checkpoint.
+    """
+    with names_as_they_are():
+        adapted = PeftModel.from_pretrained(copy.deepcopy(model), folder, low_cpu_mem_usage=True)
+        # PEFT has moved the adapter to its base, which has no memory, and would do so again.
+        layers = [one for one in adapted.modules() if isinstance(one, LoraLayer)]
+        for layer in layers:
+            layer._move_adapter_to_device_of_base_layer = _stay
+        weights = load_peft_weights(str(folder), device="cpu")
+        set_peft_model_state_dict(adapted, weights, low_cpu_mem_usage=True)
+    base: Any = adapted.get_base_model()
+    updates: dict[str, Update] = {}
+    for place, layer in base.named_modules():
+        if isinstance(layer, LoraLayer):
+            # An adapter on experts belongs to one parameter of theirs, which has all of them.
+            name = getattr(layer, "parameter_name", "weight")
+            owner = place.replace(".base_layer", "")
+            updates[f"{owner}.{name}"] = _AdapterUpdate(place, layer)
+    return updates
+
+
+def _stay(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def read_full(folder: Path) -> dict[str, Update]:
+    """Return the trained value of each parameter, by its name, as an update that copies it."""
+    updates: dict[str, Update] = {}
+    for path in find_shards(folder, FULL_STEM):
+        for name in read_shapes([path]):
+            updates[name] = _Replacement(path, name)
+    return updates
+
+
+class _AdapterUpdate:
+    def __init__(self, name: str, layer: Any) -> None:
+        self._name = name
+        self._layer = layer
+
+    def __call__(self, weight: Tensor) -> None:
+        layer = self._layer
+        # GPT-2 stores its weights with inputs first; the length of DoRA is that of an output's.
+        rows = weight.T if layer.fan_in_fan_out else weight
+        step = max(1, _MAX_PART * len(rows) // max(1, rows.numel()))
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            merged = part.float()
+            for adapter in layer.active_adapters:
+                merged = merged + self._find_delta(adapter, first, first + len(part))
+                if adapter in layer.lora_magnitude_vector:
+                    lengths = layer.lora_magnitude_vector[adapter].weight[first : first + step]
+                    merged = _lengthen(merged, lengths.float())
+            refuse_diverged(self._name, merged)
+            part.copy_(merged)
+
+    def _find_delta(self, adapter: str, first: int, end: int) -> Tensor:
+        """Return what the adapter adds to some rows (R, I), or to some experts (R, O, I).
+
+        The layout of an adapter on experts is that of PEFT's `ParamWrapper.get_delta_weight`,
+        which would round the sum of all experts to half precision.
+        """
+        layer = self._layer
+        down = layer.lora_A[adapter].weight.float()
+        up = layer.lora_B[adapter].weight.float()
+        scale = layer.scaling[adapter]
+        if isinstance(layer, ParamWrapper) and layer.num_experts > 1:
+            down_ERI = down.reshape(layer.num_experts, -1, down.shape[-1])[first:end]
+            up_ORE = up.reshape(up.shape[0], -1, layer.num_experts)[..., first:end]
+            is_transposed = getattr(layer.get_base_layer(), "is_transposed", False)
+            product = "ore,eri->eio" if is_transposed else "ore,eri->eoi"
+            return torch.einsum(product, up_ORE, down_ERI) * scale
+        return up[first:end] @ down * scale
+
+
+class _Replacement:
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+
+    def __call__(self, weight: Tensor) -> None:
+        with safe_open(self._path, framework="pt") as file:
+            value = file.get_tensor(self._name)
+        refuse_diverged(self._name, value)
+        weight.copy_(value)
+
+
+def refuse_diverged(name: str, weight: Tensor) -> None:
+    """Check that all numbers are finite.
+
+    Raises:
+        ExpectedError: they are not.
+    """
+    if not weight.isfinite().all():
+        raise ExpectedError(
+            f"The merged weight of {name} holds numbers that are not finite.",
+            "The training has diverged: export an earlier checkpoint",
+        )
+
+
+def _lengthen(rows_OI: Tensor, lengths_O: Tensor) -> Tensor:
+    """Give each output's weights the length that DoRA has learned (Liu et al. 2024, equation 5)."""
+    return rows_OI * (lengths_O / torch.linalg.norm(rows_OI, dim=1))[:, None]
