@@ -116,6 +116,8 @@ class AttemptIntent:
     environ: dict[str, str] = field(default_factory=dict)
     master: MasterIdentity | None = None
     """Who launches it; None: a master of an earlier version."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Address of every node of the attempt, by name; empty: a master of an earlier version."""
     confirm_s: float | None = None
     """Time in seconds without a word of the master after which the part ends by itself, unless the
     master has confirmed that every node has launched its part; None: it confirms nothing."""
@@ -188,12 +190,16 @@ class AttemptStatus:
     peer_lost: bool = False
     """Whether it failed because a rank lost its connection to another rank. The cause then is most
     likely on another node, whose message names it."""
+    lost_nodes: tuple[str, ...] = ()
+    """Other nodes that did not answer this one when its ranks lost them, or waited for them."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
         if self.node != UNKNOWN_NODE:
             check_name("node", self.node)
+        for name in self.lost_nodes:
+            check_name("lost_nodes", name)
         check_time("started_s", self.started_s)
         check_time("ended_s", self.ended_s)
 

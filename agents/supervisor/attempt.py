@@ -143,6 +143,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         ended_s=(ended or {}).get("ended_s"),
         num_processes=len(processes),
         peer_lost=(ended or {}).get("peer_lost") is True,
+        lost_nodes=tuple(map(str, (ended or {}).get("lost_nodes") or ())),
     )
     if intent is None:
         return status

@@ -36,6 +36,7 @@ from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
+from agents.supervisor.peers import find_silent_peers
 from agents.supervisor.rank_group import TICK_S, RankGroup
 from agents.supervisor.stalls import StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
@@ -45,6 +46,7 @@ from agents.supervisor.verdict import (
     judge_end,
     judge_failure,
     judge_stall,
+    name_lost_nodes,
 )
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -189,7 +191,7 @@ class Supervisor:
             self._name_standstill(stalls)
             if stall is not None:
                 self._dump_stacks(stalls)
-                return judge_stall(stall, self._intent)
+                return self._name_lost(judge_stall(stall, self._intent))
         return judge_end(self._group.ranks, self._intent)
 
     def _name_standstill(self, stalls: StallWatch) -> None:
@@ -215,7 +217,11 @@ class Supervisor:
         self._group.wait_for_all(GATHER_S)
         if self._is_stop_asked():
             return self._stop(stalls)
-        return judge_failure(self._group.ranks, self._intent)
+        return self._name_lost(judge_failure(self._group.ranks, self._intent))
+
+    def _name_lost(self, verdict: AttemptOutcome) -> AttemptOutcome:
+        silent = find_silent_peers(self._intent) if verdict.peer_lost else ()
+        return name_lost_nodes(verdict, silent)
 
     def _stop(self, stalls: StallWatch) -> AttemptOutcome:
         """Ask each rank to finish its step and save; the sweep ends those that do not."""
@@ -288,6 +294,7 @@ class Supervisor:
             "message": verdict.message,
             "hint": verdict.hint,
             "peer_lost": verdict.peer_lost,
+            "lost_nodes": verdict.lost_nodes,
             "ended_s": time.time(),
             "ranks": [rank.to_json() for rank in self._group.ranks],
         }

@@ -8,7 +8,7 @@ is on another node, and `peer_lost` tells the master so.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.contract.bounded_work import KILLED_MESSAGE
@@ -50,6 +50,17 @@ class AttemptOutcome:
     message: str = ""
     hint: str = ""
     peer_lost: bool = False
+    lost_nodes: tuple[str, ...] = ()
+    """Other nodes that do not answer."""
+
+
+def name_lost_nodes(outcome: AttemptOutcome, silent: tuple[str, ...]) -> AttemptOutcome:
+    """Return the outcome of ranks that lost others, with the nodes that do not answer named."""
+    if not silent:
+        return outcome
+    verb = "does" if len(silent) == 1 else "do"
+    message = f"{outcome.message} Node {' and '.join(silent)} {verb} not answer."
+    return replace(outcome, message=message, lost_nodes=silent)
 
 
 def judge_end(

@@ -163,11 +163,7 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
             return StateJudgement(
                 state="failed", message=status.message, hint=_hint(status.hint, situation)
             )
-        return StateJudgement(
-            state="interrupted",
-            message=f"the nodes lost their connection to each other{_where(situation)}",
-            hint=_hint("Check the network: rackless check", situation),
-        )
+        return _describe_peer_loss(situation)
     if situation.stop_asked:
         return StateJudgement(
             state="stopped", message=f"node {culprit.node} was lost while the run was stopping"
@@ -186,6 +182,21 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
     else:
         message = f"node {culprit.node} was lost{_where(situation)}"
     return StateJudgement(state="interrupted", message=message.strip(), hint=resume)
+
+
+def _describe_peer_loss(situation: Situation) -> StateJudgement:
+    """Describe a run whose ranks merely lost each other, by what the nodes say of one another."""
+    failed = [p.status for p in situation.parts if p.status and is_peer_loss(p.status)]
+    named = {name for status in failed for name in status.lost_nodes}
+    message = "the nodes lost their connection to each other"
+    # Two that name each other were both cut off: then nobody knows which one.
+    if len(named) == 1:
+        message = f"node {min(named)} was lost: the others could not reach it"
+    return StateJudgement(
+        state="interrupted",
+        message=f"{message}{_where(situation)}",
+        hint=_hint("Check the network: rackless check", situation),
+    )
 
 
 def _where(situation: Situation) -> str:

@@ -244,6 +244,7 @@ def _intent(
         checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),
         environ=_environ(plan.ranks),
         master=master,
+        addresses={name: endpoint.address for name, endpoint in plan.endpoints.items()},
         confirm_s=CONFIRM_S,
     )
 

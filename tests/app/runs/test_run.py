@@ -269,3 +269,24 @@ def test_every_combination_of_three_parts_ends_in_a_sound_verdict(
             assert found.message or states.count("failed"), states
         if found.state == "done":
             assert set(states) <= {"done", None}, states
+
+
+@pytest.mark.parametrize(
+    ("of_alpha", "of_beta", "message"),
+    [
+        (("gamma",), ("gamma",), "node gamma was lost: the others could not reach it"),
+        (("gamma",), (), "node gamma was lost: the others could not reach it"),
+        (("beta",), ("alpha",), "the nodes lost their connection to each other"),
+        ((), (), "the nodes lost their connection to each other"),
+    ],
+)
+def test_node_that_the_others_could_not_reach_is_named(
+    of_alpha: tuple[str, ...], of_beta: tuple[str, ...], message: str
+) -> None:
+    found = verdict(
+        part("alpha", "failed", peer_lost=True, lost_nodes=of_alpha),
+        part("beta", "failed", peer_lost=True, lost_nodes=of_beta),
+        part("gamma", "failed", peer_lost=True),
+    )
+    assert found[0] == "interrupted"
+    assert found[1].startswith(message)

@@ -1,0 +1,60 @@
+"""A node that has gone is named by the nodes that waited for it, without a master."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from agents.supervisor import peers
+from agents.supervisor.attempt import read_status
+from agents.supervisor.peers import find_silent_peers
+from agents.supervisor.verdict import AttemptOutcome, name_lost_nodes
+from tests.agents.supervisor.conftest import Node
+
+DEAD = "127.0.0.9"
+
+
+@pytest.fixture
+def dead_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port of DEAD that answers nobody: the queue of its listener is full."""
+    monkeypatch.setattr(peers, "PATIENCE_S", 0.5)
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.socket())
+        door.bind((DEAD, 0))
+        door.listen(0)
+        for _ in range(4):
+            guest = stack.enter_context(socket.socket())
+            guest.setblocking(False)
+            guest.connect_ex(door.getsockname())
+        monkeypatch.setattr(peers, "SSH_PORT", door.getsockname()[1])
+        yield door.getsockname()[1]
+
+
+def test_only_the_node_without_any_answer_is_silent(node: Node, dead_port: int) -> None:
+    intent = replace(node.intent("train"), master_port=dead_port)
+    addresses = {"a": DEAD, "b": DEAD, "c": "127.0.0.3"}  # c refuses, and a is this node
+    assert find_silent_peers(replace(intent, addresses=addresses)) == ("b",)
+    with socket.create_server(("127.0.0.4", 0)) as taker:
+        intent = replace(intent, master_port=taker.getsockname()[1])
+        assert find_silent_peers(replace(intent, addresses={"d": "127.0.0.4"})) == ()
+
+
+def test_master_of_an_earlier_version_named_no_addresses(node: Node) -> None:
+    assert find_silent_peers(node.intent("train", elsewhere=1)) == ()
+
+
+def test_silent_nodes_are_named_in_the_end_of_the_attempt(node: Node) -> None:
+    lost = AttemptOutcome(state="failed", message="It lost its peer.", peer_lost=True)
+    assert name_lost_nodes(lost, ()) == lost
+    named = name_lost_nodes(lost, ("b", "c"))
+    assert named.message == "It lost its peer. Node b and c do not answer."
+    attempt = node.launch("finish")
+    node.wait_end(attempt)
+    ended = json.loads(attempt.file("exit.json").read_text())
+    attempt.file("exit.json").write_text(json.dumps({**ended, "lost_nodes": named.lost_nodes}))
+    assert read_status(attempt).lost_nodes == ("b", "c")
