@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
@@ -14,6 +15,7 @@ from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, Run
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
+from app.runs.journals.event_text import describe_line
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import NOW_S, FakeCore, busy_core, make_node, make_steps, publish_history
 from tests.fakes.plans import make_plan_of_all, make_plan_of_mixture
@@ -177,6 +179,28 @@ def _data(stage: Stage) -> QWidget:
     window = _run_tab(4)(stage)
     stage.window.run_page().data.show_data(make_preview())
     return window
+
+
+ENGINE_LINES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (1, {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32,
+         "num_recomputed": 3, "is_repeating": True, "believed_tokens_per_s": 31620.0,
+         "measured_tokens_per_s": 19388.0, "time_s": NOW_S - 5290}),
+    (2, {"kind": "warning", "of_rank": True, "time_s": NOW_S - 60, "message": "Memory ran out; "
+         "training goes on with at most 2,048 tokens at once. The batch stays the same."}),
+    (3, {"kind": "warning", "of_rank": True, "time_s": NOW_S - 5300, "message": "The layers are "
+         "not compiled, so training takes longer: no C compiler is installed (sudo apt install "
+         "build-essential)."}),
+)  # fmt: skip
+
+
+def _engine_events(stage: Stage) -> QWidget:
+    """What the engine reports: a corrected setting, smaller pieces, uncompiled layers."""
+    for rank, line in ENGINE_LINES:
+        node = stage.core.run_map[RUN].ranks[rank].node
+        entry = describe_line(line, RUN, 1, node, rank)
+        assert entry is not None
+        stage.core.event_map[RUN].append(entry.event)
+    return _run_tab(1)(stage)
 
 
 def _profiled(stage: Stage) -> QWidget:
@@ -524,6 +548,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-starting-late": _starting(LATE),
     "run-starting-first": _starting(FIRST),
     "run-events": _run_tab(1),
+    "run-engine-events": _engine_events,
     "run-log": _run_tab(2),
     "run-checkpoints": _run_tab(3),
     "run-data": _data,
