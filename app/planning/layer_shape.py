@@ -42,6 +42,18 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Mixer:
+    """Sizes of a mixer that carries a state from token to token."""
+
+    num_groups: int
+    """Heads of queries and keys; in Mamba groups of heads that share them."""
+    num_heads: int
+    """Heads of values."""
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerShape:
     """One decoder layer."""
 
@@ -63,6 +75,8 @@ class LayerShape:
     convolution, or none."""
     num_other: int = 0
     """Parameters beside: convolutions, decays, sinks and the like."""
+    mixer: Mixer | None = None
+    """Sizes of its delta rule or Mamba; None: it has neither."""
 
     @property
     def num_parameters(self) -> int:
@@ -92,6 +106,7 @@ class LayerParts:
     num_norms: int = 0
     num_other: int = 0
     experts: Experts = field(default_factory=Experts)
+    mixer: Mixer | None = None
 
     def finish(self) -> LayerShape:
         """Return the layer."""
@@ -105,6 +120,7 @@ class LayerParts:
             num_met_params=self.experts.num_met_params,
             kind=self.kind,
             num_other=self.num_other,
+            mixer=self.mixer,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.planning.config_reader import ConfigReader
-from app.planning.layer_shape import LayerParts, Linear
+from app.planning.layer_shape import LayerParts, Linear, Mixer
 
 
 def follow_delta_rule(layer: LayerParts, config: ConfigReader, *, is_split: bool) -> None:
@@ -23,6 +23,9 @@ def follow_delta_rule(layer: LayerParts, config: ConfigReader, *, is_split: bool
         Linear(name="out_proj", num_inputs=values, num_outputs=layer.hidden, part=part)
     )
     layer.kind = "delta"
+    layer.mixer = Mixer(
+        num_groups=groups, num_heads=heads, key_dim=keys // groups, value_dim=value_dim
+    )
     # Convolution; decay and its bias for each head; norm.
     layer.num_other += mixed * config.number("linear_conv_kernel_dim") + 2 * heads + value_dim
 
@@ -55,7 +58,8 @@ def pass_through_mamba(
         expand = config.count("mamba_expand") if prefix else 0
         inner = expand * layer.hidden or heads * width
     state = config.number("mamba_d_state", "ssm_state_size", "state_size")
-    mixed = inner + 2 * config.number("mamba_n_groups", "n_groups") * state
+    groups = config.number("mamba_n_groups", "n_groups")
+    mixed = inner + 2 * groups * state
     bias = config.has(f"{prefix}proj_bias") if prefix else config.has("use_bias")
     last_bias = config.has(output_bias) if output_bias else bias
     layer.attention += [
@@ -65,6 +69,7 @@ def pass_through_mamba(
                part=part, is_adapted=is_output_adapted),
     ]  # fmt: skip
     layer.kind = "mamba"
+    layer.mixer = Mixer(num_groups=groups, num_heads=heads, key_dim=state, value_dim=inner // heads)
     taps = config.number("mamba_d_conv", "conv_kernel")
     has_bias = config.has("mamba_conv_bias") if prefix else config.has("use_conv_bias")
     # Convolution; decay, step and skip of each head; norm.

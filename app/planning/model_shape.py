@@ -26,6 +26,7 @@ from app.planning.family_layers import find_lfm2_ffn, with_layer_list
 from app.planning.family_table import FAMILIES, Family
 from app.planning.layer_shape import LayerShape as LayerShape
 from app.planning.layer_shape import Linear as Linear
+from app.planning.layer_shape import Mixer as Mixer
 
 _GEMMA_3 = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from agents.contract.micro_shapes import group_examples, round_size
+from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
 
 # Rows of a batch that are divided one by one; larger batches repeat that pattern.
 _MAX_ROWS = 256
@@ -95,7 +95,8 @@ def divide(rows: RowLengths, num_rows: int, micro_tokens: int, *, padded: bool) 
         rows: Lengths of the run's rows.
         num_rows: Rows of this rank; of more than 256 the pattern of 256 is returned.
         micro_tokens: Limit of a micro-batch, in tokens.
-        padded: Whether they are filled and padded to sizes that repeat, so as to be replayed.
+        padded: Whether they are filled and padded to sizes that repeat, so as to be replayed. Rows
+            that all have one length, a multiple of 64, need no padding.
 
     >>> chat = RowLengths(mean_tokens=20, lengths=(10, 20, 30))
     >>> divide(chat, 6, 60, padded=False).sizes
@@ -104,10 +105,8 @@ def divide(rows: RowLengths, num_rows: int, micro_tokens: int, *, padded: bool) 
     Division(sizes=(128,), num_tokens=120)
     """
     drawn = rows.draw(min(num_rows, _MAX_ROWS))
-    limit = max(micro_tokens, max(drawn))
-    # Equal rows fill every micro-batch alike and need no padding; the last one may be smaller.
-    padded = padded and bool(rows.lengths)
-    groups = group_examples(drawn, limit, is_filled=padded)
-    sums = [sum(drawn[place] for place in group) for group in groups]
-    sizes = tuple(round_size(one, limit) for one in sums) if padded else tuple(sums)
-    return Division(sizes=sizes, num_tokens=sum(drawn))
+    longest = round_up_tokens(max(drawn))
+    groups = group_examples(drawn, micro_tokens, is_filled=padded)
+    lengths = [[drawn[place] for place in group] for group in groups]
+    sizes = (find_size(one, micro_tokens, longest) if padded else sum(one) for one in lengths)
+    return Division(sizes=tuple(sizes), num_tokens=sum(drawn))

@@ -27,7 +27,7 @@ from app.planning.memory.forecast import (
     estimate_memory,
 )
 from app.planning.memory.gpu import choose_width
-from app.planning.memory.phases import measure_widest, worst_pass_bytes
+from app.planning.memory.phases import measure_layers, worst_pass_bytes
 from app.planning.model_shape import ModelShape
 
 # Share of the card's memory that unpacked weights leave free beyond that.
@@ -139,7 +139,7 @@ class _Search:
             for setting in (least, twice)
         )
         token_bytes = min(once_bytes / tokens, (twice_bytes - once_bytes) / tokens)
-        one = measure_widest(self.shape, self.spec, self.gpu, tokens, 1)
+        one = measure_layers(self.shape, self.spec, self.gpu, tokens, 1)
         return Needs(
             tokens=1,
             fixed_bytes=once_bytes - token_bytes * tokens,

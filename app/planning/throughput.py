@@ -45,8 +45,11 @@ _LAYER_PASS_S = 0.00024
 _LAUNCH_S, _LAUNCH_TARGET_S, _LAUNCH_UNPACK_S = 0.0024, 0.00034, 0.0004
 # More CPU time if a layer recomputes its activations, and if it also unpacks weights, in seconds.
 _LAUNCH_AGAIN_S, _LAUNCH_UNPACK_AGAIN_S = 0.0013, 0.002
-# Logits per chunk of the loss; bytes that it reads and writes for each.
+# Logits per chunk of the loss; bytes that it reads and writes for each: with PyTorch's functions in
+# fp32, and with a kernel that turns logits into their gradient in half precision (written by the
+# product, read twice, written, read by the next product).
 _CHUNK_LOGITS, _LOGIT_BYTES = 1 << 24, 32
+_KERNEL_LOGITS, _KERNEL_LOGIT_BYTES = 1 << 25, 10
 # Bytes per chunk and weight of the head: read in both passes; if it is trained, the chunk's part is
 # added to its fp32 gradient.
 _HEAD_BYTES, _HEAD_BYTES_FULL = 4.0, 16.0
@@ -55,8 +58,10 @@ _NARROW_HEAD, _NARROW_SHARE = 64, 0.65
 # Bytes per weight and micro-batch in full training: fp32 weights are read and cast for both passes,
 # gradients are written, cast and added. Frozen weights are read while products compute.
 _WEIGHT_BYTES_FULL = 28.0
-# Values read and written for each feature that dropout decides about, with the time of its hash.
-_DROPOUT_VALUES = 5.0
+# Values read and written for each feature that dropout decides about, in each of three passes: the
+# masked copy is written, read by the product and by that of the gradient, whose own masked copy is
+# written and read. The hash takes no longer than that.
+_DROPOUT_VALUES = 5.0 / 3
 # Cost of a step per trained value, as bytes read and written: torch's AdamW makes a pass over all
 # values for each of its operations, and in 8 bits computing takes longer than reading (measured
 # with 1.2 and 3.2 billion values on an H200).
@@ -67,6 +72,8 @@ _STEP_BYTES = {"adamw": 68.0, "adamw_8bit": 101.0, "paged_adamw_8bit": 109.0}
 _EAGER_TRAFFIC, _EAGER_LAUNCH = 3.0, 1.9
 # Micro-batches of unlike rows whose speed is typical.
 _NUM_TYPICAL = 4
+# Kinds of layers whose tokens attend to all before them.
+_ATTENDING = ("attention", "both")
 # Rate of fp32 products relative to bf16.
 _FP32_SHARE = 0.5
 
@@ -135,8 +142,12 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
     wide = sum(count * _operand_bytes(layer) for layer, count in shape.kinds)
     held = sum(count * _met_weights(layer) for layer, count in shape.kinds)
+    has_kernel = not dpo
+    chunk_logits = _KERNEL_LOGITS if has_kernel else _CHUNK_LOGITS
+    logit_bytes = _KERNEL_LOGIT_BYTES if has_kernel else _LOGIT_BYTES
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
-    attended = shape.num_layers * shape.num_heads * shape.head_dim * length
+    attending = sum(count for layer, count in shape.kinds if layer.kind in _ATTENDING)
+    attended = attending * shape.num_heads * shape.head_dim * length
     if shape.head_dim <= _NARROW_HEAD:
         attended /= _NARROW_SHARE
     return ModelCost(
@@ -148,8 +159,8 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         head_weight_bytes=(_HEAD_BYTES_FULL if full else _HEAD_BYTES)
         * shape.num_embedding
         * shape.vocab
-        / _CHUNK_LOGITS,
-        logit_bytes=float(_LOGIT_BYTES * shape.vocab) * (1 + dpo),
+        / chunk_logits,
+        logit_bytes=float(logit_bytes * shape.vocab) * (1 + dpo),
         traffic_bytes=(3.0 + asks) * traffic,
         traffic_again_bytes=_TRAFFIC_AGAIN * traffic,
         operand_bytes=((3.0 if full else 2.0) + asks) * wide,
@@ -355,12 +366,10 @@ def make_pace(
 def can_replay(spec: RunSpec, gpu: GpuMemory) -> bool:
     """Return whether the trainer replays micro-batches, as `autotune.make_replayer` decides.
 
-    A recording repeats the same kernels on the same memory: it needs compiled layers, gradients
-    without a loss scale, and no look-up in a table of reference losses in host memory.
+    A recording repeats the same kernels on the same memory, which takes compiled layers: of rows,
+    of preference pairs, also with a table of reference losses, and with a loss scale.
     """
-    looks_up = spec.objective == "dpo" and spec.adapter.kind == "full"
-    is_plain = choose_dtype(spec, gpu) != "fp16" and spec.compression == "none"
-    return is_compiled(spec, gpu) and is_plain and not looks_up
+    return is_compiled(spec, gpu)
 
 
 def arithmetic_share(spec: RunSpec, gpu: PlannedGpu) -> float:

@@ -1,8 +1,8 @@
 """How near the planner's forecasts of memory come to what was measured.
 
     python3 -m tests.bench.planning_table                        # what is in the tests' own table
-    python3 -m tests.bench.planning_table rows.jsonl             # what bench_planning has written
-    python3 -m tests.bench.planning_table rows.jsonl --write     # and make it the tests' table
+    python3 -m tests.bench.planning_table rows.jsonl ...         # what bench_planning has written
+    python3 -m tests.bench.planning_table rows.jsonl ... --write # and make it the tests' table
 
 Each row is a setting with its measured peak, the forecast, and the error of the forecast: above 0
 it is too high. Held-out rows are those of models that nobody looks at who fits a constant.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from app.planning.cluster import PlannedGpu
 from app.planning.memory.forecast import (
     GIB,
     GpuMemory,
@@ -26,6 +27,9 @@ from app.planning.memory.forecast import (
     estimate_memory,
 )
 from app.planning.model_shape import read_shape
+from app.planning.rates import find_rates
+from app.planning.row_lengths import RowLengths
+from app.planning.throughput import make_pace, measure_work
 from tests.bench.measured_runs import read_runs, show_runs
 from tests.bench.planning_jobs import SHAPES
 
@@ -44,10 +48,16 @@ def read_table(path: Path = TABLE) -> dict[str, Any]:
     return found
 
 
-def convert(path: Path) -> dict[str, Any]:
-    """Return the same from the lines that `bench_planning` has written."""
-    lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-    measured = [one for one in lines if one["what"] == "row" and one.get("fits")]
+def convert(*paths: Path) -> dict[str, Any]:
+    """Return the same from the lines that `bench_planning` has written.
+
+    Rows of models that took a slow path, of which a warning told, are left out.
+    """
+    texts = [path.read_text(encoding="ascii") for path in paths]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    measured = [
+        one for one in lines if one["what"] == "row" and one.get("fits") and not one["warnings"]
+    ]
     rows = [
         {
             **{key: one[key] for key in _TOLD},
@@ -60,6 +70,7 @@ def convert(path: Path) -> dict[str, Any]:
             "reserved_gib": round(one["reserved_bytes"] / GIB, 4),
             "lengths": one["lengths"],
             "pass_s": min(one["pass_s"]),
+            "spread": round(max(one["pass_s"]) / min(one["pass_s"]) - 1, 3),
             "step_s": min(one["step_s"]),
         }
         for one in measured
@@ -88,8 +99,8 @@ def read_gpu(table: dict[str, Any]) -> GpuMemory:
     )
 
 
-def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
-    """Return what the planner says of a row."""
+def make_spec(row: dict[str, Any]) -> RunSpec:
+    """Return the run of a row."""
     targets = row["targets"]
     adapter = AdapterSpec(
         kind=row["kind"],
@@ -99,7 +110,7 @@ def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
         dora=row.get("dora", False),
         experts=row.get("experts", False),
     )
-    spec = RunSpec(
+    return RunSpec(
         model="bench",
         data=DataSpec(train="rows.jsonl"),
         adapter=adapter,
@@ -107,15 +118,39 @@ def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
         optimizer=row["optimizer"],
         compile="auto" if row.get("compiled", True) else "off",
     )
-    setting = MemorySetting(
+
+
+def read_setting(row: dict[str, Any]) -> MemorySetting:
+    """Return the setting of a row."""
+    return MemorySetting(
         micro_tokens=row["tokens"],
         num_recomputed=row["num_recomputed"],
         num_moved=row["num_moved"],
     )
-    shape = read_shape(table["shapes"][row["shape"]])
+
+
+def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
+    """Return what the planner says of a row's memory."""
     return estimate_memory(
-        shape, spec, setting=setting, longest_tokens=row["sequence"], gpu=read_gpu(table)
+        read_shape(table["shapes"][row["shape"]]),
+        make_spec(row),
+        setting=read_setting(row),
+        longest_tokens=row["sequence"],
+        gpu=read_gpu(table),
     )
+
+
+def step_error_of(table: dict[str, Any], row: dict[str, Any]) -> float:
+    """Return by which share the forecast of a step's passes takes too long; below 0: too short."""
+    lengths, spec = sorted(row["lengths"]), make_spec(row)
+    mean = sum(lengths) / len(lengths)
+    rows = RowLengths(mean_tokens=mean, lengths=() if lengths[0] == lengths[-1] else tuple(lengths))
+    shape = read_shape(table["shapes"][row["shape"]])
+    work = measure_work(shape, spec, mean / (2 if spec.objective == "dpo" else 1))
+    card = table["card"]
+    rates = find_rates(PlannedGpu(name=card["name"], capability=tuple(card["capability"])))
+    pace = make_pace(work, rates, may_replay=row["compiled"], compiled=row["compiled"])
+    return pace.seconds(sum(lengths), read_setting(row), rows) / row["pass_s"] - 1
 
 
 def error_of(table: dict[str, Any], row: dict[str, Any]) -> float:
@@ -148,25 +183,36 @@ def show(table: dict[str, Any]) -> None:
         if not row.get("compiled", True):
             said += " not compiled,"
         measured = f"{row['peak_gib']:7.2f} GiB, forecast {row['peak_gib'] * (1 + error):7.2f}"
-        print(f"{said} {measured}, {error:+6.1%}")
+        steps = ""
+        if "pass_s" in row:
+            of_steps = step_error_of(table, row)
+            steps = f"; passes {row['pass_s']:.3f} s, {of_steps:+4.0%} (turns {row['spread']:.0%})"
+        print(f"{said} {measured}, {error:+6.1%}{steps}")
     print("all:     ", summarize(errors))
     marks = [row.get("held_out", place % 2 == 1) for place, row in enumerate(table["rows"])]
     for name, wanted in (("fitted:  ", False), ("held out:", True)):
         print(name, summarize(e for e, mark in zip(errors, marks, strict=True) if mark == wanted))
 
 
+def write_table(table: dict[str, Any]) -> str:
+    """Return a table as JSON with a row a line."""
+    head = {key: value for key, value in table.items() if key != "rows"}
+    rows = ",\n  ".join(json.dumps(row) for row in table["rows"])
+    return f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n'
+
+
 def main() -> None:
     """Show a table, and keep it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", type=Path, nargs="?", help="what bench_planning has written")
+    parser.add_argument("rows", type=Path, nargs="*", help="what bench_planning has written")
     parser.add_argument("--write", action="store_true", help="make it the tests' own table")
     args = parser.parse_args()
-    table = read_table() if args.rows is None else convert(args.rows)
+    table = convert(*args.rows) if args.rows else read_table()
     show(table)
-    if args.rows is None:
+    if not args.rows:
         show_runs(read_runs())
-    if args.write and args.rows is not None:
-        TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="ascii")
+    if args.write and args.rows:
+        TABLE.write_text(write_table(table), encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.planning.memory.layers import LayerMemory, Sizes, count_attention_scratch, measure_layer
+from app.planning.memory.attention_scratch import count_attention_scratch
+from app.planning.memory.experts import ExpertsMemory
+from app.planning.memory.layers import LayerMemory, Sizes, measure_layer
 
 _WIDE = 4  # bytes of fp32, in which norms compute
 # Outputs of each layer with a DoRA adapter that are saved: what its magnitudes multiply; with
@@ -35,6 +37,7 @@ def measure_eager_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     num_multiprocessors: int,
     is_exact: bool,
     has_kernels: bool,
+    experts: ExpertsMemory,
 ) -> LayerMemory:
     """Return what a layer holds; arguments as those of `layers.measure_layer`.
 
@@ -44,22 +47,23 @@ def measure_eager_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     """
     compiled = measure_layer(
         sizes, kind=kind, width=width, tokens=tokens, num_segments=num_segments,
-        num_multiprocessors=num_multiprocessors, is_exact=is_exact,
+        num_multiprocessors=num_multiprocessors, is_exact=is_exact, experts=experts,
     )  # fmt: skip
     kept = count_kept_full(sizes, width) if kind == "full" else count_kept(sizes, width)
     if sizes.has_softcap and not has_kernels:
         kept += _SCORE_BYTES * sizes.num_heads * longest_tokens
     if kind == "full":
-        kept_bytes = tokens * kept + width * sizes.num_weights
-        again = kept_bytes + compiled.backward_bytes
-        return replace(compiled, kept_bytes=kept_bytes, again_bytes=again)
+        whole_bytes = tokens * kept + width * sizes.num_weights
+        again = whole_bytes + compiled.backward_bytes
+        return replace(compiled, kept_bytes=whole_bytes, again_bytes=again)
     scratch = count_attention_scratch(
-        sizes, tokens, num_segments, num_multiprocessors if is_exact else 0
+        sizes.heads, tokens, num_segments, num_multiprocessors if is_exact else 0
     )
     unpacked = width * sizes.largest_weights if kind == "qlora" else 0
-    kept_bytes = tokens * kept + width * sizes.num_adapter
+    kept_bytes = tokens * kept + width * sizes.num_adapter + experts.kept_bytes
     more_ffn = 2 if sizes.has_down else 3
-    in_mlp = tokens * width * (sizes.hidden + more_ffn * sizes.ffn) + unpacked
+    in_mlp = experts.pass_bytes + unpacked
+    in_mlp += tokens * width * (sizes.hidden + more_ffn * sizes.ffn)
     # By then the MLP's own tensors are freed.
     gone = (4 if sizes.has_down else 3) * sizes.ffn + 2 * sizes.hidden
     in_attention = tokens * width * (3 * sizes.hidden + 3 * sizes.queries + 2 * sizes.keys - gone)

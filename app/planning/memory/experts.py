@@ -8,28 +8,37 @@ in order. NF4 weights of all experts of one matrix are dequantized for each prod
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
-from app.planning.memory.layers import LayerMemory
-from app.planning.model_shape import ModelShape
+from app.planning.model_shape import LayerShape, ModelShape
 
-# Copies of all rows, as wide as the hidden features, in a product and behind it.
-_ROW_COPIES = 2
+# Copies of all rows, as wide as the hidden features, in a product.
+_ROW_COPIES = 1
 # Share of the weights of a layer's experts in the larger matrix: gate and up of gate, up and down.
 _LARGER_SHARE = 2 / 3
-# Bytes per value of one matrix's adapters while they are differentiated: fp32 gradient and factor.
-_ADAPTER_BYTES = 8
+# Bytes per value of one matrix's adapters while they are differentiated: the fp32 gradient.
+_ADAPTER_BYTES = 4
 
 
-def add_experts(
-    memory: LayerMemory, shape: ModelShape, spec: RunSpec, *, width: int, tokens: int
-) -> LayerMemory:
-    """Return what a layer holds with its experts, whose inner width `layers` counts as its MLP's.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertsMemory:
+    """Bytes that the experts of a layer add to those that `layers` counts for its MLP."""
+
+    kept_bytes: float = 0.0
+    """Saved for the backward pass."""
+    pass_bytes: float = 0.0
+    """At the fullest moment of the MLP's backward pass."""
+
+
+def count_experts(
+    shape: ModelShape, layer: LayerShape, spec: RunSpec, *, width: int, tokens: int
+) -> ExpertsMemory:
+    """Return what the experts of a layer hold, whose inner width `layers` counts as its MLP's.
 
     Args:
-        memory: the layer without what is particular to experts.
         shape: the model's sizes.
+        layer: the layer.
         spec: the run.
         width: bytes of one feature in products.
         tokens: number of tokens in the micro-batch.
@@ -39,25 +48,18 @@ def add_experts(
     >>> count_unpacked(128 * 3 * 768 * 2048, 2) >> 20
     768
     """
-    layer = max((one for one, _ in shape.kinds), key=lambda one: one.num_parameters)
     if not layer.num_experts_params:
-        return memory
-    rows = tokens * width * _ROW_COPIES * shape.num_experts_met * shape.hidden
-    more = rows
+        return ExpertsMemory()
+    more = tokens * width * _ROW_COPIES * shape.num_experts_met * shape.hidden
     if spec.adapter.kind == "qlora" and shape.has_usual_experts:
         more += count_unpacked(layer.num_experts_params, width)
     kept = 0
     if spec.adapter.experts and shape.has_usual_experts:
         one_matrix = spec.adapter.rank * shape.num_experts * (shape.hidden + 2 * shape.expert_ffn)
-        more += (_ADAPTER_BYTES + width) * one_matrix
+        more += _ADAPTER_BYTES * one_matrix
         # The input of either product.
         kept = tokens * width * (shape.hidden + shape.num_experts_met * shape.expert_ffn)
-    return replace(
-        memory,
-        kept_bytes=memory.kept_bytes + kept,
-        backward_bytes=memory.backward_bytes + more,
-        again_bytes=memory.again_bytes + kept + more,
-    )
+    return ExpertsMemory(kept_bytes=kept, pass_bytes=more)
 
 
 def count_unpacked(num_weights: int, width: int) -> int:

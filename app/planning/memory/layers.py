@@ -14,25 +14,30 @@ its activations holds the random bits of all masks, as large as the inputs thems
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agents.contract.spec import RunSpec
+from app.planning.memory.attention_scratch import (
+    Heads,
+    count_attention_scratch,
+    count_cudnn_scratch,
+)
+from app.planning.memory.experts import ExpertsMemory
+from app.planning.memory.mixers import MixerMemory, count_mixer
 from app.planning.model_shape import LayerShape, ModelShape, choose_targets
 
+_NO_EXPERTS = ExpertsMemory()
 _READERS = {
-    "attention": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
-    "o": ("o_proj",),
-    "mlp": ("gate_proj", "up_proj", "gate_up_proj"),
-    "down": ("down_proj",),
+    "attention": (
+        *("q_proj", "k_proj", "v_proj", "qkv_proj", "in_proj"),
+        *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
+    ),
+    "o": ("o_proj", "out_proj"),
+    "mlp": ("gate_proj", "up_proj", "gate_up_proj", "input_linear"),
+    "down": ("down_proj", "output_linear"),
 }
 # Families whose activation is GELU.
 _GELU = ("gemma", "gemma2", "gemma3_text")
-# Maximum scratch and maximum tokens of one cuDNN call, as in
-# agents/trainer/kernels/cudnn_attention.py.
-_MAX_CUDNN_BYTES, _CUDNN_TOKENS = 288 << 20, 4096
-# Extra rows in attention's scratch for each segment, beyond those of its tokens.
-_SEGMENT_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,25 +95,40 @@ class Sizes:
     """Whether attention's scores are capped."""
     num_dora_outputs: int = 0
     """Output features of the layers with a DoRA adapter."""
+    num_down: int = 0
+    """Values of the adapters' down projections."""
+    num_small: int = 0
+    """Bytes per token of the router and of the order of its rows."""
+    has_gates: bool = False
+    """Whether attention's output is multiplied by gates."""
+    mixer: MixerMemory = field(default_factory=MixerMemory)
+    """What a mixer with a state holds in place of attention, or beside it."""
+
+    @property
+    def heads(self) -> Heads:
+        """Sizes of attention."""
+        return Heads(num=self.num_heads, queries=self.queries, keys=self.keys)
 
 
 def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
     """Return the properties of a layer that the rules depend on."""
-    present = {one.name for one in layer.linears}
+    linears = {one.name: one for one in layer.linears}
     names = {one.name for one in choose_targets(layer, spec.adapter.targets)}
     full = spec.adapter.kind == "full"
-    has_head_norms = layer.num_norms % shape.hidden != 0
+    attends = layer.kind in ("attention", "both")
+    has_head_norms = attends and layer.num_norms % shape.hidden != 0
     counts = {
         kind: 0 if full else len(names.intersection(readers)) for kind, readers in _READERS.items()
     }
     rank = spec.adapter.rank
     targets = () if full else choose_targets(layer, spec.adapter.targets)
+    queries = shape.num_heads * shape.head_dim * int(attends)
     return Sizes(
         hidden=shape.hidden,
-        queries=shape.num_heads * shape.head_dim,
-        keys=shape.num_kv_heads * shape.head_dim,
-        ffn=shape.expert_ffn * shape.num_experts_met if layer.num_router else shape.ffn,
-        num_heads=shape.num_heads,
+        queries=queries,
+        keys=shape.num_kv_heads * shape.head_dim * int(attends),
+        ffn=_count_inner(shape, layer),
+        num_heads=shape.num_heads * int(attends),
         has_head_norms=has_head_norms,
         has_four_norms=layer.num_norms >= 4 * shape.hidden,
         num_scales=layer.num_norms // shape.hidden
@@ -122,12 +142,33 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
         num_adapter=sum(rank * (one.num_inputs + one.num_outputs) for one in targets),
         num_weights=sum(one.num_weights for one in layer.linears),
         largest_weights=max(one.num_weights for one in layer.linears),
-        has_fused_gate="gate_up_proj" in present,
-        has_fused_heads="qkv_proj" in present,
+        has_fused_gate="gate_up_proj" in linears,
+        has_fused_heads="qkv_proj" in linears,
         has_gelu=shape.family in _GELU,
         has_softcap=shape.has_softcap,
         num_dora_outputs=sum(one.num_outputs for one in targets) if spec.adapter.dora else 0,
+        num_down=sum(rank * one.num_inputs for one in targets),
+        num_small=_count_routing(shape) if layer.num_router else 0,
+        has_gates=attends and "q_proj" in linears and linears["q_proj"].num_outputs == 2 * queries,
+        mixer=count_mixer(layer, 4 if spec.precision == "fp32" else 2),
     )
+
+
+def _count_inner(shape: ModelShape, layer: LayerShape) -> int:
+    """Return the inner width of the MLP, or of a token's experts and the shared one."""
+    if not layer.num_router:
+        return shape.ffn if layer.num_mlp else 0
+    shared = max((one.num_inputs for one in layer.linears if one.name == "down_proj"), default=0)
+    return shape.expert_ffn * shape.num_experts_met + shared
+
+
+def _count_routing(shape: ModelShape) -> int:
+    """Return the bytes per token that a router saves, and the order of rows for its experts.
+
+    Logits and their fp32 sums; for each expert of a token its number, its weight, that in the
+    product's type, and its places in two orders.
+    """
+    return 2 * shape.num_experts + 12 + (8 + 4 + 2 + 16) * shape.num_experts_met
 
 
 def count_kept(sizes: Sizes, width: int) -> int:
@@ -147,11 +188,17 @@ def count_kept(sizes: Sizes, width: int) -> int:
     """
     hidden = 2 + _inputs(sizes.num_attention, sizes) + _inputs(sizes.num_mlp, sizes)
     hidden += int(sizes.has_four_norms)
-    queries = 2 + int(sizes.has_o and sizes.has_dropout) + int(sizes.has_head_norms)
+    queries = 2 + int(sizes.has_head_norms) + int(sizes.has_gates)
+    # The input of the output's adapter: masked, or multiplied by the gates.
+    queries += int(sizes.has_o and (sizes.has_dropout or sizes.has_gates))
     keys = 2 + int(sizes.has_head_norms)
+    if sizes.has_fused_heads:
+        # The values are a part of the product with queries and keys, all of which stays for them.
+        queries, keys = queries + 1, keys + 1
     ffn = 2 + int(sizes.has_down)
     wide = hidden * sizes.hidden + queries * sizes.queries + keys * sizes.keys + ffn * sizes.ffn
-    return width * (wide + _dora_outputs(sizes)) + _small(sizes)
+    kept = width * (wide + _dora_outputs(sizes)) + _small(sizes)
+    return kept + int(sizes.mixer.kept_bytes)
 
 
 def count_kept_full(sizes: Sizes, width: int, wide_width: int) -> int:
@@ -164,7 +211,7 @@ def count_kept_full(sizes: Sizes, width: int, wide_width: int) -> int:
     return wide_width * sizes.hidden + width * wide + _small(sizes)
 
 
-def measure_layer(
+def measure_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     sizes: Sizes,
     *,
     kind: str,
@@ -174,6 +221,7 @@ def measure_layer(
     num_multiprocessors: int,
     is_exact: bool,
     is_hopper: bool = False,
+    experts: ExpertsMemory = _NO_EXPERTS,
 ) -> LayerMemory:
     """Return what a layer holds.
 
@@ -186,83 +234,39 @@ def measure_layer(
         num_multiprocessors: multiprocessors of the card; see `count_attention_scratch`.
         is_exact: whether attention's backward pass adds up in one order.
         is_hopper: whether cuDNN may compute it; see `count_cudnn_scratch`.
+        experts: what the experts of the layer add.
     """
+    heads = sizes.heads
     scratch = count_attention_scratch(
-        sizes, tokens, num_segments, num_multiprocessors if is_exact else 0
+        heads, tokens, num_segments, num_multiprocessors if is_exact else 0
     )
-    if is_exact and is_hopper:
-        scratch = max(scratch, count_cudnn_scratch(sizes, tokens, num_segments))
+    if is_exact and is_hopper and heads.num:
+        scratch = max(scratch, count_cudnn_scratch(heads, tokens, num_segments))
     if kind == "full":
         return _measure_full(sizes, width, tokens, scratch)
-    kept = tokens * count_kept(sizes, width) + width * sizes.num_adapter
+    # With dropout each adapter's down projection is cast within the layer; otherwise the copies of
+    # the whole model serve (see `forecast.count_copies`).
+    casts = width * sizes.num_down if sizes.has_dropout else 0
+    kept = tokens * count_kept(sizes, width) + casts + experts.kept_bytes
     unpacked = width * sizes.largest_weights if kind == "qlora" else 0
     wait = max(0, unpacked - tokens * width * sizes.ffn)  # reuses one MLP-wide buffer
     grown = 4 * sizes.num_adapter
-    mlp = tokens * width * (sizes.hidden + _mlp_more(sizes) * sizes.ffn) + wait
+    more = _mlp_hidden(sizes) * sizes.hidden + _mlp_more(sizes) * sizes.ffn
+    mlp = tokens * width * more + wait + experts.pass_bytes
+    mixer = sizes.mixer
+    # One after the other in layers that have both.
+    scratch = max(scratch, int(tokens * mixer.scratch_bytes))
     attention = tokens * width * _attention_more(sizes) + scratch
-    again = tokens * (width * _count_again(sizes) + _small(sizes)) + wait
-    again_attention = tokens * (width * _again_attention(sizes) + _small(sizes)) + scratch
+    small = _small(sizes) + mixer.kept_bytes
+    again = tokens * (width * _count_again(sizes) + small) + wait
+    again += experts.kept_bytes + experts.pass_bytes
+    again_attention = tokens * (width * _again_attention(sizes) + small) + scratch
     return LayerMemory(
         kept_bytes=kept,
         input_bytes=tokens * width * sizes.hidden,
         backward_bytes=max(mlp, attention) + grown,
-        again_bytes=max(again, again_attention) + grown + width * sizes.num_adapter,
+        again_bytes=max(again, again_attention) + grown + casts,
     )
-
-
-def count_attention_scratch(
-    sizes: Sizes, tokens: int, num_segments: int, num_multiprocessors: int
-) -> int:
-    """Return the scratch bytes of FlashAttention's backward pass.
-
-    Its deterministic form keeps fp32 gradients of the queries apart for each group of key blocks,
-    as many groups as fill the card (`flash_api.cpp`, `dq_accum`): multiprocessors divided by
-    sequences times heads. With grouped-query attention each query head
-    first gets its own gradients of keys and values. A sequence of 2,048 tokens of Llama-2-7B on a
-    card of 46 multiprocessors: 2 parts.
-
-    >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
-    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
-    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
-    ...     num_weights=202375168, largest_weights=45088768)
-    >>> count_attention_scratch(llama, 2048, 1, 46) == 2 * 4 * 4096 * (2048 + 128) + 2048 * 128
-    True
-    """
-    parts = max(1, math.ceil(num_multiprocessors / (num_segments * sizes.num_heads)))
-    rows = tokens + _SEGMENT_ROWS * num_segments
-    shared = 2 * 2 * sizes.queries * tokens if sizes.keys < sizes.queries else 0
-    return parts * 4 * sizes.queries * rows + 4 * sizes.num_heads * tokens + shared
-
-
-def count_cudnn_scratch(sizes: Sizes, tokens: int, num_segments: int) -> int:
-    """Return the scratch bytes of one call of cuDNN's deterministic attention backward pass.
-
-    It keeps an fp32 gradient of the queries for each block of 128 keys apart, so the trainer halves
-    the sequences, then the heads, until a piece takes 288 MiB at most
-    (`agents/trainer/kernels/cudnn_attention.py`); 0: even one head of keys is too
-    large, so that FlashAttention computes it. Two sequences of 2,048 tokens of Llama-2-7B take 256
-    MiB, one after the other:
-
-    >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
-    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
-    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
-    ...     num_weights=202375168, largest_weights=45088768)
-    >>> count_cudnn_scratch(llama, 4096, 2) >> 20
-    256
-    """
-    length = tokens // num_segments
-    head_dim = sizes.queries // sizes.num_heads
-    num_keys = sizes.keys // head_dim
-    one_head = 4 * length * math.ceil(length / 128) * head_dim * (sizes.num_heads // num_keys)
-    sequences, heads = min(num_segments, max(1, _CUDNN_TOKENS // length)), num_keys
-    while sequences * heads * one_head > _MAX_CUDNN_BYTES:
-        if sequences > 1:
-            sequences = (sequences + 1) // 2
-        elif heads % 2 == 0:
-            heads //= 2
-        else:
-            return 0
-    return sequences * heads * one_head
 
 
 def _inputs(count: int, sizes: Sizes) -> int:
@@ -273,19 +277,36 @@ def _inputs(count: int, sizes: Sizes) -> int:
 def _small(sizes: Sizes) -> int:
     """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
     targets = sizes.num_attention + sizes.has_o + sizes.num_mlp + sizes.has_down
-    return 4 * (sizes.num_scales + sizes.num_heads) + 2 * sizes.rank * targets
+    scales = 4 * (sizes.num_scales + sizes.num_heads)
+    return scales + 2 * sizes.rank * targets + sizes.num_small
 
 
 def _dora_outputs(sizes: Sizes) -> int:
     """Return the outputs that DoRA's magnitudes multiply, which are saved for their gradients.
 
-    Without dropout those of gate and up are saved in place of what follows from them.
+    Without dropout those of gate and up are saved in place of what follows from them, and one of
+    those that are added to the residual stream in place of its middle.
     """
     outputs = sizes.num_dora_outputs
     if not outputs or sizes.has_dropout:
         return outputs
     followed = sizes.num_mlp * (2 if sizes.has_fused_gate else 1) * sizes.ffn
-    return outputs - followed - int(sizes.has_down) * sizes.hidden
+    return outputs - followed - int(sizes.has_down or sizes.has_o) * sizes.hidden
+
+
+def _dora_again(sizes: Sizes) -> int:
+    """Return the features that DoRA adds to the fullest moment of a recomputed layer.
+
+    Without dropout the outputs of queries, keys and values, and three buffers of the MLP; with it
+    the former in fp32, and what its two inputs of each layer come to.
+    """
+    if not sizes.num_dora_outputs:
+        return 0
+    heads = (sizes.queries + 2 * sizes.keys) * int(sizes.num_attention > 0)
+    has_mlp = int(sizes.num_mlp > 0 or sizes.has_down)
+    if not sizes.has_dropout:
+        return heads + 3 * has_mlp * sizes.ffn
+    return 2 * heads + 3 * int(sizes.has_o) * sizes.hidden + 9 * has_mlp * sizes.ffn
 
 
 def _dora_more(sizes: Sizes) -> int:
@@ -293,6 +314,16 @@ def _dora_more(sizes: Sizes) -> int:
     if not sizes.num_dora_outputs or not (sizes.num_mlp or sizes.has_down):
         return 0
     return 6 if sizes.has_dropout else 5
+
+
+def _mlp_hidden(sizes: Sizes) -> int:
+    """Return the features as wide as the residual stream that the MLP's backward pass adds.
+
+    The incoming gradient; behind a norm of the MLP's output what that norm's gradient takes.
+    Without adapters in the MLP the gradient of its output is there, too.
+    """
+    found = 1 + 3 * int(sizes.has_four_norms)
+    return found + int(not sizes.num_mlp and not sizes.has_down)
 
 
 def _mlp_more(sizes: Sizes) -> int:
@@ -323,12 +354,10 @@ def _count_again(sizes: Sizes) -> int:
         hidden += masked * _inputs(count, sizes)
     heads = int(sizes.has_head_norms) + int(sizes.has_fused_heads)
     queries = 2 + heads + (2 if sizes.has_o and sizes.has_dropout else 0)
-    # One more on an H200 without dropout than in the code made for a CPU.
-    ffn = 4 + int(not sizes.has_dropout) + masked * int(sizes.has_down)
-    if sizes.has_fused_gate or sizes.has_gelu:
-        ffn += masked
-    ffn += _dora_more(sizes)
-    wide = _dora_outputs(sizes) + queries * sizes.queries + (2 + heads) * sizes.keys
+    # Without dropout one less than in the code made for a CPU.
+    ffn = 4 + (masked * int(sizes.has_down) if sizes.has_dropout else 0)
+    ffn += int(sizes.has_fused_gate) + masked * int(sizes.has_gelu)
+    wide = _dora_again(sizes) + queries * sizes.queries + (2 + heads) * sizes.keys
     return hidden * sizes.hidden + wide + ffn * sizes.ffn
 
 

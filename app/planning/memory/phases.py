@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import RunSpec
 from app.planning.memory.eager_layers import measure_eager_layer
-from app.planning.memory.experts import add_experts
+from app.planning.memory.experts import count_experts
 from app.planning.memory.gpu import GpuMemory, MemorySetting, choose_width, has_kernels, is_compiled
 from app.planning.memory.layers import LayerMemory, measure_layer, read_sizes
-from app.planning.model_shape import ModelShape
+from app.planning.model_shape import LayerShape, ModelShape
 
 # Number of logits that the loss computes at once: with PyTorch's functions, and with a kernel that
 # turns logits in half precision into their gradient in place.
@@ -37,9 +37,16 @@ _NORM_BYTES, _NORM_BYTES_FULL = 24, 20
 _NORM_COPIES = 4
 # Flat rows are padded to a multiple of this number of tokens.
 _SIZE_STEP = 64
-# Layers whose inputs are on the GPU on their way to the host and back, and how many come back
-# where few layers move.
-_MOVING_INPUTS, _FEW_INPUTS = 6, 3
+# Inputs of recomputed layers on the GPU: on their way to the host until the loss, and back, beside
+# that of the current layer; the latter where few layers keep or move activations.
+_LEAVING_INPUTS, _COMING_INPUTS, _FEW_INPUTS = 5, 4, 2
+# Gradients of adapters are held to the end of a micro-batch, if all of them take no more than this
+# (agents/trainer/execution/executor.py).
+_MAX_HELD_BYTES = 1 << 28
+# Values of rotary angles for each token, in copies of a head's width: sine and cosine.
+_ANGLES = 2
+# Logits come in multiples of this number of tokens.
+_TILE_TOKENS = 128
 _HOPPER = 9
 # Bytes per trained value while the optimizer steps: AdamW's denominator takes two tensors.
 _STEP_BYTES = {"adamw": 8, "adamw_8bit": 0, "paged_adamw_8bit": 0}
@@ -54,6 +61,14 @@ class Moment:
     loss_bytes: float = 0.0
     workspace_bytes: float = 0.0
     step_bytes: float = 0.0
+
+    def add(self, *, loss_bytes: float, workspace_bytes: float) -> Moment:
+        """Return a moment with more of these."""
+        return replace(
+            self,
+            loss_bytes=self.loss_bytes + loss_bytes,
+            workspace_bytes=self.workspace_bytes + workspace_bytes,
+        )
 
     @property
     def sum_bytes(self) -> float:
@@ -71,43 +86,70 @@ def list_pass_moments(
     longest_tokens: int,
     inputs_stay: bool = False,
     has_head: bool = True,
+    trained: int = 0,
 ) -> list[Moment]:
     """Return the moments of the forward and backward passes of a micro-batch.
 
-    For the arguments see `estimate_memory`.
+    For the arguments see `estimate_memory`; `trained` is the number of trained values.
     """
     asked = max(setting.micro_tokens, longest_tokens)
     tokens = -(-asked // _SIZE_STEP) * _SIZE_STEP
-    one = measure_widest(shape, spec, gpu, tokens, max(1, asked // longest_tokens))
+    one = measure_layers(shape, spec, gpu, tokens, max(1, asked // longest_tokens))
     num_recomputed = min(setting.num_recomputed, shape.num_layers)
     num_moved = min(setting.num_moved, shape.num_layers - num_recomputed)
-    num_kept = shape.num_layers - num_recomputed - num_moved
     plan = LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
-    in_flight = plan.count_in_flight(shape.num_layers)
-    on_gpu = num_recomputed if inputs_stay else min(num_recomputed, _MOVING_INPUTS)
+    width = choose_width(spec, gpu)
     held = Moment(
-        activations_bytes=(num_kept + in_flight) * one.kept_bytes,
-        inputs_bytes=on_gpu * one.input_bytes,
+        activations_bytes=_count_activations(shape, spec, plan, one),
+        inputs_bytes=_count_inputs(plan, inputs_stay=inputs_stay) * one.input_bytes,
+        workspace_bytes=_ANGLES * width * shape.head_dim * tokens,
     )
     ends = _list_ends(shape, spec, tokens, gpu) if has_head else []
     # All kept activations are still there while the loss is computed.
     moments = [replace(held, loss_bytes=end) for end in ends]
     full = spec.adapter.kind == "full"
     waiting = _HEAD_BYTES_HELD * shape.num_embedding if full and shape.is_tied else 0
-    if num_kept or num_moved:
-        moments.append(replace(held, loss_bytes=waiting, workspace_bytes=one.backward_bytes))
+    if num_recomputed < shape.num_layers:
+        moments.append(held.add(loss_bytes=waiting, workspace_bytes=one.backward_bytes))
     if num_recomputed:
+        gradients = 0 if full or 4 * trained > _MAX_HELD_BYTES else 4 * trained
+        in_flight = plan.count_in_flight(shape.num_layers)
+        most = num_recomputed if inputs_stay else _COMING_INPUTS
         if plan.is_sparse(shape.num_layers) and not inputs_stay:
-            on_gpu = min(num_recomputed, _FEW_INPUTS)
-        moments.append(
-            Moment(
-                activations_bytes=in_flight * one.kept_bytes,
-                inputs_bytes=(on_gpu - 1) * one.input_bytes,
-                loss_bytes=waiting,
-                workspace_bytes=one.again_bytes,
+            most = _FEW_INPUTS
+        # While inputs of earlier layers come back, and in the first layer, which is the last.
+        for others in {min(num_recomputed - 1, most), 0}:
+            done = max(0, shape.num_layers - 1 - others) / shape.num_layers
+            moments.append(
+                Moment(
+                    activations_bytes=in_flight * one.kept_bytes,
+                    inputs_bytes=others * one.input_bytes,
+                    loss_bytes=waiting,
+                    workspace_bytes=held.workspace_bytes + one.again_bytes + done * gradients,
+                )
             )
-        )
     return moments
+
+
+def _count_activations(
+    shape: ModelShape, spec: RunSpec, plan: LayerPlan, one: LayerMemory
+) -> float:
+    """Return the bytes of kept activations when the loss is computed."""
+    num_kept = shape.num_layers - plan.num_recomputed - plan.num_moved
+    found = (num_kept + plan.count_in_flight(shape.num_layers)) * one.kept_bytes
+    # The first layer keeps no input: nothing before it is trained.
+    is_first_kept = num_kept == shape.num_layers and spec.adapter.kind != "full"
+    return found - one.input_bytes if is_first_kept else found
+
+
+def _count_inputs(plan: LayerPlan, *, inputs_stay: bool) -> int:
+    """Return the inputs of recomputed layers on the GPU when the loss is computed.
+
+    They are the first layers, so those that move their activations later wait for the copies.
+    """
+    if inputs_stay:
+        return plan.num_recomputed
+    return 0 if plan.num_moved else min(plan.num_recomputed, _LEAVING_INPUTS)
 
 
 def _list_ends(
@@ -136,10 +178,11 @@ def _list_ends(
 def _count_chunk(shape: ModelShape, spec: RunSpec, tokens: int, gpu: GpuMemory) -> int:
     """Return the bytes of the logits that exist at once, those of the previous chunk included."""
     width = choose_width(spec, gpu)
-    if spec.objective != "sft" or width != 2 or shape.has_softcap or not has_kernels(gpu):
+    if spec.objective != "sft" or width != 2 or not has_kernels(gpu):
         return _CHUNK_BYTES * _CHUNK_VALUES
-    num_chunks = 2 if tokens * shape.vocab > _KERNEL_VALUES else 1
-    return num_chunks * width * min(_KERNEL_VALUES, tokens * shape.vocab)
+    rows = _KERNEL_VALUES // shape.vocab
+    rows = rows // _TILE_TOKENS * _TILE_TOKENS or rows
+    return width * shape.vocab * min(tokens, 2 * rows)
 
 
 def find_step_moment(spec: RunSpec, num_trained: int) -> Moment:
@@ -155,15 +198,39 @@ def worst_pass_bytes(
     return max(moment.sum_bytes for moment in moments)
 
 
-def measure_widest(
+def measure_layers(
     shape: ModelShape, spec: RunSpec, gpu: GpuMemory, tokens: int, num_segments: int
 ) -> LayerMemory:
-    """Count the bytes of the largest layer, compiled or not as it would be on this card."""
-    layer = max((one for one, _ in shape.kinds), key=lambda one: one.num_parameters)
+    """Count the bytes of a layer: what is kept in the mean, and the peak of the one with most.
+
+    Compiled or not, as they would be on this card.
+    """
+    found = [
+        (_measure_layer(shape, layer, spec, gpu, tokens, num_segments), count)
+        for layer, count in shape.kinds
+    ]
+    kept_bytes = sum(count * one.kept_bytes for one, count in found) / shape.num_layers
+    return LayerMemory(
+        kept_bytes=kept_bytes,
+        input_bytes=found[0][0].input_bytes,
+        backward_bytes=max(one.backward_bytes for one, _ in found),
+        again_bytes=max(one.again_bytes for one, _ in found),
+    )
+
+
+def _measure_layer(
+    shape: ModelShape,
+    layer: LayerShape,
+    spec: RunSpec,
+    gpu: GpuMemory,
+    tokens: int,
+    num_segments: int,
+) -> LayerMemory:
     sizes = read_sizes(shape, layer, spec)
     kind, width = spec.adapter.kind, choose_width(spec, gpu)
+    experts = count_experts(shape, layer, spec, width=width, tokens=tokens)
     if is_compiled(spec, gpu):
-        found = measure_layer(
+        return measure_layer(
             sizes,
             kind=kind,
             width=width,
@@ -172,17 +239,17 @@ def measure_widest(
             num_multiprocessors=gpu.num_multiprocessors,
             is_exact=spec.exact,
             is_hopper=gpu.capability[0] == _HOPPER,
+            experts=experts,
         )
-    else:
-        found = measure_eager_layer(
-            sizes,
-            kind=kind,
-            width=width,
-            tokens=tokens,
-            longest_tokens=-(-tokens // num_segments),
-            num_segments=num_segments,
-            num_multiprocessors=gpu.num_multiprocessors,
-            is_exact=spec.exact,
-            has_kernels=has_kernels(gpu),
-        )
-    return add_experts(found, shape, spec, width=width, tokens=tokens)
+    return measure_eager_layer(
+        sizes,
+        kind=kind,
+        width=width,
+        tokens=tokens,
+        longest_tokens=-(-tokens // num_segments),
+        num_segments=num_segments,
+        num_multiprocessors=gpu.num_multiprocessors,
+        is_exact=spec.exact,
+        has_kernels=has_kernels(gpu),
+        experts=experts,
+    )

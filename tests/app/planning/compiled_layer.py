@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalL
 from agents.contract.spec import RunSpec
 from agents.trainer.execution import layers
 from agents.trainer.kernels import compiling, flash_attention
-from agents.trainer.model import model
+from agents.trainer.model import model, recurrent_layers
 from agents.trainer.model.attention import Segments
 from agents.trainer.model.forward import Forward
 
@@ -47,6 +47,7 @@ def make_layer(family: str, spec: RunSpec, sizes: dict[str, int], num_tokens: in
     base = AutoModelForCausalLM.from_config(config, dtype=wide).eval()
     base.requires_grad_(False)
     base.set_attn_implementation(_NAME)
+    recurrent_layers.route(base)
     made = model.build_trained_model(
         spec, base, None, plain_template=False, device=torch.device("cpu")
     )
@@ -54,18 +55,23 @@ def make_layer(family: str, spec: RunSpec, sizes: dict[str, int], num_tokens: in
     made.clock.set([0], [num_tokens], num_tokens, torch.device("cpu"))
     hidden = torch.zeros(1, num_tokens, config.hidden_size, dtype=wide, requires_grad=True)
     places = torch.arange(num_tokens)[None]
-    angles = body.rotary_emb(hidden, places)
+    # Granite 4 has none.
+    angles = body.rotary_emb(hidden, places) if body.rotary_emb is not None else ()
     for tensor in (hidden, places, *angles, made.clock.tokens_BT1):
         torch._dynamo.maybe_mark_dynamic(tensor, 1)
     segments = Segments.of([num_tokens], torch.device("cpu"))
+    in_rows = recurrent_layers.find_places(segments.bounds_S, places)
+    for tensor in in_rows.values():
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
     settings = {
         "attention_mask": None,
         "position_ids": places,
         "use_cache": False,
-        "position_embeddings": angles,
+        "position_embeddings": angles or None,
         "bounds_S": segments.bounds_S,
         "host_bounds_S": segments.host_bounds_S,
         "host_extent_2": segments.host_extent_2,
+        **in_rows,
     }
     return made, body.layers[0], hidden, settings
 
@@ -143,5 +149,6 @@ def _storage_of(node):
 def _per_token(shape) -> int:
     size = 1
     for one in shape:
-        size *= 1 if isinstance(one, torch.SymInt) else int(one)
+        # A dimension may hold all heads of all tokens.
+        size *= one.node.hint // TOKENS if isinstance(one, torch.SymInt) else int(one)
     return size

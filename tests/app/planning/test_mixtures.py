@@ -11,7 +11,7 @@ from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.trainer.metrics.flops import read_flops
 from agents.trainer.model.model import build_trained_model, load_model
 from app.planning.advice import apply_change
-from app.planning.memory.experts import add_experts, count_met_adapter
+from app.planning.memory.experts import ExpertsMemory, count_experts, count_met_adapter
 from app.planning.memory.forecast import (
     GIB,
     GpuMemory,
@@ -19,7 +19,6 @@ from app.planning.memory.forecast import (
     count_trained,
     estimate_memory,
 )
-from app.planning.memory.layers import LayerMemory
 from app.planning.model_parts import list_parts
 from app.planning.model_shape import read_shape
 from app.planning.throughput import measure_work
@@ -78,19 +77,19 @@ def test_qlora_of_30_billion_weights_fits_24_gib():
 
 
 def test_a_layer_holds_its_rows_and_the_dequantized_experts():
-    nothing = LayerMemory(kept_bytes=0, input_bytes=0, backward_bytes=0, again_bytes=0)
-    shape = read_shape(QWEN)
-    found = add_experts(nothing, shape, RUN, width=2, tokens=2048)
-    rows = 2 * 2048 * 8 * 2048 * 2
-    assert found.backward_bytes == rows + 128 * 2 * 768 * 2048 * 2
+    def count(spec, **changes):
+        shape = read_shape({**QWEN, **changes})
+        return count_experts(shape, shape.layers[0], spec, width=2, tokens=2048)
+
+    found = count(RUN)
+    rows = 2 * 2048 * 8 * 2048
+    assert found.pass_bytes == rows + 128 * 2 * 768 * 2048 * 2
     assert found.kept_bytes == 0
     bf16 = replace(RUN, adapter=AdapterSpec(dropout=0.0))
-    assert add_experts(nothing, shape, bf16, width=2, tokens=2048).backward_bytes == rows
+    assert count(bf16).pass_bytes == rows
     adapted = replace(RUN, adapter=AdapterSpec(kind="qlora", dropout=0.0, experts=True))
-    more = add_experts(nothing, shape, adapted, width=2, tokens=2048)
-    assert more.kept_bytes == 2 * 2048 * (2048 + 8 * 768)
-    dense = read_shape({**QWEN, "model_type": "qwen3"})
-    assert add_experts(nothing, dense, RUN, width=2, tokens=2048) == nothing
+    assert count(adapted).kept_bytes == 2 * 2048 * (2048 + 8 * 768)
+    assert count(RUN, model_type="qwen3") == ExpertsMemory()
 
 
 @pytest.mark.parametrize(

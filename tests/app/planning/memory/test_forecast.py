@@ -53,22 +53,13 @@ def choose(shape, spec, gpu, tokens=2048, **more):
 
 
 def test_forecasts_are_near_what_was_measured():
-    """The rows are older than fused layers, the loss's kernel and the compiled last norm.
-
-    Today's trainer needs less, most of all where layers with adapters on their MLP recompute: the
-    two halves of the MLP and their gradients no longer exist beside copies for each adapter.
-    """
     table = read_table()
-    errors = {
-        (number, row["num_recomputed"] > 0 and row["targets"] == "all-linear"): error_of(table, row)
-        for number, row in enumerate(table["rows"])
-    }
-    assert len(errors) >= 60
-    assert max(errors.values()) <= 0.02
-    plain = [error for (_, is_fused), error in errors.items() if not is_fused]
-    assert sum(map(abs, plain)) / len(plain) <= 0.015
-    assert min(plain) >= -0.04
-    assert min(errors.values()) >= -0.30
+    errors = [error_of(table, row) for row in table["rows"]]
+    assert len(errors) >= 28
+    assert len({row["shape"] for row in table["rows"]}) >= 10
+    assert sum(map(abs, errors)) / len(errors) <= 0.005
+    assert max(errors) <= 0.02
+    assert min(errors) >= -0.02
 
 
 SETTINGS = st.builds(
@@ -173,7 +164,7 @@ def test_pieces_that_cannot_grow_leave_more_unused():
     setting = MemorySetting(micro_tokens=2048)
     grow, fixed = (
         estimate_memory(
-            LLAMA_7B, make_spec(), setting=setting, longest_tokens=2048, gpu=gpu
+            LLAMA_7B, make_spec("lora"), setting=setting, longest_tokens=2048, gpu=gpu
         ).slack_bytes
         for gpu in (make_gpu(24), make_gpu(24, pieces_grow=False))
     )
@@ -187,7 +178,7 @@ def test_rows_of_the_bench_become_a_table(tmp_path):
         "optimizer": "adamw_8bit", "sequence": 2048, "batch": 2, "unlike": False, "lengths": [2048],
         "plan": {"recomputed": 16, "moved": 0}, "compiled": True, "peak_bytes": 5 * GIB,
         "memory_bytes": 5 * GIB, "rest_bytes": 3 * GIB, "reserved_bytes": 6 * GIB, "fits": True,
-        "pass_s": [0.3, 0.2], "step_s": [0.1],
+        "pass_s": [0.3, 0.2], "step_s": [0.1], "warnings": [],
     }  # fmt: skip
     card = {
         "what": "calibration", "name": "NVIDIA H100", "total_bytes": 80 * GIB,
@@ -199,4 +190,5 @@ def test_rows_of_the_bench_become_a_table(tmp_path):
     table = convert(path)
     assert len(table["rows"]) == 1
     assert table["rows"][0]["pass_s"] == 0.2
-    assert forecast(table, table["rows"][0]).adapter_bytes == 4 * 64 * 16 * 44032
+    # The fp32 values, and their copies in bf16.
+    assert forecast(table, table["rows"][0]).adapter_bytes == (4 + 2) * 64 * 16 * 44032

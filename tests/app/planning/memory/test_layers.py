@@ -35,18 +35,24 @@ def test_kept_bytes_are_those_that_the_compiler_saves(family, kind, targets, dro
     found = count_saved(family, spec, sizes)
     rules = read_sizes(shape, shape.layers[0], spec)
     expected = count_kept_full(rules, 2, 4) if kind == "full" else count_kept(rules, 2)
+    if rules.has_fused_heads:
+        # Of the product that the values are a part of, the compiler names that part alone.
+        expected -= 2 * (rules.queries + rules.keys)
     # DoRA also saves a few numbers per token.
     assert found == pytest.approx(expected, rel=0.01 if dora else 1e-9)
 
 
-@pytest.mark.parametrize(("family", "dropout"), [("llama", 0.05), ("phi3", 0.0)])
-def test_a_recomputed_layer_takes_what_the_compilers_code_allocates(family, dropout):
-    adapter = AdapterSpec(kind="lora", dropout=dropout, rank=8)
+@pytest.mark.parametrize(
+    ("family", "dropout", "dora"),
+    [("llama", 0.05, False), ("phi3", 0.0, False), ("llama", 0.0, True), ("llama", 0.05, True)],
+)
+def test_a_recomputed_layer_takes_what_the_compilers_code_allocates(family, dropout, dora):
+    adapter = AdapterSpec(kind="lora", dropout=dropout, rank=8, dora=dora)
     spec = RunSpec(model="m", data=DataSpec(train="d"), adapter=adapter, precision="bf16")
     sizes = {**SIZES, "hidden_size": 512, "intermediate_size": 1376, "head_dim": 32}
     shape = read_shape({"model_type": family, "vocab_size": 64, "num_hidden_layers": 1, **sizes})
     rules = read_sizes(shape, shape.layers[0], spec)
     expected = 2 * layers._count_again(rules) + layers._small(rules)
     if not dropout:
-        expected -= 2 * rules.ffn  # a GPU takes one buffer more
+        expected += 2 * rules.ffn  # a GPU takes one buffer less
     assert count_peak(family, spec, sizes) == pytest.approx(expected, rel=0.03)

@@ -60,7 +60,7 @@ def test_stages_follow_speed_and_memory() -> None:
     assert layers[0][0] == 0
     counts = [b - a for a, b in (one or (0, 0) for one in layers)]
     assert counts[2] == max(counts)
-    assert counts[3] == min(counts)
+    assert counts[3] == min(counts[1:])  # the first one holds the embedding and more inputs
 
 
 def test_a_chain_longer_than_the_model_is_no_plan() -> None:

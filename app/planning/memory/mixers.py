@@ -1,0 +1,89 @@
+"""Count the bytes of mixers that carry a state from token to token: Mamba 2, the gated delta rule.
+
+What a compiled layer keeps was read off the compiler's partition, tensor by tensor: the convolution
+keeps its input in fp32, the operator what it gets, and the gated norm both of its factors. The
+operator (agents/trainer/kernels/linear_attention.py) saves nothing else: its backward pass repeats
+the forward pass in fp32, whose tensors are a peak of their own. Tests compare both with the
+trainer's code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.planning.model_shape import LayerShape, Mixer
+
+# Tokens of a chunk: each token has a weight for every token of its chunk, and each chunk a state.
+_CHUNK_TOKENS = 64
+_WIDE = 4  # bytes of fp32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixerMemory:
+    """Bytes per token."""
+
+    kept_bytes: float = 0.0
+    """Saved for the backward pass, beside the inputs of the first adapters."""
+    scratch_bytes: float = 0.0
+    """Most that the operator's backward pass has at once, its results included."""
+
+
+def count_mixer(layer: LayerShape, width: int) -> MixerMemory:
+    """Return what the mixer of a layer holds; nothing for attention, which `layers` counts.
+
+    Args:
+        layer: the layer.
+        width: bytes of one feature in products.
+
+    Qwen3.5-9B (16 heads of keys and 32 of values, all of 128 features): the fp32 input of the
+    convolution, 4 x 8,192; queries and keys, 2 x 2 x 2,048; values, result, gate and gated result,
+    2 x 4 x 4,096; 12 for each head.
+
+    >>> from app.planning.model_shape import Mixer
+    >>> delta = Mixer(num_groups=16, num_heads=32, key_dim=128, value_dim=128)
+    >>> _count_delta(delta, 2) == 4 * 8192 + 2 * 2 * 2048 + 2 * 4 * 4096 + 12 * 32
+    True
+    """
+    mixer = layer.mixer
+    if mixer is None:
+        return MixerMemory()
+    if layer.kind == "delta":
+        return MixerMemory(
+            kept_bytes=_count_delta(mixer, width),
+            scratch_bytes=_count_scratch(mixer, (10.0, 7.6, 4.9, 3.8)),
+        )
+    return MixerMemory(
+        kept_bytes=_count_mamba(mixer, width),
+        scratch_bytes=_count_scratch(mixer, (5.0, 5.3, 1.2, 3.6)),
+    )
+
+
+def _count_delta(mixer: Mixer, width: int) -> int:
+    keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
+    heads = (2 * width + 2 * _WIDE) * mixer.num_heads
+    return _WIDE * (2 * keys + values) + width * (2 * keys + 4 * values) + heads
+
+
+def _count_mamba(mixer: Mixer, width: int) -> int:
+    keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
+    # What is written and read is fp32; the gate, the input and the gated result are narrow.
+    wide = _WIDE * (2 * keys + values) + 2 * _WIDE * values
+    heads = (width + _WIDE) * mixer.num_heads
+    return wide + width * (2 * keys + 3 * values) + heads + _WIDE
+
+
+def _count_scratch(mixer: Mixer, copies: tuple[float, float, float, float]) -> float:
+    """Return the bytes per token of the operator's backward pass.
+
+    Args:
+        mixer: its sizes.
+        copies: fp32 copies at the fullest moment: of keys for each head of values, of values, of
+            keys, and of the weights within a chunk. Tensors that are freed meanwhile count in part.
+    """
+    heads = mixer.num_heads
+    of_keys, of_values, of_groups, of_pairs = copies
+    features = of_keys * heads * mixer.key_dim + of_values * heads * mixer.value_dim
+    features += of_groups * mixer.num_groups * mixer.key_dim + of_pairs * heads * _CHUNK_TOKENS
+    # States of chunks, and gradients of them.
+    states = 1.5 * heads * mixer.key_dim * mixer.value_dim / _CHUNK_TOKENS
+    return _WIDE * (features + states)
