@@ -124,8 +124,8 @@ class DiskWatch:
     def _describe(self) -> tuple[str, str]:
         free, missing = self._free_bytes() or 0, max(self._missing_bytes(), 1)
         return (
-            f"The disk of node {self._node} has no room for a checkpoint: {_show(free)} are free, "
-            f"and one needs {_show(free + missing)}.",
+            f"The disk of node {self._node} is full: a checkpoint needs {_show(free + missing)}, "
+            f"and {_show(free)} are free.",
             f"Free at least {_show(missing)} for {self._folder}; then the next step is saved. "
             "Training goes on meanwhile, and waits at its end",
         )
@@ -134,7 +134,9 @@ class DiskWatch:
 def _show(size_bytes: int) -> str:
     """Return a size for people.
 
-    >>> _show(1_234_567), _show(9_876_543_210)
-    ('1.2 MB', '9.88 GB')
+    >>> _show(165_100), _show(1_234_567), _show(9_876_543_210)
+    ('165 kB', '1.2 MB', '9.88 GB')
     """
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:.2f} GB"
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.0f} kB"

@@ -291,7 +291,7 @@ def test_promise_c_a_full_disk_pauses_checkpoints_and_not_the_training(tmp_path,
         os.kill(ranks[0].pid, signal.SIGTERM)
         assert finish(ranks) == [0]
         warning = next(line for line in run.journal() if line["kind"] == "checkpoint_failed")
-        assert "disk is full" in warning["message"]
+        assert "The disk of node here is full" in warning["message"]
         assert warning["hint"]
         left = list((run.folder / "checkpoints").iterdir())
         assert all(path.name.startswith("step-") for path in left)

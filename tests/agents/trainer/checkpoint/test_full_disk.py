@@ -132,7 +132,7 @@ def test_stop_with_a_full_disk_ends_with_the_reason(tmp_path, disk, tiny_model):
         assert finish(nodes.ranks, 30) == [0, 3]
     finally:
         finish(nodes.ranks, 0)
-    assert "has no room for a checkpoint" in nodes.lines(1, "failed")[0]["message"]
+    assert "The disk of node there is full" in nodes.lines(1, "failed")[0]["message"]
 
 
 class Told:
@@ -153,7 +153,7 @@ def test_room_that_returns_asks_for_a_save(disk, monkeypatch):
     assert not watch.look()
     assert not watch.look()
     error = watch.note_failed(NoRoom("full"), 5)
-    assert "0.0 MB are free, and one needs 0.2 MB" in error.message
+    assert "a checkpoint needs 167 kB, and 0 kB are free" in error.message
     assert journal.lines == [("warning", False), ("checkpoint_failed", True)]
     filler.unlink()
     assert watch.look(), "the failed save is made up for"

@@ -304,7 +304,7 @@ def test_checkpoint_is_told_once_every_copy_is_saved(
     history: RunHistory, journals: Journals
 ) -> None:
     """It was told with one copy of two, while the other node's disk was full."""
-    full = "The disk of node beta has no room for a checkpoint."
+    full = "The disk of node beta is full."
     saved = [{"kind": "checkpoint", "step": step, "copies": 2} for step in (5, 10, 15)]
     failed = [
         {"kind": "warning", "message": full, "hint": "Free at least 1 MB"},
