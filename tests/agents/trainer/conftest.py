@@ -1,4 +1,4 @@
-"""A model of a few thousand parameters with the demo's tokenizer, made once."""
+"""Models of a few thousand parameters with the demo's tokenizer, made once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from tests.agents.trainer.ranks import make_tiny_model
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tiny_wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose rows are blocks of 64 values, as NF4 wants them."""
+    folder = tmp_path_factory.mktemp("wide-model")
+    return make_tiny_model(folder, hidden_size=64, intermediate_size=128)
 
 
 @pytest.fixture(scope="session", autouse=True)

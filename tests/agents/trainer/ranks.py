@@ -262,7 +262,7 @@ def start_rank(
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
     # bitsandbytes asks the GPU for its kind when it is imported, and CUDA cannot be forked.
     context = multiprocessing.get_context("spawn" if _has_gpu() else "forkserver")
-    context.set_forkserver_preload(["agents.trainer.run", "agents.trainer.__main__"])
+    context.set_forkserver_preload(["tests.agents.trainer.warm_imports"])
     process = context.Process(target=target, args=args, daemon=True)
     process.start()
     return process

@@ -29,7 +29,6 @@ from agents.trainer.checkpoint.sharded_files import read_shards
 from agents.trainer.checkpoint.state import ADAPTER_FILE, read_resume_point
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import (
-    DEMO,
     Run,
     finish,
     make_spec,
@@ -111,8 +110,8 @@ def test_promise_a_a_resume_is_exact_to_the_last_bit(tmp_path, tiny_model, num_r
     ],
     ids=["qlora", "adamw-8bit"],
 )
-def test_promise_a_holds_for_quantized_weights_and_states(tmp_path, spec):
-    straight = Run(tmp_path / "straight", DEMO / "model", spec)  # NF4 wants blocks of 64 values
+def test_promise_a_holds_for_quantized_weights_and_states(tmp_path, tiny_wide_model, spec):
+    straight = Run(tmp_path / "straight", tiny_wide_model, spec)
     straight.train_to_end()
     half = copy_half(straight, tmp_path / "half")
     half.train_to_end(resume_step=HALF)
