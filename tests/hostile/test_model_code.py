@@ -96,14 +96,57 @@ def poison(model: Path, auto_map: dict[str, Any] = AUTO_MAP, **changes: Any) -> 
     return model
 
 
-def run_child(evil: Evil, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of ours whose module is `code`, as every program that loads models is."""
+@dataclass(frozen=True)
+class Ended:
+    """How one attack on a program of ours ended."""
+
+    code: int
+    stderr: str
+
+
+LIBRARIES = (
+    "import transformers, transformers.models.llama.modeling_llama; "
+    "from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer"
+)
+FORKING = """
+import json, os, sys, traceback
+def main(arguments):
+    given = json.loads(open(arguments[0]).read())
+    exec(given["before"], scope := {})
+    for number, (code, args) in enumerate(given["attacks"]):
+        if pid := os.fork():
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            print("ENDED", status, flush=True)
+            continue
+        os.dup2(os.open(f"{arguments[0]}.{number}", os.O_WRONLY | os.O_CREAT), 2)
+        try:
+            exec(code, {**scope, "sys": sys, "arguments": args})
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    return 0
+"""
+"""A program whose import of the libraries serves all attacks: each runs in a fork of its own."""
+
+
+def run_children(evil: Evil, before: str, attacks: list[tuple[str, list[str]]]) -> list[Ended]:
+    """Run code with arguments in programs of ours, as every program that loads models is run.
+
+    Args:
+        evil: the home of the hub.
+        before: imports that all attacks begin with.
+        attacks: code, and its `arguments`, each for a process of its own.
+    """
     place = evil.canary.parent / "child"
     place.mkdir(exist_ok=True)
-    (place / "load_it.py").write_text(f"def main(arguments):\n    {code}\n    return 0\n")
+    (place / "load_it.py").write_text(FORKING)
+    question = evil.canary.parent / "attacks.json"
+    question.write_text(json.dumps({"before": before, "attacks": attacks}))
     environ = {**evil.environ(), "PYTHONPATH": f"{ROOT}{os.pathsep}{place}"}
-    return subprocess.run(
-        command(sys.executable, "load_it", *arguments),
+    done = subprocess.run(
+        command(sys.executable, "load_it", str(question)),
         env=environ,
         cwd="/",
         capture_output=True,
@@ -111,6 +154,11 @@ def run_child(evil: Evil, code: str, *arguments: str) -> subprocess.CompletedPro
         timeout=120,
         check=False,
     )
+    codes = [int(line.split()[1]) for line in done.stdout.splitlines() if line[:6] == "ENDED "]
+    assert len(codes) == len(attacks), done.stderr
+    return [
+        Ended(code, Path(f"{question}.{number}").read_text()) for number, code in enumerate(codes)
+    ]
 
 
 def make_glm(folder: Path) -> Path:
@@ -169,20 +217,24 @@ def test_a_gguf_export_names_the_code_that_it_refuses(
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("odd", [["evil.Tokenizer", None], "evil.Tokenizer", 5])
 def test_code_is_refused_by_name_beside_an_auto_map_in_an_odd_form(
-    evil: Evil, tmp_path: Path, attack: Callable[..., None], odd: object
+    evil: Evil, tmp_path: Path, attack: Callable[..., None]
 ) -> None:
-    model = copy_model(tmp_path / "model")
-    change_json(model / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
-    change_json(model / "tokenizer_config.json", auto_map=odd)
-    evil.give_code(model)
-    load = "import transformers; transformers.AutoConfig.from_pretrained(arguments[0])"
-    done = run_child(evil, load, str(model))
-    last = done.stderr.strip().splitlines()[-1]
-    attack(given=f"auto_map: {odd} of a tokenizer", tried="to load the config", happened=last)
+    odd_forms: list[object] = [["evil.Tokenizer", None], "evil.Tokenizer", 5]
+    models = []
+    for number, odd in enumerate(odd_forms):
+        models.append(copy_model(tmp_path / f"model{number}"))
+        own = {"AutoConfig": "evil.Config"}
+        change_json(models[-1] / "config.json", model_type="evil", auto_map=own)
+        change_json(models[-1] / "tokenizer_config.json", auto_map=odd)
+        evil.give_code(models[-1])
+    load = "transformers.AutoConfig.from_pretrained(arguments[0])"
+    attacks = [(load, [str(model)]) for model in models]
+    for odd, done in zip(odd_forms, run_children(evil, LIBRARIES, attacks), strict=True):
+        last = done.stderr.strip().splitlines()[-1]
+        attack(given=f"auto_map: {odd} of a tokenizer", tried="to load the config", happened=last)
+        assert "wants to run code of its own: evil.Config (named in config.json)" in done.stderr
     assert evil.ran == ""
-    assert "wants to run code of its own: evil.Config (named in config.json)" in done.stderr
 
 
 LOADS = {
@@ -199,74 +251,65 @@ LOADS = {
 }
 
 
-@pytest.mark.parametrize("load", LOADS)
 def test_no_library_in_our_programs_runs_code_of_a_model(
-    evil: Evil, tmp_path: Path, attack: Callable[..., None], load: str
+    evil: Evil, tmp_path: Path, attack: Callable[..., None]
 ) -> None:
     model = poison(copy_model(tmp_path / "model"))
     cached = evil.home / "hub" / "models--evil--code" / "snapshots" / COMMIT
-    if load == "generate":
-        (cached / "custom_generate").mkdir()
-        shutil.copyfile(cached / "evil.py", cached / "custom_generate" / "generate.py")
-    done = run_child(evil, f"import sys, transformers; {LOADS[load]}", str(model), str(cached))
-    last = (done.stderr.strip().splitlines() or ["it went on without it"])[-1]
-    attack(
-        given="a model whose auto_map names code, with that code in every cache",
-        tried=f"to run it through: {load}, with trust_remote_code=True",
-        happened=evil.ran or last,
-    )
+    (cached / "custom_generate").mkdir()
+    shutil.copyfile(cached / "evil.py", cached / "custom_generate" / "generate.py")
+    attacks = [(load, [str(model), str(cached)]) for load in LOADS.values()]
+    for load, done in zip(LOADS, run_children(evil, LIBRARIES, attacks), strict=True):
+        last = (done.stderr.strip().splitlines() or ["it went on without it"])[-1]
+        attack(
+            given="a model whose auto_map names code, with that code in every cache",
+            tried=f"to run it through: {load}, with trust_remote_code=True",
+            happened=evil.ran or last,
+        )
+        # A kind that Transformers has itself goes on with its own class.
+        if load.startswith("tokenizer"):
+            assert done.code == 0, done.stderr
+        elif load != "processor":
+            assert "ForeignCodeRefused" in done.stderr, (load, done.stderr)
     assert evil.ran == ""
-    # A kind that Transformers has itself goes on with its own class.
-    if load.startswith("tokenizer"):
-        assert done.returncode == 0, done.stderr
-    elif load != "processor":
-        assert "ForeignCodeRefused" in done.stderr, done.stderr
 
 
-def test_a_program_refuses_a_pickle_in_place_of_weights(
+def test_a_program_refuses_pickles_in_place_of_weights_and_kernels_of_the_hub(
     evil: Evil, tmp_path: Path, attack: Callable[..., None]
 ) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
             return (exec, (f"open({str(evil.canary)!r}, 'w').write('pickle ran')",))
 
-    model = copy_model(tmp_path / "model")
-    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "scheduler.pt"):
-        (model / name).write_bytes(pickle.dumps(Bomb()))
-    codes = []
-    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
-        load = "import torch; torch.load(arguments[0], weights_only=False)"
-        codes.append(run_child(evil, load, str(model / name)))
-    arrays = tmp_path / "array.npy"
-    arrays.write_bytes(pickle.dumps(Bomb()))
-    load = "import numpy; numpy.load(arguments[0], allow_pickle=True)"
-    codes.append(run_child(evil, load, str(arrays)))
-    attack(
-        given="pickles that run code, named like weights, arrays and states of training",
-        tried="to load them with weights_only=False and allow_pickle=True",
-        happened=evil.ran or codes[0].stderr.strip().splitlines()[-1],
-    )
-    assert evil.ran == ""
-    assert all(done.returncode == 1 for done in codes)
-
-
-def test_a_kernel_of_the_hub_is_code_and_is_refused(
-    evil: Evil, tmp_path: Path, attack: Callable[..., None]
-) -> None:
     # A stand-in for the package that downloads kernels, which an adopted environment may have.
     package = tmp_path / "child" / "kernels"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(
         f"def get_kernel(*args, **more):\n    open({str(evil.canary)!r}, 'w').write('kernel ran')\n"
     )
-    done = run_child(evil, "import kernels; kernels.get_kernel('evil/kernel')")
+    attacks = [("import kernels; kernels.get_kernel('evil/kernel')", [""])]
+    model = copy_model(tmp_path / "model")
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
+        (model / name).write_bytes(pickle.dumps(Bomb()))
+        load = "torch.load(arguments[0], weights_only=False)"
+        attacks.append((load, [str(model / name)]))
+    arrays = tmp_path / "array.npy"
+    arrays.write_bytes(pickle.dumps(Bomb()))
+    attacks.append(("numpy.load(arguments[0], allow_pickle=True)", [str(arrays)]))
+    kernel, *pickles = run_children(evil, "import numpy, torch", attacks)
     attack(
         given="a config that names evil/kernel as its attention",
         tried="to download and run it",
-        happened=evil.ran or done.stderr.strip().splitlines()[-1],
+        happened=evil.ran or kernel.stderr.strip().splitlines()[-1],
+    )
+    attack(
+        given="pickles that run code, named like weights, arrays and states of training",
+        tried="to load them with weights_only=False and allow_pickle=True",
+        happened=evil.ran or pickles[0].stderr.strip().splitlines()[-1],
     )
     assert evil.ran == ""
-    assert "evil/kernel" in done.stderr
+    assert "evil/kernel" in kernel.stderr
+    assert all(done.code == 1 for done in pickles)
 
 
 def test_plan_preview_run_and_export_go_on_with_the_models_own_class(

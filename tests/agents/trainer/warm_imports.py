@@ -1,8 +1,8 @@
 """What the fork server does once, so that no rank forked from it has to.
 
-Half of the processor time of a rank with a tiny model went into loading these modules, guarding them
-against strangers' code, and into the thousand regular expressions of names that Transformers makes
-with its first model.
+A third of the processor time of a rank with a tiny model went into loading these modules, guarding
+them against strangers' code, and into the thousand regular expressions of names that Transformers
+makes with its first model.
 """
 
 from __future__ import annotations
