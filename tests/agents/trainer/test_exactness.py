@@ -137,11 +137,16 @@ def test_a_whole_run_on_three_ranks_is_that_of_one(tmp_path, tiny_model):
 
 
 def test_drawn_shares_micro_batches_and_memberships_are_as_exact(tmp_path):
-    """A sample of what `tests.bench.bench_gradients` measures over 1,000 share vectors."""
+    """A sample of what `tests.bench.bench_gradients` measures over 1,000 share vectors.
+
+    float64 shows a wrong sum most clearly, so every kind is tried in it, and two in float32.
+    """
     model = make_tiny_model(tmp_path / "model", LAYERS)
     draw = random.Random(11)
     num_idle = 0
-    for number, kind in enumerate(KINDS):
+    in_fp32 = [kind for kind in KINDS if kind.precision == "fp32"]
+    tried = [kind for kind in KINDS if kind.precision == "fp64"] + [in_fp32[0], in_fp32[-1]]
+    for number, kind in enumerate(tried):
         cases = [draw_case(draw) for _ in range(2)]
         worst = measure_played(tmp_path / str(number), model, kind, cases)
         assert worst.over_limit(kind) <= 1, worst.tell(kind, "played")

@@ -32,23 +32,20 @@ def make_part(*lengths):
     return Part(examples=examples, places=[0] * count, positions=list(range(count)))
 
 
-def make_executor(tiny_model, plan, *, compiled, joins=False, dropout=0.2):
-    spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=dropout))
+def make_executor(tiny_model, plan, *, compiled):
+    spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=0.2))
     tokenizer, plain = load_tokenizer(tiny_model)
     base = load_model(spec, tiny_model, CPU)
     model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
     flat = FlatParameters(model.named_parameters(), CPU)
     draw = torch.Generator().manual_seed(3)
     flat.values.add_(0.05 * torch.randn(len(flat.values), generator=draw))
-    forward = Forward(model, CPU)
-    if joins:
-        forward.fuse_linear()
     layers = LayerStack(model, compiled=compiled)
     layers.set(plan)
     executor = Executor(
         model,
         flat,
-        Supervised(forward),
+        Supervised(Forward(model, CPU)),
         CPU,
         layers=layers,
         micro_tokens=1000,
@@ -60,16 +57,11 @@ def make_executor(tiny_model, plan, *, compiled, joins=False, dropout=0.2):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
-@pytest.mark.parametrize(
-    ("plan", "joins", "dropout"),
-    [(LayerPlan(), False, 0.2), (LayerPlan(num_recomputed=1), True, 0.0)],
-)
-def test_compiled_layers_compute_the_same_whatever_the_sizes(
-    tiny_model, plan, joins, dropout, monkeypatch
-):
+def test_compiled_layers_compute_the_same_whatever_the_sizes(tiny_model, monkeypatch):
+    """One layer is recomputed and one kept, with dropout; test_compiled_families has fused ones."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=PARTITION))
-    plain, plain_flat = make_executor(tiny_model, LayerPlan(), compiled=False, dropout=dropout)
-    compiled, flat = make_executor(tiny_model, plan, compiled=True, joins=joins, dropout=dropout)
+    plain, plain_flat = make_executor(tiny_model, LayerPlan(), compiled=False)
+    compiled, flat = make_executor(tiny_model, LayerPlan(num_recomputed=1), compiled=True)
     torch._dynamo.reset()
     compiling.fix_settings()
     counts = []
