@@ -26,6 +26,11 @@ _NO_AUTOAWQ = frozenset({
     "qwen3_5_text", "qwen3_next", "smollm3",
 })  # fmt: skip
 
+# Whether llama.cpp makes the weights of a token's experts add up to 1, for families of which it
+# does so, or does not, whatever the model says (`build_moe_ffn` in its src/models).
+_GGUF_NORMS = {"qwen3_moe": True, "qwen3_next": True, "qwen2_moe": False, "olmoe": False}
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
 
 def find_refusal(config: Mapping[str, Any], method: str, engine: str = "gptqmodel") -> str | None:
     """Return why a format cannot be made of a model's family, or None.
@@ -42,6 +47,9 @@ def find_refusal(config: Mapping[str, Any], method: str, engine: str = "gptqmode
     made = f"{method} cannot be made of {name_family(family).short} models"
     if method == "gguf" and family in _NO_GGUF:
         return f"{made}: llama.cpp's converter does not know them"
+    norms = text_of(config).get("norm_topk_prob", _GGUF_NORMS.get(family))
+    if method == "gguf" and family in _GGUF_NORMS and bool(norms) != _GGUF_NORMS[family]:
+        return f"{made} whose norm_topk_prob is {norms}: llama.cpp computes them as if it were not"
     if method not in ("awq", "gptq"):
         return None
     if method == "awq" and engine == "autoawq" and family in _NO_AUTOAWQ:
@@ -49,6 +57,21 @@ def find_refusal(config: Mapping[str, Any], method: str, engine: str = "gptqmode
     if family in _NO_GPTQMODEL:
         return f"{made}: gptqmodel does not know their layers"
     return None
+
+
+def find_left_wide(config: Mapping[str, Any], method: str) -> str | None:
+    """Return which large part of a model a format leaves in 16 bits, and why, or None.
+
+    >>> find_left_wide({"model_type": "mixtral", "num_local_experts": 8}, "nf4")[:30]
+    'The experts stay in 16 bits: T'
+    """
+    text = text_of(config)
+    if method != "nf4" or not any(text.get(name) for name in _NUM_EXPERTS):
+        return None
+    return (
+        "The experts stay in 16 bits: Transformers keeps those of a layer as one parameter, and "
+        "bitsandbytes' files hold linear layers alone. GGUF quantizes experts."
+    )
 
 
 def suggest(method: str, engine: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, MakeJob
-from agents.contract.export_support import find_refusal, suggest
+from agents.contract.export_support import find_left_wide, find_refusal, suggest
 from agents.contract.formats import EXPORTS
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
@@ -93,7 +93,8 @@ def _make_folder(
     texts = read_texts(job.train, job.evaluation, tokenizer, job.calibration, most)
     with appearing(destination, "the quantized model") as partial:
         proofs = _make(job, model, home, partial, texts, tokenizer, progress)
-        _finish(job, _read_lineage(model), partial, proofs, texts, progress.end())
+        left_wide = find_left_wide(read_json(model / "config.json") or {}, job.method)
+        _finish(job, _read_lineage(model), left_wide, partial, proofs, texts, progress.end())
     return proofs
 
 
@@ -214,6 +215,7 @@ def _read_lineage(model: Path) -> dict[str, Any]:
 def _finish(
     job: MakeJob,
     lineage: dict[str, Any],
+    left_wide: str | None,
     folder: Path,
     proofs: list[Proof],
     texts: Texts,
@@ -224,7 +226,7 @@ def _finish(
     origin = replace(job.origin, base_sha256=base, data_sha256=data)
     merging = (lineage.get("measured") or {}).get("phases") or []
     phases = [*(from_wire(Phase, one) for one in merging), *measured]
-    card = write_card(job.method, origin, proofs, texts, files, phases, job.engine)
+    card = write_card(job.method, origin, proofs, texts, files, phases, job.engine, left_wide)
     (folder / "README.md").write_text(card, encoding="utf-8")
     # keep and problems are properties, which to_wire leaves out; readers show them as they are.
     shown = [{**to_wire(proof), "keep": proof.keep, "problems": proof.problems} for proof in proofs]
@@ -232,6 +234,7 @@ def _finish(
         "method": job.method,
         "origin": asdict(origin),
         "proofs": shown,
+        "left_wide": left_wide,
         "measured": {"phases": [asdict(one) for one in phases]},
     }
     (folder / PROOF_FILE).write_text(json.dumps(about, indent=1), encoding="ascii")

@@ -24,6 +24,7 @@ def write_card(
     files: Mapping[str, int],
     phases: Sequence[Phase],
     engine: Engine = "gptqmodel",
+    left_wide: str | None = None,
 ) -> str:
     """Return the card as Markdown.
 
@@ -35,6 +36,7 @@ def write_card(
         files: name -> bytes.
         phases: what making it took, merging included.
         engine: that made AWQ.
+        left_wide: sentence on what stays in 16 bits; None: no large part does.
     """
     licence = f"license: {origin.licence}\n" if origin.licence else ""
     base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
@@ -49,6 +51,7 @@ def write_card(
         f"`{origin.run_id}`{_calibration(method, texts)}.",
         "",
         *_facts(origin),
+        *([f"- {left_wide}"] if left_wide else []),
         "",
         "## Use",
         "",

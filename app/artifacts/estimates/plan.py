@@ -74,6 +74,8 @@ class ExportPlan:
     """Forecast sizes; None: the model's sizes are not known here."""
     places: tuple[PlacePlan, ...]
     """Nodes, the best first."""
+    left_wide: str = ""
+    """Sentence on a large part that stays in 16 bits; empty: none does."""
 
     @property
     def best(self) -> PlacePlan | None:
@@ -123,6 +125,7 @@ def describe_plan(plan: ExportPlan) -> list[str]:
     """Describe a plan in lines: the result, the phases on each able node, and the obstacles."""
     best = plan.best
     lines = [describe_forecast(plan.made) if plan.made else "the model's sizes are not known here"]
+    lines += [plan.left_wide] if plan.left_wide else []
     if best is not None:
         lines.append(describe_place(best))
         lines += [f"  {_describe_phase(one)}" for one in best.phases]

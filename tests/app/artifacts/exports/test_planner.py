@@ -51,6 +51,7 @@ def test_the_quickest_node_comes_first_and_each_has_all_phases(
 ) -> None:
     found = plan(services, interrupted, "awq")
     assert found.step == 10
+    assert found.left_wide == ""
     beta, alpha, gamma = found.places
     assert (beta.node, alpha.node) == ("beta", "alpha")
     assert gamma.problems == ("does not answer: gamma cannot be reached",)
@@ -141,6 +142,16 @@ def test_a_gpu_that_a_run_uses_is_left_alone(
     assert look("merged").note == "", "which is the CPU's work anyway"
     other = look(gpus=(*beta.facts_now.gpus, small))
     assert (other.note, other.vram_bytes is not None) == ("", True)
+
+
+def test_experts_that_nf4_leaves_in_16_bits_are_named(
+    services: Services, interrupted: str, two_unlike: FakeCluster, spec: RunSpec
+) -> None:
+    config = {**LLAMA_7B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    Path(spec.model, "config.json").write_text(json.dumps(config))
+    found = plan(services, interrupted, "nf4")
+    assert "The experts stay in 16 bits" in describe_plan(found)[1]
+    assert plan(services, interrupted, "gguf", "Q8_0").left_wide == ""
 
 
 def test_why_not_is_said_of_every_node(
