@@ -312,6 +312,7 @@ def test_a_program_refuses_pickles_in_place_of_weights_and_kernels_of_the_hub(
     assert all(done.code == 1 for done in pickles)
 
 
+@pytest.mark.slow
 def test_plan_preview_run_and_export_go_on_with_the_models_own_class(
     evil: Evil, tmp_path: Path, attack: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

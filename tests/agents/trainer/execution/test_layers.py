@@ -32,7 +32,7 @@ def make_part(*lengths):
     return Part(examples=examples, places=[0] * count, positions=list(range(count)))
 
 
-def make_executor(tiny_model, plan, *, compiled):
+def make_executor(tiny_model, plan, *, compiled, fused=False):
     spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=0.2))
     tokenizer, plain = load_tokenizer(tiny_model)
     base = load_model(spec, tiny_model, CPU)
@@ -40,12 +40,15 @@ def make_executor(tiny_model, plan, *, compiled):
     flat = FlatParameters(model.named_parameters(), CPU)
     draw = torch.Generator().manual_seed(3)
     flat.values.add_(0.05 * torch.randn(len(flat.values), generator=draw))
+    forward = Forward(model, CPU)
+    if fused:
+        forward.fuse_linear()
     layers = LayerStack(model, compiled=compiled)
     layers.set(plan)
     executor = Executor(
         model,
         flat,
-        Supervised(Forward(model, CPU)),
+        Supervised(forward),
         CPU,
         layers=layers,
         micro_tokens=1000,
@@ -58,10 +61,11 @@ def make_executor(tiny_model, plan, *, compiled):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
 def test_compiled_layers_compute_the_same_whatever_the_sizes(tiny_model, monkeypatch):
-    """One layer is recomputed and one kept, with dropout; test_compiled_families has fused ones."""
+    """One layer is recomputed and one kept, with dropout and fused linear layers, as on GPUs."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=PARTITION))
     plain, plain_flat = make_executor(tiny_model, LayerPlan(), compiled=False)
-    compiled, flat = make_executor(tiny_model, LayerPlan(num_recomputed=1), compiled=True)
+    plan = LayerPlan(num_recomputed=1)
+    compiled, flat = make_executor(tiny_model, plan, compiled=True, fused=True)
     torch._dynamo.reset()
     compiling.fix_settings()
     counts = []
