@@ -312,6 +312,33 @@ def test_a_program_refuses_pickles_in_place_of_weights_and_kernels_of_the_hub(
     assert all(done.code == 1 for done in pickles)
 
 
+LATE = """
+import sys
+from transformers.models.auto import auto_factory
+from agents import foreign_code
+foreign_code.install()
+auto_factory.resolve_trust_remote_code(True, sys.argv[1], False, True)
+"""
+
+
+def test_libraries_that_were_imported_before_the_guard_are_bound_by_it(
+    evil: Evil, tmp_path: Path
+) -> None:
+    """A module has taken the function by then: it is changed there, too."""
+    model = poison(copy_model(tmp_path / "model"))
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, str(model)],
+        env=evil.environ(),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert evil.ran == ""
+    assert "ForeignCodeRefused" in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 def test_plan_preview_run_and_export_go_on_with_the_models_own_class(
     evil: Evil, tmp_path: Path, attack: Callable[..., None], monkeypatch: pytest.MonkeyPatch
