@@ -146,6 +146,11 @@ class ControlRequest:
 
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
+FailureCause = Literal["", "error", "killed", "crashed", "stalled", "peer_lost"]
+"""What ended a part that failed. `error`: a failure that a restart repeats, such as bad data or an
+exception; `killed`: a signal from outside, such as the kernel's when memory runs out; `crashed`: a
+fault inside a library or a driver; `stalled`: a rank stood still; `peer_lost`: another rank was
+lost. Empty: nothing failed, or nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +197,7 @@ class AttemptStatus:
     likely on another node, whose message names it."""
     lost_nodes: tuple[str, ...] = ()
     """Other nodes that did not answer this one when its ranks lost them, or waited for them."""
+    cause: FailureCause = ""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from agents.contract.json_text import parse_json
 from agents.contract.names import is_safe_name
@@ -25,6 +25,7 @@ from agents.contract.run import (
     AttemptIntent,
     AttemptState,
     AttemptStatus,
+    FailureCause,
     RankStatus,
 )
 from agents.contract.run_layout import (
@@ -144,6 +145,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         num_processes=len(processes),
         peer_lost=(ended or {}).get("peer_lost") is True,
         lost_nodes=tuple(map(str, (ended or {}).get("lost_nodes") or ())),
+        cause=_read_cause(ended or {}),
     )
     if intent is None:
         return status
@@ -154,6 +156,12 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         master=intent.master,
         is_confirmed=is_confirmed(attempt, intent),
     )
+
+
+def _read_cause(ended: dict[str, Any]) -> FailureCause:
+    """Return the cause in exit.json; empty when an earlier version wrote the file."""
+    known: tuple[FailureCause, ...] = get_args(FailureCause)
+    return next((cause for cause in known if cause == ended.get("cause")), "")
 
 
 def is_confirmed(attempt: AttemptFolder, intent: AttemptIntent) -> bool:

@@ -295,6 +295,7 @@ class Supervisor:
             "hint": verdict.hint,
             "peer_lost": verdict.peer_lost,
             "lost_nodes": verdict.lost_nodes,
+            "cause": verdict.cause,
             "ended_s": time.time(),
             "ranks": [rank.to_json() for rank in self._group.ranks],
         }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.contract.bounded_work import KILLED_MESSAGE
-from agents.contract.run import AttemptIntent, AttemptState
+from agents.contract.run import AttemptIntent, AttemptState, FailureCause
 from agents.supervisor.attempt import EXIT_USER_ERROR
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import Stall
@@ -43,6 +43,9 @@ SIGNAL_CAUSES = {
     signal.SIGVTALRM: KILLED_MESSAGE,
 }
 
+KILL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that come from outside of a rank."""
+
 
 @dataclass(frozen=True)
 class AttemptOutcome:
@@ -52,6 +55,7 @@ class AttemptOutcome:
     peer_lost: bool = False
     lost_nodes: tuple[str, ...] = ()
     """Other nodes that do not answer."""
+    cause: FailureCause = ""
 
 
 def name_lost_nodes(outcome: AttemptOutcome, silent: tuple[str, ...]) -> AttemptOutcome:
@@ -101,7 +105,19 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOut
         hint=str(told.get("hint", ""))
         or f"Read its log: rackless runs logs {intent.run_id} --rank {cause.rank}",
         peer_lost=peer_lost,
+        cause="peer_lost" if peer_lost else _classify_exit(cause),
     )
+
+
+def _classify_exit(rank: RankProcess) -> FailureCause:
+    """Return what ended a rank that lost no other rank."""
+    code = rank.exit_code
+    if _read_failure(rank) or (code is not None and code >= 0) or code == -signal.SIGVTALRM:
+        return "error"
+    # Without an exit code its supervisor was replaced; a rank that fails by itself leaves a record.
+    if code is None or -code in KILL_SIGNALS:
+        return "killed"
+    return "crashed"
 
 
 def describe_stall(stall: Stall, intent: AttemptIntent, verb: str = "stood still") -> str:
@@ -127,6 +143,7 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
         message=describe_stall(stall, intent),
         hint=f"Resume from the newest checkpoint: rackless runs resume {intent.run_id}",
         peer_lost=stall.maybe_remote,
+        cause="stalled",
     )
 
 

@@ -146,6 +146,7 @@ def test_user_error_of_a_rank_becomes_the_message(node: Node) -> None:
     )
     assert status.hint == "Copy it"
     assert not status.peer_lost
+    assert status.cause == "error"
 
 
 def test_killed_rank_is_named_and_the_others_end(node: Node) -> None:
@@ -168,7 +169,7 @@ def test_exit_of_a_rank_is_seen_at_once(node: Node) -> None:
     assert pid is not None
     killed_s = time.time()
     os.kill(pid, signal.SIGKILL)
-    node.wait_end(attempt)
+    assert node.wait_end(attempt).cause == "killed"
     exits = [
         line
         for line in read_journal(attempt.file("supervisor.jsonl"))
@@ -183,6 +184,7 @@ def test_crash_is_blamed_before_the_lost_peer(node: Node) -> None:
     assert status.message.startswith("Rank 1 on node a (cpu) ended with exit code 1")
     assert "Its last line: ValueError: no good" in status.message
     assert not status.peer_lost
+    assert status.cause == "error"
 
 
 def test_lost_peer_alone_points_to_another_node(node: Node) -> None:
@@ -192,6 +194,7 @@ def test_lost_peer_alone_points_to_another_node(node: Node) -> None:
     assert status.message.endswith(
         "It lost its connection to another rank. Another node may have failed: check it first."
     )
+    assert status.cause == "peer_lost"
 
 
 def test_rank_that_was_left_alone_is_a_consequence(node: Node) -> None:
@@ -226,6 +229,7 @@ def test_stopped_process_is_the_stall(node: Node) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     status = node.wait_end(attempt)
+    assert status.cause == "stalled"
     assert status.message.startswith("Rank 1 on node a (cpu) stood still")
     assert "The process was stopped (SIGSTOP)." in status.message
 
