@@ -165,6 +165,8 @@ class RunSnapshot:
     """Nodes of an active run whose part in it is not known now."""
     certificate: Certificate | None = None
     """Result of the newest attempt's verified resume; None until the replay is over."""
+    is_recovering: bool = False
+    """Whether the run has lost a rank or a node and is to be resumed automatically."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,6 +300,8 @@ RunEventKind = Literal[
     "stalled",
     "rank_exited",
     "exported",
+    "recovery",
+    "recovery_given_up",
 ]
 CHECKPOINT_KINDS: frozenset[RunEventKind] = frozenset(
     {"checkpoint", "checkpoint_copied", "checkpoint_damaged", "checkpoint_failed"}

@@ -125,12 +125,24 @@ SETTINGS = (
     Setting(
         key="lost_after_s",
         kind="number",
-        default=15.0,
+        default=60.0,
         minimum=3.0,
         maximum=600.0,
         unit="s",
         title="Node timeout",
-        description="Seconds without a response before a stalled run gives up on a node.",
+        description="Seconds without a response before a stalled run gives up on a node. Shorter "
+        "outages restart nothing.",
+        section="Runs",
+    ),
+    Setting(
+        key="recoveries_per_hour",
+        kind="number",
+        default=6.0,
+        minimum=0.0,
+        maximum=60.0,
+        title="Recoveries per hour",
+        description="How often a run is resumed automatically within an hour after it lost a rank "
+        "or a node. 0 turns this off for all runs.",
         section="Runs",
     ),
 )

@@ -262,6 +262,8 @@ class RunSpec:
     evaluate_every_steps: int | None = None
     """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    recovery: Literal["auto", "off"] = "auto"
+    """Whether the master resumes the run by itself after it lost a rank or a node."""
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         _are_finite(self)

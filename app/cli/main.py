@@ -28,6 +28,7 @@ from app.cli import (
     runs,
     settings,
     start,
+    watch,
 )
 from app.cli.command import INTERRUPTED, Parser, add_json_option
 from app.cli.output import Output
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         preview,
         recipes,
         start,
+        watch,
         runs,
         checkpoints,
         export,

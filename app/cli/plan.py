@@ -52,6 +52,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
         describe_candidate,
         describe_other,
         describe_plan,
+        describe_recovery,
         describe_warnings,
     )
 
@@ -62,6 +63,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     if plan.chosen is not None:
         for caption, text in describe_candidate(plan.chosen):
             out.text(f"  {caption:<20}{text}")
+        out.text(f"  {'After a loss':<20}{describe_recovery(spec)}")
     # If nothing fits, the first alternative shows which GPU lacks memory.
     shown = plan.chosen or (plan.others[0] if plan.others else None)
     if shown is not None:

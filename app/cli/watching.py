@@ -7,7 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 from app.cli.output import Output, plain
-from app.events import Event, Listener, RunChanged, RunEventArrived, RunSnapshot, StepsArrived
+from app.events import (
+    Event,
+    Listener,
+    NodeChanged,
+    RunChanged,
+    RunEventArrived,
+    RunSnapshot,
+    StepsArrived,
+)
 from app.presentation.start_text import describe_start
 from app.text import show_duration, show_loss, show_rate, show_share
 
@@ -145,3 +153,29 @@ def progress_text(run: RunSnapshot) -> str:
         f"{show_duration(run.remaining_s)} left",
     ]
     return "  ".join(parts)
+
+
+class ChangeLines:
+    """Prints each event of a run, and each change of the state of a node or run."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._states: dict[str, str] = {}
+
+    def take(self, event: Event) -> None:
+        match event:
+            case RunEventArrived(event=found):
+                self._out.line({**plain(found), "kind": "event", "event": found.kind})
+                self._out.text(f"{found.run_id}  {found.text}")
+            case RunChanged(run=run) if self._is_new(f"run {run.run_id}", run.state):
+                self._out.line({"kind": "run", "run_id": run.run_id, "state": run.state})
+                self._out.text(f"{run.run_id}  {run.state}")
+            case NodeChanged(node=node) if self._is_new(f"node {node.name}", node.state):
+                self._out.line({"kind": "node", "node": node.name, "state": node.state})
+                problem = f": {node.problem}" if node.problem else ""
+                self._out.text(f"{node.name}  {node.state}{problem}")
+
+    def _is_new(self, subject: str, state: str) -> bool:
+        was = self._states.get(subject)
+        self._states[subject] = state
+        return was != state

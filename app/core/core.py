@@ -43,6 +43,7 @@ from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
 from app.storage.planning import PlanningStore
 from app.storage.prompts import PromptStore
+from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunStore
 
 
@@ -137,5 +138,6 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         configs=ConfigLibrary(paths.configs),
         artifacts=ArtifactStore(database),
         prompts=PromptStore(database),
+        recoveries=RecoveryStore(database),
     )
     return Core(services, fleet, node_store, database, hub)

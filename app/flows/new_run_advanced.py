@@ -236,4 +236,12 @@ ADVANCED: tuple[Field, ...] = (
         label="Copies",
         help="Number of nodes that keep each checkpoint, in case a disk fails.",
     ),
+    _saving(
+        key="recovery",
+        label="After a loss",
+        kind="choice",
+        choices=(("auto", "Resume automatically"), ("off", "Wait for me")),
+        help="Resumes from the newest checkpoint when a rank or node is lost, while this window or "
+        "rackless watch is open.",
+    ),
 )

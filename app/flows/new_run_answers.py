@@ -72,6 +72,7 @@ class RunAnswers:
     every_steps: str = ""
     keep: str = "3"
     copies: str = "2"
+    recovery: str = "auto"
 
 
 def to_spec(answers: RunAnswers) -> RunSpec:
@@ -122,6 +123,7 @@ def to_spec(answers: RunAnswers) -> RunSpec:
             keep=read_whole(answers.keep),
             copies=read_whole(answers.copies),
         ),
+        recovery=cast(Any, answers.recovery),
     )
 
 
@@ -173,6 +175,7 @@ def to_answers(spec: RunSpec) -> RunAnswers:
         every_steps=_shown(saving.every_steps),
         keep=str(saving.keep),
         copies=str(saving.copies),
+        recovery=spec.recovery,
     )
 
 

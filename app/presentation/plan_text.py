@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from agents.contract.node import Calibration
+from agents.contract.spec import RunSpec
 from app.planning.candidate import Candidate, GpuPlan, Plan
 from app.planning.forecast_accuracy import ForecastComparison, error_of
 from app.planning.misses import PlanMiss
@@ -56,6 +57,13 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
         ("Energy", show_energy(candidate.energy_wh)),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
+
+
+def describe_recovery(spec: RunSpec) -> str:
+    """Describe what happens to a run when a rank or node is lost."""
+    if spec.recovery == "off":
+        return "waits for you to resume it (recovery: off)"
+    return "resumed automatically while the window or `rackless watch` is open"
 
 
 def show_energy(energy_wh: float | None) -> str:

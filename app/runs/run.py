@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from agents.contract.run import AttemptStatus
+from agents.contract.run import AttemptStatus, FailureCause
 from app.events import RunState
 from app.text import show_list
 
@@ -26,11 +27,16 @@ MOVES: dict[RunState, frozenset[RunState]] = {
     "running": _ENDS | {"stopping"},
     "stopping": _ENDS,
     "stopped": frozenset({"created", "launching"}),
-    "interrupted": frozenset({"created", "launching"}),
-    "failed": frozenset({"created", "launching"}),
+    # Stopped: by a person who does not want it to be resumed automatically.
+    "interrupted": frozenset({"created", "launching", "stopped"}),
+    "failed": frozenset({"created", "launching", "stopped"}),
     "done": frozenset(),
 }
 """States that may follow each state; staying in one is always allowed."""
+
+EndCause = FailureCause | Literal["lost", "unlaunched"]
+"""What ended an attempt. `lost`: a node, or all processes of its part, vanished; `unlaunched`: a
+part never existed. Empty: nothing failed, or nobody knows."""
 
 STANDSTILL_S = 5.0
 """Silence of all ranks that are seen after which a run is said to stand still, in seconds."""
@@ -78,7 +84,7 @@ class Situation:
     """Newest step in any journal."""
     idle_s: float = 0.0
     """Time without a new step in any journal."""
-    lost_after_s: float = 15.0
+    lost_after_s: float = 60.0
     """Time without progress after which a silent node counts as lost."""
     checkpoint_step: int | None = None
     """Newest known checkpoint."""
@@ -91,6 +97,7 @@ class StateJudgement:
     hint: str = ""
     stop: tuple[str, ...] = ()
     """Nodes whose parts have to be stopped."""
+    cause: EndCause = ""
 
 
 def judge(situation: Situation) -> StateJudgement:
@@ -161,7 +168,10 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
     if status is not None and status.state == "failed":
         if not is_peer_loss(status):
             return StateJudgement(
-                state="failed", message=status.message, hint=_hint(status.hint, situation)
+                state="failed",
+                message=status.message,
+                hint=_hint(status.hint, situation),
+                cause=status.cause,
             )
         return _describe_peer_loss(situation)
     if situation.stop_asked:
@@ -175,13 +185,14 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
             message=f"node {culprit.node} does not have its part of the run: the launch was "
             "interrupted, or the agent's folder there was removed",
             hint="Resume the run.",
+            cause="unlaunched",
         )
     if culprit.answers and status is not None:
         # The node is there, so the message says what it knows of its part.
         message = f"node {culprit.node} lost its part{_where(situation)}. {status.message}"
     else:
         message = f"node {culprit.node} was lost{_where(situation)}"
-    return StateJudgement(state="interrupted", message=message.strip(), hint=resume)
+    return StateJudgement(state="interrupted", message=message.strip(), hint=resume, cause="lost")
 
 
 def _describe_peer_loss(situation: Situation) -> StateJudgement:
@@ -196,6 +207,7 @@ def _describe_peer_loss(situation: Situation) -> StateJudgement:
         state="interrupted",
         message=f"{message}{_where(situation)}",
         hint=_hint("Check the network: rackless check", situation),
+        cause="peer_lost",
     )
 
 

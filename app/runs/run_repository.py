@@ -41,6 +41,7 @@ _SEVERITIES: dict[RunEventKind, Severity] = {
     "checkpoint_failed": "warning",
     "interrupted": "error",
     "failed": "error",
+    "recovery_given_up": "error",
 }
 
 
@@ -83,12 +84,19 @@ class RunRepository:
         run = self.get(run_id)
         # Lists show all runs: reading the journals of those that have ended would take too long.
         history = self.history(run_id) if run.state in ACTIVE_STATES else None
-        return make_snapshot(run, self.placements(run), history)
+        return self._snapshot(run, history)
 
     def full_snapshot(self, run_id: str) -> RunSnapshot:
         """Return the run with the last figures of its ranks, also when it has ended."""
         run = self.get(run_id)
-        return make_snapshot(run, self.placements(run), self.history(run_id))
+        return self._snapshot(run, self.history(run_id))
+
+    def _snapshot(self, run: RunRecord, history: RunHistory | None) -> RunSnapshot:
+        snapshot = make_snapshot(run, self.placements(run), history)
+        is_recovering = run.state in ("interrupted", "failed") and self.store.has_pending_loss(
+            run.run_id
+        )
+        return replace(snapshot, is_recovering=is_recovering)
 
     def snapshots(self) -> tuple[RunSnapshot, ...]:
         """Return every run, newest first."""

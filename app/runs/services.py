@@ -25,6 +25,7 @@ from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
 from app.storage.prompts import PromptStore
+from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunRecord
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Services:
     configs: ConfigLibrary
     artifacts: ArtifactStore
     prompts: PromptStore
+    recoveries: RecoveryStore
     hooks: RunHooks = field(default_factory=RunHooks)
     models: ModelInspector = field(default_factory=ModelInspector)
 

@@ -135,4 +135,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) STRICT""",
         "CREATE INDEX comparisons_by_project ON comparisons (base, data, id)",
     ),
+    (
+        """CREATE TABLE recoveries (
+            run_id TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
+            attempt INTEGER NOT NULL,
+            cause TEXT NOT NULL,
+            step INTEGER NOT NULL,
+            ended_s REAL NOT NULL,
+            state TEXT NOT NULL,
+            resumed_s REAL,
+            resumed_attempt INTEGER,
+            PRIMARY KEY (run_id, attempt)
+        ) STRICT""",
+    ),
 )

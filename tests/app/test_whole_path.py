@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.nodes.transport.loopback import power_cut
 from tests.fakes.site import Site, open_site, slowed, tagged_processes, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -211,3 +214,38 @@ def test_bad_run_file_changes_nothing(site: Site, text: str, message: str) -> No
     assert done.output == ""
     assert message in done.problem
     assert site.answer("runs", "list") == before
+
+
+def test_a_killed_rank_and_a_lost_node_are_recovered_without_a_person(site: Site) -> None:
+    """The last test: beta is gone after it."""
+    num_steps = 120
+    with killed_after(
+        site.start("start", str(site.write_run_file(num_steps)), "--watch", "--json")
+    ) as watching:
+        assert watching.stdout is not None
+        run_id = json.loads(watching.stdout.readline())["run_id"]
+        wait_until(lambda: len(site.steps_told("alpha", run_id, 0)) >= 8, "eight steps")
+        for rank in site.ranks_of("beta", run_id):
+            os.kill(rank, signal.SIGKILL)
+        wait_until(lambda: len(site.steps_told("alpha", run_id, 0, 2)) >= 8, "attempt 2")
+        power_cut(site.node_home("beta"))
+        out, problem = watching.communicate(timeout=120)
+    assert watching.returncode == 0, problem
+    lines = [json.loads(line) for line in out.splitlines()]
+    ended = lines[-1]["run"]
+    assert (ended["state"], ended["step"], ended["attempt"]) == ("done", num_steps, 3)
+    assert ended["nodes"] == ["alpha"]
+    told = [line["text"] for line in lines if line.get("event") == "recovery"]
+    assert sum("resumed automatically on alpha and beta, " in text for text in told) == 1
+    assert sum("resumed automatically on alpha, without beta" in text for text in told) == 1
+    assert sum("the loss cost" in text for text in told) == 2, told
+    # Every attempt goes on from a checkpoint, which are five steps apart, and leaves out no step.
+    reached = 0
+    for attempt in (1, 2, 3):
+        steps = site.steps_told("alpha", run_id, 0, attempt)
+        assert steps == list(range(steps[0], steps[-1] + 1))
+        assert (steps[0] - 1) % 5 == 0
+        assert reached - 10 < steps[0] - 1 <= reached
+        reached = steps[-1]
+    assert reached == num_steps
+    assert not tagged_processes(run_id)

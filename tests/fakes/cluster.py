@@ -63,6 +63,7 @@ from app.storage.database import open_database
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
 from app.storage.prompts import PromptStore
+from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunStore
 
 ENVIRONMENT = EnvironmentReport(python="/env/bin/python", python_version="3.11.7", fits=True)
@@ -458,6 +459,7 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
         artifacts=ArtifactStore(database),
         prompts=PromptStore(database),
+        recoveries=RecoveryStore(database),
     )
     services.hooks.forecast = Planner(services).forecast
     services.hooks.learn = functools.partial(learn_from_run, services)

@@ -141,6 +141,16 @@ class Site:
         path.write_text(json.dumps({**run, **changes}))  # JSON is YAML
         return path
 
+    def ranks_of(self, name: str, run_id: str) -> list[int]:
+        """Return the processes of a run's ranks on a node."""
+        home = str(self.node_home(name)).encode()
+        found = []
+        for process in filter(is_rank, tagged_processes(run_id)):
+            with contextlib.suppress(OSError):
+                if home in Path(f"/proc/{process}/environ").read_bytes():
+                    found.append(process)
+        return found
+
     def steps_told(self, name: str, run_id: str, rank: int, attempt: int = 1) -> list[int]:
         """Return the steps in a rank's own journal on its node."""
         journal = self.attempt(name, run_id, attempt) / f"rank-{rank}.jsonl"
@@ -183,7 +193,7 @@ def slowed(run_id: str) -> Iterator[None]:
 
     def slow_down() -> None:
         while not is_over.is_set():
-            held = [one for one in tagged_processes(run_id) if _is_rank(one)]
+            held = [one for one in tagged_processes(run_id) if is_rank(one)]
             _signal(held, signal.SIGSTOP)
             is_over.wait(_HELD_S)
             _signal(held, signal.SIGCONT)
@@ -198,7 +208,8 @@ def slowed(run_id: str) -> Iterator[None]:
         thread.join()
 
 
-def _is_rank(process: int) -> bool:
+def is_rank(process: int) -> bool:
+    """Return whether a process is a rank."""
     with contextlib.suppress(OSError):
         return b"agents.trainer" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     return False

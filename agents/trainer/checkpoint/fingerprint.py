@@ -26,7 +26,7 @@ _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
 # its last bits.
 _FREE_TO_CHANGE = (
     "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
-    "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps",
+    "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps", "recovery",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ TRACED_STEPS = 3
 
 
 def can_stop(run: RunSnapshot) -> bool:
-    return run.state in ("launching", "running")
+    return run.state in ("launching", "running") or run.is_recovering
 
 
 def can_save(run: RunSnapshot) -> bool:
@@ -92,6 +92,8 @@ class RunActions:
 
     def stop(self, run: RunSnapshot) -> None:
         text = "The run writes a checkpoint, then ends on every node. You can resume it later."
+        if run.is_recovering:
+            text = "The run is then not resumed automatically. You can resume it later."
         if not confirm(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop run"):
             return
         title = f"Stopping {run.name}"

@@ -1,4 +1,4 @@
-"""Background tasks of a core that stays open: watch runs, notice nodes and other processes.
+"""Background tasks of a core that stays open: watch and recover runs, notice nodes and processes.
 
 A command that asks one question and exits does not start them. Each job is a task of its own; one
 that fails by a bug is logged and leaves the others running.
@@ -51,14 +51,30 @@ class BackgroundTasks:
         self._watch_active()
 
     def watch(self, run_id: str) -> asyncio.Task[None]:
-        """Return the task that watches the run until its attempt ends; start it when missing."""
+        """Return the task that watches the run until it ends for good; start it when missing.
+
+        An attempt that lost a rank or a node is followed by the one that recovers it.
+        """
         key = f"run {run_id}"
         task = self._tasks.get(key)
-        # A resumed run needs a new watch: each one ends with its attempt.
+        # A run that a person resumes needs a new watch.
         if task is None or task.done():
-            run = self._services.runs.get(run_id)
-            task = self._spawn(key, RunWatch(self._services, run, self._events).run_until_end())
+            task = self._spawn(key, self._watch_and_recover(run_id))
         return task
+
+    async def _watch_and_recover(self, run_id: str) -> None:
+        # Imported on use: lists of runs do not need it.
+        from app.runs.lifecycle.recovery import recover_run, report_cost
+
+        while (run := self._services.runs.store.get(run_id)) is not None:
+            cost = asyncio.create_task(report_cost(self._services, run_id, run.attempt))
+            cost.add_done_callback(_report)
+            try:
+                await RunWatch(self._services, run, self._events).run_until_end()
+            finally:
+                cost.cancel()
+            if not await recover_run(self._services, run_id):
+                return
 
     async def end(self) -> None:
         """Cancel all tasks. Runs keep training."""
@@ -70,6 +86,9 @@ class BackgroundTasks:
 
     def _watch_active(self) -> None:
         for run_id in self._services.runs.store.in_states(ACTIVE_STATES):
+            self.watch(run_id)
+        # Lost while nobody watched.
+        for run_id in self._services.recoveries.pending():
             self.watch(run_id)
 
     async def _follow_storage(self) -> None:

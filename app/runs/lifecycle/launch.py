@@ -182,10 +182,22 @@ def _advise(services: Services, spec: RunSpec, plan: LaunchPlan) -> list[str]:
 def record_intent(
     services: Services, run: RunRecord, plan: LaunchPlan, inputs: Inputs, resume_step: int | None
 ) -> None:
-    """Store what is about to be launched, before any node is asked."""
-    services.runs.change(
-        run.run_id, lambda old: replace(old, attempt=run.attempt, nodes=plan.nodes, ended_s=None)
-    )
+    """Store what is about to be launched, before any node is asked.
+
+    Raises:
+        UserError: a person has stopped the run since `run` was read.
+    """
+
+    def claim(old: RunRecord) -> RunRecord:
+        if old.state != run.state:
+            raise UserError(
+                f"run {run.run_id} is {old.state} meanwhile, and is not launched",
+                f"Resume it: rackless runs resume {run.run_id}",
+            )
+        # At once with the check: a stop that comes later finds an active run.
+        return replace(old, attempt=run.attempt, nodes=plan.nodes, state="launching", ended_s=None)
+
+    services.runs.change(run.run_id, claim)
     services.runs.store.save_attempt(
         AttemptRecord(
             run_id=run.run_id,

@@ -19,6 +19,7 @@ from app.events import ACTIVE_STATES, RunEventKind, RunState
 from app.runs.attempt_status import active_attempts, ask_parts, idle_s, newest_step, stop_parts
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.lifecycle.confirmation import confirm_parts
+from app.runs.lifecycle.losses import hint_of_loss, note_loss
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
@@ -145,9 +146,12 @@ async def _close(
     """Store the end of an attempt, after its journals have been fetched to the last byte."""
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run.run_id)
-    moved = services.runs.move(
-        run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint
-    )
+    hint = verdict.hint
+    # Before the move, so that a stop which then finds an ended run finds its loss too.
+    is_loss = verdict.state in ("failed", "interrupted")
+    if is_loss and note_loss(services, run, verdict.cause, newest_step(parts)):
+        hint = hint_of_loss(run.run_id)
+    moved = services.runs.move(run.run_id, run.attempt, verdict.state, verdict.message, hint)
     # Several masters may see the same end: the one that stored it learns from it and reports it.
     if moved:
         services.hooks.learn(services.runs.get(run.run_id))
@@ -231,6 +235,7 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
     """Store a newer attempt, which another master has launched."""
     ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
     nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
+    services.recoveries.forget_earlier(run.run_id, "replaced")
     # A guess that the reconciliation after it corrects.
     state: RunState = "running"
     services.runs.change(

@@ -37,6 +37,8 @@ async def resume_run(
     nodes: tuple[str, ...] | None = None,
     verify_steps: int | None = None,
     report: OnMessage = lambda line: None,
+    *,
+    is_automatic: bool = False,
 ) -> None:
     """Launch the next attempt of a run.
 
@@ -48,6 +50,8 @@ async def resume_run(
         verify_steps: resume from a checkpoint with this many logged steps after it, and compare
             them with what the new attempt computes; None to compare nothing.
         report: called with a sentence on each stage.
+        is_automatic: whether no person asked for it: then a pending loss has to allow it, also
+            just before the launch, and an attempt of another master is left alone.
 
     Raises:
         UserError: the run is active or done, no node answers, the checkpoint is missing, too few
@@ -60,7 +64,14 @@ async def resume_run(
     _require_resumable(run)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     with services.launching(run_id):
+        # Read again: another process may have resumed it before this one got the lock.
+        run = services.runs.get(run_id)
+        _require_resumable(run)
+        if not is_automatic:
+            services.recoveries.forget_earlier(run_id, "replaced")
         answering = await _find_answering(services)
+        if is_automatic:
+            await _require_own(services, run, answering)
         chosen = _choose_nodes(services, run, nodes, answering)
         report(f"checking {show_list(chosen)}")
         attempt = await _raise_fence(services, run, answering)
@@ -79,6 +90,8 @@ async def resume_run(
         if step is not None and verify_steps is not None:
             replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
         folders = await send_inputs(services, plan.nodes, inputs, report)
+        if is_automatic:
+            _require_pending(services, run_id)
         await _delete_all(services, void)  # last: everything else that can fail has succeeded
         report(f"launching on {show_list(plan.nodes)}")
         next_run = replace(run, attempt=attempt, spec=spec)
@@ -96,6 +109,29 @@ def _require_resumable(run: RunRecord) -> None:
             f"run {run.run_id} is {run.state} and cannot be resumed",
             f"Stop it first: rackless runs stop {run.run_id}",
         )
+
+
+def _require_pending(services: Services, run_id: str) -> None:
+    """Raise UserError if a person has stopped the run since its loss."""
+    if not services.runs.store.has_pending_loss(run_id):
+        raise UserError(
+            f"run {run_id} was stopped, so it is not resumed automatically",
+            f"Resume it: rackless runs resume {run_id}",
+        )
+
+
+async def _require_own(services: Services, run: RunRecord, nodes: Sequence[str]) -> None:
+    """Raise UserError if another master has launched a newer attempt, which a fence would end."""
+    _require_pending(services, run.run_id)
+    answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
+    for node, statuses in zip(nodes, answers, strict=True):
+        for status in active_attempts(statuses):
+            if status.run_id == run.run_id and status.attempt > run.attempt:
+                services.recoveries.close(run.run_id, "replaced")
+                raise UserError(
+                    f"another master has resumed run {run.run_id} on {node}",
+                    f"Stop it there: rackless runs stop {run.run_id} --node {node}",
+                )
 
 
 # ---------------------------------------------------------------- who takes part

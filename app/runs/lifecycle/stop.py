@@ -17,6 +17,7 @@ from app.errors import (
 from app.events import ACTIVE_STATES
 from app.runs.attempt_status import active_attempts, ask_parts, stop_parts
 from app.runs.export_claims import refuse_exported
+from app.runs.lifecycle.losses import cancel_recovery
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.node_pool import NodePool, OnMessage
 from app.runs.run import RunPart
@@ -46,9 +47,10 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     Raises:
         UserError: the run is not active and has left nothing, or no node of it can be reached.
     """
+    is_cancelled = cancel_recovery(services, run_id)
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
-        await _stop_leftovers(services, run)
+        await _stop_leftovers(services, run, is_needed=not is_cancelled)
         return
     again = run.stop_asked
     # Stored before the wait: `launch` reads it once all parts exist, and other masters repeat the
@@ -68,6 +70,8 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
     refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
     await reconcile_run(services, run_id)
+    # Again: it may have lost a node just before the stop was stored.
+    cancel_recovery(services, run_id)
     # Judged first, so that only a run that is still open is reported or given up.
     if len(silent) == len(run.nodes):
         _handle_unreachable(services, run_id, silent, give_up=again)
@@ -112,11 +116,12 @@ def _describe_wait(part: RunPart) -> str:
     return f"{part.node}: {', '.join(ranks) or 'its processes end'}"
 
 
-async def _stop_leftovers(services: Services, run: RunRecord) -> None:
+async def _stop_leftovers(services: Services, run: RunRecord, *, is_needed: bool) -> None:
     """Stop what a run that has ended has left on any node.
 
     Raises:
-        UserError: nothing is left on the nodes that answer, or it cannot be stopped.
+        UserError: `is_needed`, and nothing is left on the nodes that answer; or something cannot
+            be stopped.
     """
     names = services.pool.names()
     answers = await asyncio.gather(*(_find_left(services, node, run.run_id) for node in names))
@@ -130,7 +135,7 @@ async def _stop_leftovers(services: Services, run: RunRecord) -> None:
             if node in left:
                 raise left[node]
             stopped.append(node)
-    if stopped:
+    if stopped or not is_needed:
         return
     silent = [node for node, left in zip(names, answers, strict=True) if left is None]
     raise UserError(

@@ -226,6 +226,7 @@ OTHER = {
     "compression": "powersgd",
     "evaluate_every_steps": 5,
     "checkpoint": CheckpointSpec(every_minutes=None, every_steps=5, keep=1, copies=1),
+    "recovery": "off",
 }
 """Of every key a value that is not the default."""
 

@@ -1,0 +1,81 @@
+"""Record that a run lost a rank or a node, and let a person take its recovery back."""
+
+from __future__ import annotations
+
+import time
+
+from app.runs.run import EndCause
+from app.runs.services import Services
+from app.storage.recoveries import Loss
+from app.storage.runs import RunRecord
+
+
+def note_loss(services: Services, run: RunRecord, cause: EndCause, step: int | None) -> bool:
+    """Record the failed end of the run's attempt; return whether it is to be recovered.
+
+    Args:
+        services: stores and nodes.
+        run: run as it was before the end.
+        cause: what ended the attempt.
+        step: newest step in any rank's heartbeat.
+    """
+    from app.runs.recovery import find_obstacle  # lists of runs do not need it
+
+    # Read again: a person may have stopped it while its nodes were asked.
+    stop_asked = services.runs.get(run.run_id).stop_asked
+    obstacle = find_obstacle(
+        run.spec,
+        run.state,
+        cause,
+        is_ours=services.runs.is_ours(run),
+        stop_asked=stop_asked,
+        per_hour=per_hour(services),
+    )
+    steps = (step, services.runs.full_snapshot(run.run_id).step)
+    loss = Loss(
+        run_id=run.run_id,
+        attempt=run.attempt,
+        cause=cause,
+        step=max((s for s in steps if s is not None), default=0),
+        ended_s=time.time(),
+        state="left" if obstacle else "pending",
+    )
+    if services.runs.store.has_pending_loss(run.run_id):
+        # A recovery that was cut off while it launched: the loss before it is still the one.
+        if obstacle is None or cause == "unlaunched":
+            return True
+        services.recoveries.close(run.run_id, "left")
+    services.recoveries.add(loss)
+    return obstacle is None
+
+
+def hint_of_loss(run_id: str) -> str:
+    """Return what to do about a run that waits for its recovery."""
+    return (
+        "It is resumed automatically while the window or `rackless watch` is open. At once: "
+        f"rackless runs resume {run_id}. Not at all: rackless runs stop {run_id}"
+    )
+
+
+def cancel_recovery(services: Services, run_id: str) -> bool:
+    """Take back the permission to resume a run automatically; return whether it was to be.
+
+    A resume that is under way, also a person's own, ends before it launches anything.
+    """
+    was_pending = services.recoveries.close(run_id, "cancelled")
+    run = services.runs.get(run_id)
+    if run.state not in ("interrupted", "failed"):
+        return was_pending
+    if not was_pending and not services.is_launching(run_id):
+        return False
+    message = f"{run.message}; a person stopped it before it was resumed".lstrip("; ")
+    services.runs.move(
+        run_id, run.attempt, "stopped", message, f"Resume it: rackless runs resume {run_id}"
+    )
+    services.runs.add_event(run_id, "requested", "stop requested: the run is not resumed")
+    return True
+
+
+def per_hour(services: Services) -> int:
+    """Return the maximum number of recoveries of a run within an hour."""
+    return int(services.settings.number("recoveries_per_hour"))

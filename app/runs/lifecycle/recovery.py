@@ -1,0 +1,169 @@
+"""Resume a run that lost a rank or a node, without a person.
+
+Whoever watches the run does it: the window, `rackless watch`, or a command with `--watch`. It is
+the resume of a person in every respect: older attempts are fenced and stopped, the newest intact
+checkpoint that can be reached is copied, and the run is planned again on its nodes that answer.
+Two processes of one home that watch the same run exclude each other by the lock of a launch;
+another master only watches, since it did not launch the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+
+from app.errors import RacklessError, UserError
+from app.events import ACTIVE_STATES
+from app.runs.lifecycle.losses import per_hour
+from app.runs.lifecycle.resume import resume_run
+from app.runs.recovery import Refusals, decide_recovery
+from app.runs.services import Services
+from app.storage.recoveries import Loss
+from app.storage.runs import RunRecord
+from app.text import count_of, show_duration, show_list
+
+POLL_INTERVAL_S = 0.5
+
+
+async def recover_run(services: Services, run_id: str) -> bool:
+    """Resume a run as soon as its pending loss may be recovered; return whether it is active.
+
+    Returns False at once when no loss of the run is pending, and as soon as a person stops the run
+    or a limit is reached.
+    """
+    recovery = _Recovery(services, run_id)
+    while True:
+        # The disk of this PC may be full for a while; the nodes do not need it.
+        with contextlib.suppress(UserError):
+            is_active = await recovery.advance()
+            if is_active is not None:
+                return is_active
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+class _Recovery:
+    """Recovery of one loss: what was refused, and which wait was reported."""
+
+    def __init__(self, services: Services, run_id: str) -> None:
+        self._services = services
+        self._run_id = run_id
+        self._refusals = Refusals()
+        self._waits_for = ""
+
+    async def advance(self) -> bool | None:
+        """Do what is due; return whether the run is active, or None while nobody knows yet."""
+        services, run_id = self._services, self._run_id
+        run = services.runs.store.get(run_id)
+        if run is not None and run.state in ACTIVE_STATES:
+            return True
+        if run is None or not services.runs.store.has_pending_loss(run_id):
+            return False
+        if run.state not in ("interrupted", "failed"):
+            services.recoveries.close(run_id, "cancelled")
+            return False
+        if services.is_launching(run_id):  # by a person, or another process of this home
+            return None
+        now_s = time.time()
+        losses = services.recoveries.of_run(run_id)
+        decision = decide_recovery(losses, self._refusals, now_s, per_hour(services))
+        if decision.act == "give_up":
+            _give_up(services, run, decision.reason)
+            return False
+        if decision.act == "wait":
+            self._say_wait(decision.reason, decision.until_s - now_s)
+            return None
+        await self._try_resume(run, losses[-1])
+        return None
+
+    def _say_wait(self, reason: str, left_s: float) -> None:
+        if reason != self._waits_for:
+            self._waits_for = reason
+            self._services.runs.add_event(
+                self._run_id,
+                "warning",
+                f"not resumed yet: {reason.rstrip('.')}. It is tried again in "
+                f"{show_duration(max(left_s, 0.0))}.",
+            )
+
+    async def _try_resume(self, before: RunRecord, loss: Loss) -> None:
+        """Resume the run, or note why that is not possible now."""
+        services, run_id = self._services, self._run_id
+        if not self._refusals.count:
+            text = "resuming automatically on the nodes that answer"
+            services.runs.add_event(run_id, "recovery", text)
+        try:
+            await resume_run(services, run_id, is_automatic=True)
+        except RacklessError as error:
+            now_s = time.time()
+            self._refusals = Refusals(
+                count=self._refusals.count + 1,
+                first_s=self._refusals.first_s or now_s,
+                last_s=now_s,
+                text=error.message if isinstance(error, UserError) else str(error),
+            )
+            return
+        run = services.runs.get(run_id)
+        now_s = time.time()
+        services.recoveries.mark_resumed(run_id, run.attempt, now_s)
+        away = [node for node in before.nodes if node not in run.nodes]
+        without = f", without {show_list(away)}" if away else ""
+        services.runs.add_event(
+            run_id,
+            "recovery",
+            f"resumed automatically on {show_list(run.nodes)}{without}, "
+            f"{show_duration(max(now_s - loss.ended_s, 0.0))} after the loss; "
+            f"{_describe_repeated(services, loss, run.attempt)}",
+        )
+
+
+async def report_cost(services: Services, run_id: str, attempt: int) -> None:
+    """Report what a loss has cost, once attempt `attempt`, which recovered it, has done a step."""
+    while True:
+        losses = services.recoveries.of_run(run_id)
+        loss = next((one for one in losses if one.resumed_attempt == attempt), None)
+        if loss is None or loss.state != "resumed":
+            return
+        first = services.runs.history(run_id).attempt(attempt).first
+        if first is not None:
+            break
+        await asyncio.sleep(POLL_INTERVAL_S)
+    # One of several processes that watch the run reports it.
+    if services.recoveries.mark_recovered(run_id, attempt):
+        last = services.runs.history(run_id).attempt(loss.attempt).newest
+        # From step to step, by the nodes' clocks: what passed unnoticed counts too.
+        began_s = min(last.time_s, loss.ended_s) if last is not None else loss.ended_s
+        repeated = _describe_repeated(services, loss, attempt)
+        services.runs.add_event(
+            run_id,
+            "recovery",
+            f"training again since step {first.step}: the loss cost "
+            f"{show_duration(max(first.time_s - began_s, 0.0))}, and {repeated}. Nothing to do.",
+        )
+
+
+def _describe_repeated(services: Services, loss: Loss, attempt: int) -> str:
+    """Return how many steps an attempt repeats of those that were done before a loss."""
+    starts = {
+        one.attempt: one.resume_step or 0 for one in services.runs.store.attempts(loss.run_id)
+    }
+    repeated = max(loss.step - starts.get(attempt, 0), 0)
+    verb = "is" if repeated == 1 else "are"
+    return f"{count_of(repeated, 'step')} {verb} repeated from step {starts.get(attempt, 0)}"
+
+
+def _give_up(services: Services, run: RunRecord, reason: str) -> None:
+    if not services.recoveries.close(run.run_id, "given_up"):
+        return
+    text = f"no longer resumed automatically: {reason}"
+    services.runs.change(
+        run.run_id,
+        lambda old: replace(
+            old,
+            message=f"{old.message.rstrip('.')}; {text}".lstrip("; "),
+            hint="Look for the cause in the events and logs, then resume it: "
+            f"rackless runs resume {run.run_id}",
+        ),
+    )
+    services.runs.add_event(run.run_id, "recovery_given_up", text)

@@ -1,0 +1,146 @@
+"""Decide when a run that lost a rank or a node is resumed automatically.
+
+Pure: no clock, no network. Only losses are recovered: a restart would repeat what a person has to
+change, such as bad data, a wrong setting or a bug. Three limits keep a recovery from making things
+worse: a run that does not get further is left alone, recoveries within an hour wait longer each
+time and have a maximum, and a resume that is refused is tried again for an hour at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.contract.spec import RunSpec
+from app.events import RunState
+from app.runs.run import EndCause
+from app.storage.recoveries import Loss
+from app.text import count_of, show_duration
+
+LOSSES: frozenset[EndCause] = frozenset({"killed", "crashed", "stalled", "peer_lost", "lost"})
+"""Causes of an end that a resume does not repeat."""
+MAX_LOSSES_AT_ONE_STEP = 3
+HOUR_S = 3600.0
+BACK_OFF_S = (0.0, 5.0, 15.0, 60.0, 120.0, 300.0)
+"""Wait after a loss by the number of recoveries within the last hour, in seconds; the last one
+applies to all further ones."""
+RETRY_S = (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+"""Wait after a refused resume by the number of refusals, in seconds."""
+MAX_REFUSED_S = HOUR_S
+"""Time for which a refused resume is tried again, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusals:
+    """Resumes of one loss that were refused, such as while no node answers."""
+
+    count: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    """Times of the first and the last one, in seconds since the epoch."""
+    text: str = ""
+    """Reason of the last one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoveryDecision:
+    act: Literal["resume", "wait", "give_up"]
+    until_s: float = 0.0
+    """End of the wait, in seconds since the epoch."""
+    reason: str = ""
+
+
+def find_obstacle(
+    spec: RunSpec,
+    state: RunState,
+    cause: EndCause,
+    *,
+    is_ours: bool,
+    stop_asked: bool,
+    per_hour: int,
+) -> str | None:
+    """Return why an attempt that ended is not resumed automatically; None: it is.
+
+    Args:
+        spec: settings of the run.
+        state: state of the run before the end.
+        cause: what ended the attempt.
+        is_ours: whether this master launched it; another master's run is only watched.
+        stop_asked: whether a person has stopped the run.
+        per_hour: maximum number of recoveries within an hour, a setting.
+    """
+    if stop_asked:
+        return "a person stopped it"
+    # A part that is missing was lost only if all parts had been there.
+    if cause not in LOSSES and not (cause == "unlaunched" and state == "running"):
+        return "a resume would repeat the failure"
+    if spec.recovery == "off":
+        return "the run file says recovery: off"
+    if per_hour < 1:
+        return "the setting recoveries_per_hour is 0"
+    if not is_ours:
+        return "another master launched it"
+    return None
+
+
+def decide_recovery(
+    losses: Sequence[Loss], refusals: Refusals, now_s: float, per_hour: int
+) -> RecoveryDecision:
+    """Decide what to do about the newest of `losses`, which is pending.
+
+    Args:
+        losses: losses of the run, oldest first, since a person last started or resumed it.
+        refusals: refused resumes of the newest loss.
+        now_s: time, in seconds since the epoch.
+        per_hour: maximum number of recoveries within an hour.
+    """
+    newest = losses[-1]
+    if per_hour < 1:
+        return RecoveryDecision(act="give_up", reason="the setting recoveries_per_hour is 0")
+    if _stands_still(losses):
+        at = f"at step {newest.step}" if newest.step else "before its first step"
+        return RecoveryDecision(
+            act="give_up",
+            reason=f"it was lost {MAX_LOSSES_AT_ONE_STEP} times {at} without getting further",
+        )
+    if refusals.count and now_s - refusals.first_s >= MAX_REFUSED_S:
+        return RecoveryDecision(
+            act="give_up",
+            reason=f"it could not be resumed for {show_duration(MAX_REFUSED_S)}: {refusals.text}",
+        )
+    # A clock that was set back must not block a run for long, hence `<= now_s`.
+    recent = sorted(
+        loss.resumed_s
+        for loss in losses
+        if loss.resumed_s is not None and now_s - HOUR_S < loss.resumed_s <= now_s
+    )
+    if len(recent) >= per_hour:
+        times = count_of(len(recent), "recovery", "recoveries")
+        return RecoveryDecision(
+            act="wait",
+            until_s=recent[len(recent) - per_hour] + HOUR_S,
+            reason=f"{times} within an hour",
+        )
+    pause_s = BACK_OFF_S[min(len(recent), len(BACK_OFF_S) - 1)]
+    if newest.ended_s <= now_s < newest.ended_s + pause_s:
+        return RecoveryDecision(
+            act="wait",
+            until_s=newest.ended_s + pause_s,
+            reason=f"it was lost {count_of(len(recent) + 1, 'time')} within an hour",
+        )
+    if refusals.count:
+        pause_s = RETRY_S[min(refusals.count, len(RETRY_S)) - 1]
+        if refusals.last_s <= now_s < refusals.last_s + pause_s:
+            return RecoveryDecision(
+                act="wait", until_s=refusals.last_s + pause_s, reason=refusals.text
+            )
+    return RecoveryDecision(act="resume")
+
+
+def _stands_still(losses: Sequence[Loss]) -> bool:
+    """Return whether the newest losses came without a step beyond the first one of them."""
+    newest = losses[-MAX_LOSSES_AT_ONE_STEP:]
+    if len(newest) < MAX_LOSSES_AT_ONE_STEP:
+        return False
+    return all(loss.step <= newest[0].step for loss in newest[1:])

@@ -1,0 +1,117 @@
+"""Store of the losses of runs, and of what was done about each.
+
+A pending loss is the permission to resume its run automatically. Whoever stops or resumes the run
+takes that away in one transaction, so that a recovery which is under way ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from app.storage.database import Database
+
+LossState = Literal["pending", "resumed", "recovered", "left", "given_up", "cancelled", "replaced"]
+"""`pending`: to be resumed; `resumed`: launched again; `recovered`: training again; `left`: not
+recovered, by its cause or by the settings; `given_up`: a limit was reached; `cancelled`: a person
+stopped the run; `replaced`: a person or another master resumed it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """End of an attempt that failed."""
+
+    run_id: str
+    attempt: int
+    cause: str
+    """What ended it, as `app.runs.run.EndCause` names it."""
+    step: int
+    """Newest step that the run had finished; 0: none."""
+    ended_s: float
+    """Time at which the end was noticed, in seconds since the epoch."""
+    state: LossState
+    resumed_s: float | None = None
+    """Time at which the run was launched again, in seconds since the epoch."""
+    resumed_attempt: int | None = None
+
+
+class RecoveryStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, loss: Loss) -> bool:
+        """Store a loss; return False when that of its attempt is known already."""
+        with self._database.write() as connection:
+            cursor = connection.execute(
+                "INSERT OR IGNORE INTO recoveries VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
+                (loss.run_id, loss.attempt, loss.cause, loss.step, loss.ended_s, loss.state),
+            )
+            return cursor.rowcount == 1
+
+    def of_run(self, run_id: str) -> tuple[Loss, ...]:
+        """Return the losses of a run since a person last stopped or resumed it, oldest first."""
+        rows = self._database.read(
+            "SELECT run_id, attempt, cause, step, ended_s, state, resumed_s, resumed_attempt "
+            "FROM recoveries WHERE run_id = ? ORDER BY attempt",
+            (run_id,),
+        )
+        losses = [_loss_of(row) for row in rows]
+        ended = [i for i, loss in enumerate(losses) if loss.state in ("cancelled", "replaced")]
+        return tuple(losses[ended[-1] + 1 :] if ended else losses)
+
+    def pending(self) -> tuple[str, ...]:
+        """Return the ids of the runs that are to be resumed automatically."""
+        rows = self._database.read(
+            "SELECT DISTINCT run_id FROM recoveries WHERE state = 'pending' ORDER BY run_id"
+        )
+        return tuple(row[0] for row in rows)
+
+    def close(self, run_id: str, state: LossState) -> bool:
+        """Move the run's pending loss to `state`; return whether there was one."""
+        # Looked up first, since each write makes other processes read all runs again.
+        return run_id in self.pending() and self._change(
+            "UPDATE recoveries SET state = ? WHERE run_id = ? AND state = 'pending'",
+            (state, run_id),
+        )
+
+    def forget_earlier(self, run_id: str, state: LossState) -> None:
+        """Move the run's newest loss to `state`, so that it and earlier ones no longer count."""
+        if self.of_run(run_id):
+            self._change(
+                "UPDATE recoveries SET state = ? WHERE run_id = ? AND attempt = "
+                "(SELECT max(attempt) FROM recoveries WHERE run_id = ?)",
+                (state, run_id, run_id),
+            )
+
+    def mark_resumed(self, run_id: str, attempt: int, resumed_s: float) -> bool:
+        """Record that the pending loss led to attempt `attempt`; return whether it was pending."""
+        return self._change(
+            "UPDATE recoveries SET state = 'resumed', resumed_s = ?, resumed_attempt = ? "
+            "WHERE run_id = ? AND state = 'pending'",
+            (resumed_s, attempt, run_id),
+        )
+
+    def mark_recovered(self, run_id: str, attempt: int) -> bool:
+        """Record that attempt `attempt` trains; return True to the one process that did so."""
+        return self._change(
+            "UPDATE recoveries SET state = 'recovered' "
+            "WHERE run_id = ? AND resumed_attempt = ? AND state = 'resumed'",
+            (run_id, attempt),
+        )
+
+    def _change(self, sql: str, args: tuple[Any, ...]) -> bool:
+        with self._database.write() as connection:
+            return connection.execute(sql, args).rowcount > 0
+
+
+def _loss_of(row: tuple[Any, ...]) -> Loss:
+    return Loss(
+        run_id=row[0],
+        attempt=row[1],
+        cause=row[2],
+        step=row[3],
+        ended_s=row[4],
+        state=cast(LossState, row[5]),
+        resumed_s=row[6],
+        resumed_attempt=row[7],
+    )

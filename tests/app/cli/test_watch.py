@@ -1,0 +1,68 @@
+"""`rackless watch`, over a core in memory."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+
+from app.cli import watch
+from app.cli.output import Output
+from app.errors import UserError
+from app.events import NodeChanged, RunChanged, RunEvent, RunEventArrived
+from tests.fakes.core import FakeCore, make_node, make_run
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to handle")
+@pytest.mark.parametrize("as_json", [True, False])
+def test_changes_are_printed_until_a_service_manager_ends_it(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    node, run = make_node("alpha"), make_run("r-1", "run", "running")
+    core = FakeCore(node_map={"alpha": node}, run_map={"r-1": run})
+
+    async def scenario() -> int:
+        watching = asyncio.create_task(
+            watch._watch(core, argparse.Namespace(), Output(as_json))  # type: ignore[arg-type]
+        )
+        while not core.calls:  # noqa: ASYNC110 - the fake signals nothing
+            await asyncio.sleep(0)
+        for changed in (run, replace(run, step=5), replace(run, state="interrupted")):
+            core.events.publish(RunChanged(changed))
+        core.events.publish(NodeChanged(replace(node, state="unreachable", problem="no route")))
+        text = "resumed automatically on beta"
+        core.events.publish(
+            RunEventArrived(
+                RunEvent(run_id="r-1", time_s=1.0, severity="info", kind="recovery", text=text)
+            )
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await asyncio.wait_for(watching, 5)
+
+    assert asyncio.run(scenario()) == 0
+    assert core.calls == [("nodes.connect", ())], "all nodes, which begins the watch of all runs"
+    out, err = capsys.readouterr()
+    if as_json:
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert [line["kind"] for line in lines] == ["run", "run", "node", "event"]
+        assert (lines[1]["state"], lines[3]["event"]) == ("interrupted", "recovery")
+        assert err == ""
+    else:
+        assert out.splitlines() == [
+            "r-1  running",
+            "r-1  interrupted",
+            "alpha  unreachable: no route",
+            "r-1  resumed automatically on beta",
+        ]
+        assert err.startswith("watching 1 node and 1 active run;")
+
+
+def test_a_home_without_nodes_has_nothing_to_watch() -> None:
+    with pytest.raises(UserError, match="no nodes yet"):
+        asyncio.run(watch._watch(FakeCore(), argparse.Namespace(), Output(False)))  # type: ignore[arg-type]
