@@ -176,7 +176,7 @@ def _describe_disk_room(line: Line, node: str, rank: int | None) -> Description:
 def _describe_paused(line: Line, node: str, rank: int | None) -> Description:
     step, message = whole_of(line, "step"), text_of(line, "message")
     text = f"training is done up to step {step} and waits, since {node} cannot save: {message}"
-    return "warning", f"{text} The run goes on by itself once it can", True
+    return "warning", f"{text} The run continues by itself once it can", True
 
 
 def _describe_certificate(line: Line, node: str, rank: int | None) -> Description:

@@ -326,7 +326,7 @@ def test_checkpoint_is_told_once_every_copy_is_saved(
     history.refresh()
     assert [event.text for event in history.events[2:]] == [
         f"training is done up to step 15 and waits, since beta cannot save: {full} "
-        "The run goes on by itself once it can",
+        "The run continues by itself once it can",
         "checkpoint of step 15 saved",
         "beta has room for checkpoints again: 2.0 MiB are free",
     ]
