@@ -147,7 +147,7 @@ def fill_a_disk(site: Site, stage: RealStage, run_id: str) -> None:
     def is_told() -> bool:
         # Again and again: a checkpoint that is removed right now makes room for the next one.
         fill(site.node_home("alpha"), ROOM_BYTES)
-        return any("disk is full" in event.text for event in events.rows())
+        return any("is full: a checkpoint needs" in event.text for event in events.rows())
 
     walk(stage, run_id, is_told, "the full disk is told")
     (site.node_home("alpha") / "filler").unlink()
