@@ -275,8 +275,13 @@ def _inputs(count: int, sizes: Sizes) -> int:
 
 
 def _small(sizes: Sizes) -> int:
-    """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
+    """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values.
+
+    DoRA with dropout multiplies two inputs at once, so it has two inner values.
+    """
     targets = sizes.num_attention + sizes.has_o + sizes.num_mlp + sizes.has_down
+    if sizes.num_dora_outputs and sizes.has_dropout:
+        targets *= 2
     scales = 4 * (sizes.num_scales + sizes.num_heads)
     return scales + 2 * sizes.rank * targets + sizes.num_small
 
