@@ -31,18 +31,13 @@ RETRY_S = 10.0
 """Time between two tries to start a supervisor that cannot start, in seconds."""
 
 
-def is_ownerless(attempt: AttemptFolder, tagged: Tagged | None = None) -> bool:
-    """Return whether processes of an attempt live without a supervisor.
-
-    Args:
-        attempt: its folder.
-        tagged: tagged processes of this PC, read once when asking about many attempts.
-    """
+def is_ownerless(attempt: AttemptFolder) -> bool:
+    """Return whether processes of an attempt live without a supervisor."""
     supervisor = attempt.read_supervisor()
     # Without a name in started.json it is still starting, and its launch waits for it.
     if supervisor is None or supervisor.is_alive() or attempt.file(EXIT_FILE).exists():
         return False
-    return supervisor.boot_id == boot_id() and bool(find_processes(attempt.tag, among=tagged))
+    return supervisor.boot_id == boot_id() and bool(find_processes(attempt.tag))
 
 
 def keep_owned(attempt: AttemptFolder) -> None:

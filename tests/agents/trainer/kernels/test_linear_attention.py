@@ -56,12 +56,8 @@ def test_a_flat_row_is_what_the_recurrence_makes_of_each_segment(lengths, is_del
     wanted = torch.autograd.grad((expected * weights).sum(), leaves)
     for one, other in zip(found, wanted, strict=True):
         assert torch.allclose(one, other, atol=1e-10, rtol=1e-8)
-    # The compiler is told that they are, and asserts it on a GPU.
-    plain = [x if x is None else x.detach() for x in inputs]
-    gradients = torch.ops.rackless.attend_linearly_backward(
-        weights, *plain, segment.int(), 0.5, is_delta
-    )
-    assert all(one.is_contiguous() for one in gradients)
+    # As the compiler is told, which asserts it on a GPU.
+    assert all(one.is_contiguous() for one in found)
 
 
 def test_it_is_a_sound_operation_to_the_compiler():
@@ -100,12 +96,3 @@ def test_a_convolution_begins_anew_in_each_segment():
         plain = torch.nn.functional.conv1d(part, weight[:, None], bias, padding=3, groups=6)
         parts.append(plain[..., : part.shape[-1]])
     assert torch.allclose(found, torch.cat(parts, -1), atol=1e-6)
-
-
-@pytest.mark.parametrize("num_tokens", [70, 128])
-def test_gradients_lie_in_memory_as_the_compiler_is_told(num_tokens):
-    inputs = draw(num_tokens)
-    segment = torch.zeros(num_tokens, dtype=torch.int32)
-    out = attend_linearly(*inputs, segment, 0.5, True)
-    for one in torch.autograd.grad(out.sum(), inputs):
-        assert one.is_contiguous()
