@@ -26,6 +26,8 @@ class MemoryKills:
         self._counters = [path for path in _find_counters() if _read_count(path) is not None]
         self._before = {path: _read_count(path) for path in self._counters}
         self._of_pc = _read_count(Path("/proc/vmstat"))
+        # Lines of the kernel's log by the process that was killed: each line is read only once.
+        self._lines: dict[int, str] = {}
         self._log: int | None = None
         with contextlib.suppress(OSError):  # most users may not read it
             self._log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -34,9 +36,10 @@ class MemoryKills:
     def explain(self, pid: int) -> str:
         """Return who killed this process with SIGKILL, as far as the kernel tells."""
         for line in self._read_log():
-            found = _KILLED.search(line)
-            if found and int(found[1]) == pid:
-                return f"the kernel killed it because memory ran out: {line.strip()}"
+            if found := _KILLED.search(line):
+                self._lines[int(found[1])] = line.strip()
+        if pid in self._lines:
+            return f"the kernel killed it because memory ran out: {self._lines[pid]}"
         if any(_read_count(path) != self._before[path] for path in self._counters):
             return "the kernel killed it because the memory of its control group ran out"
         count = _read_count(Path("/proc/vmstat"))

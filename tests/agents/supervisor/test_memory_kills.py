@@ -50,6 +50,17 @@ def test_log_of_the_kernel_names_the_process(
     assert "memory ran out" not in kills.explain(7)
 
 
+def test_log_of_the_kernel_names_all_processes_of_one_moment(
+    counters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = MemoryKills()
+    lines = [f"Out of memory: Killed process {pid} (python3)" for pid in (77, 78)]
+    unread = [lines, []]
+    monkeypatch.setattr(kills, "_read_log", lambda: unread.pop(0))
+    for pid, line in zip((77, 78), lines, strict=True):
+        assert kills.explain(pid) == f"the kernel killed it because memory ran out: {line}"
+
+
 @pytest.fixture
 def small_group() -> Iterator[Path]:
     """A control group of version 1 or 2 that may use 64 MiB."""
