@@ -13,11 +13,28 @@ from app.text import count_of
 
 if TYPE_CHECKING:
     from app.core.core import Core
+    from app.core.watch_service.service import ServiceReport
 
 
 def add_parser(commands: Commands) -> None:
     text = "watch all nodes and runs without a window, and resume runs that lost a rank or node"
-    add_command(commands, "watch", text, with_core(_watch))
+    parser = add_command(commands, "watch", text, _run)
+    service = parser.add_mutually_exclusive_group()
+    service.add_argument(
+        "--install", action="store_true", help="make it a service of your user, and start it"
+    )
+    service.add_argument("--uninstall", action="store_true", help="end and remove that service")
+    service.add_argument("--status", action="store_true", help="show that service")
+
+
+def _run(args: argparse.Namespace, out: Output) -> int:
+    if args.install:
+        return with_core(_install)(args, out)
+    if args.uninstall:
+        return _uninstall(out)
+    if args.status:
+        return _show_status(out)
+    return with_core(_watch)(args, out)
 
 
 async def _watch(core: Core, args: argparse.Namespace, out: Output) -> int:
@@ -27,9 +44,8 @@ async def _watch(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.cli.watching import ChangeLines, while_read
     from app.events import ACTIVE_STATES
 
+    _require_nodes(core)
     nodes = core.nodes.all()
-    if not nodes:
-        raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     ended = asyncio.Event()
     # Windows event loops have no signal handlers.
     if sys.platform != "win32":
@@ -43,3 +59,61 @@ async def _watch(core: Core, args: argparse.Namespace, out: Output) -> int:
         )
         await ended.wait()
     return 0
+
+
+def _require_nodes(core: Core) -> None:
+    if not core.nodes.all():
+        raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
+
+
+async def _install(core: Core, args: argparse.Namespace, out: Output) -> int:
+    import asyncio
+
+    from app.core.watch_service.system import this_command, user_service
+    from app.paths import default_home
+
+    # The service would fail again and again.
+    _require_nodes(core)
+    service = user_service()
+    report = await asyncio.to_thread(service.install, this_command(default_home()))
+    out.document(report)
+    out.text(f"wrote {report.file}:")
+    out.text("\n".join(f"    {line}" for line in report.text.splitlines()))
+    _say_commands(out, report)
+    out.text(f"The service is {report.state}. Undo all of it: rackless watch --uninstall")
+    if report.advice:
+        out.text(report.advice)
+    return 0
+
+
+def _uninstall(out: Output) -> int:
+    from app.core.watch_service.system import user_service
+
+    report = user_service().uninstall()
+    out.document(report)
+    if not report.file:
+        out.text("the service was not installed")
+        return 0
+    _say_commands(out, report)
+    out.text(f"removed {report.file}. Runs keep training.")
+    return 0
+
+
+def _show_status(out: Output) -> int:
+    from app.core.watch_service.system import user_service
+
+    report = user_service().status()
+    out.document(report)
+    if report.state == "not installed":
+        out.text("the service is not installed. Install it: rackless watch --install")
+        return 1
+    home = f", for the home {report.home}" if report.home else ""
+    out.text(f"the service is {report.state} ({report.file}){home}")
+    if report.advice:
+        out.text(report.advice)
+    return 0 if report.state == "running" else 1
+
+
+def _say_commands(out: Output, report: ServiceReport) -> None:
+    for command in report.commands:
+        out.text(f"ran {command}")

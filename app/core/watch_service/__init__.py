@@ -1,0 +1,1 @@
+"""Make `rackless watch` a service of the user."""
