@@ -130,7 +130,9 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         ended = read_json(attempt.file(EXIT_FILE))
         if ended is None and supervisor is not None and not processes:
             ended = _recall_end(attempt, intent, started)
-    state, message, hint = _judge(attempt, supervisor, ended, processes)
+    # Until exit.json is there, only the journal has exit codes and standstills.
+    journal = [] if ended else read_journal(attempt.file(SUPERVISOR_JOURNAL))
+    state, message, hint = _judge(attempt, supervisor, ended, processes, journal)
     status = AttemptStatus(
         run_id=attempt.run_id,
         attempt=attempt.number,
@@ -139,7 +141,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         message=message,
         hint=hint,
         supervisor_pid=supervisor.pid if supervisor and ended is None else None,
-        ranks=_read_ranks(attempt, started, ended, state),
+        ranks=_read_ranks(attempt, started, ended, state, journal),
         started_s=started.get("started_s"),
         ended_s=(ended or {}).get("ended_s"),
         num_processes=len(processes),
@@ -203,13 +205,14 @@ def _judge(
     supervisor: Identity | None,
     ended: dict[str, Any] | None,
     processes: Sequence[int],
+    journal: Sequence[dict[str, Any]],
 ) -> tuple[AttemptState, str, str]:
     if ended is not None:
         state = ended.get("state")
         known: AttemptState = state if state in STATES else "failed"
         return known, str(ended.get("message", "")), str(ended.get("hint", ""))
     if supervisor is not None and (supervisor.is_alive() or processes):
-        standing = _read_standstill(attempt.file(SUPERVISOR_JOURNAL))
+        standing = _find_standstill(journal)
         if attempt.file(STOP_FILE).exists():
             return "stopping", standing, ""
         ranks = (read_json(attempt.file(STARTED_FILE)) or {}).get("ranks")
@@ -242,11 +245,14 @@ def _is_launching(attempt: AttemptFolder) -> bool:
 
 
 def _read_ranks(
-    attempt: AttemptFolder, started: dict[str, Any], ended: dict[str, Any] | None, state: str
+    attempt: AttemptFolder,
+    started: dict[str, Any],
+    ended: dict[str, Any] | None,
+    state: str,
+    journal: Sequence[dict[str, Any]],
 ) -> tuple[RankStatus, ...]:
     rows = (ended or {}).get("ranks") or started.get("ranks") or []
-    # started.json has no exit codes and exit.json comes last; in between, the journal has them.
-    codes = {} if ended else _read_exit_codes(attempt.file(SUPERVISOR_JOURNAL))
+    codes = {} if ended else _find_exit_codes(journal)
     # The monotonic clock restarts at boot, so the age of an old heartbeat would mean nothing.
     alive = state in ("starting", "running", "stopping")
     return tuple(_read_rank(attempt, row, codes, alive) for row in rows if isinstance(row, dict))
@@ -271,17 +277,15 @@ def _read_rank(
     )
 
 
-def _read_exit_codes(journal: Path) -> dict[int, int | None]:
+def _find_exit_codes(journal: Sequence[dict[str, Any]]) -> dict[int, int | None]:
     """Return the exit code of each rank that has ended; None: it is not known."""
-    lines = read_journal(journal)
-    return {
-        int(line["rank"]): line["exit_code"] for line in lines if line.get("kind") == "rank_exited"
-    }
+    lines = [line for line in journal if line.get("kind") == "rank_exited"]
+    return {int(line["rank"]): line["exit_code"] for line in lines}
 
 
-def _read_standstill(journal: Path) -> str:
+def _find_standstill(journal: Sequence[dict[str, Any]]) -> str:
     """Return the sentence on the rank that stands still at present, empty when none does."""
-    lines = [line for line in read_journal(journal) if line.get("kind") in ("standing", "moving")]
+    lines = [line for line in journal if line.get("kind") in ("standing", "moving")]
     newest = lines[-1] if lines else {}
     return str(newest.get("message", "")) if newest.get("kind") == "standing" else ""
 
