@@ -128,9 +128,10 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
     node_store = NodeStore(database, paths.nodes_file)
     for known in node_store.all():
         fleet.add(Node(name=known.name, address=address_from_json(known.address)))
+    recoveries = RecoveryStore(database)
     services = Services(
         paths=paths,
-        runs=RunRepository(paths, RunStore(database), hub),
+        runs=RunRepository(paths, RunStore(database), recoveries, hub),
         hashes=HashStore(database),
         pool=FleetPool(fleet),
         settings=Settings(paths.settings_file),
@@ -138,6 +139,6 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         configs=ConfigLibrary(paths.configs),
         artifacts=ArtifactStore(database),
         prompts=PromptStore(database),
-        recoveries=RecoveryStore(database),
+        recoveries=recoveries,
     )
     return Core(services, fleet, node_store, database, hub)

@@ -31,6 +31,7 @@ from app.runs.journals.history import RunHistory
 from app.runs.journals.mirror import Mirror
 from app.runs.run import may_move
 from app.runs.snapshot import make_progress, make_snapshot
+from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunRecord, RunStore
 
 # Severity of the master's own events by kind; others are `info`. Events from journals bring theirs.
@@ -46,9 +47,12 @@ _SEVERITIES: dict[RunEventKind, Severity] = {
 
 
 class RunRepository:
-    def __init__(self, paths: Paths, store: RunStore, events: EventHub) -> None:
+    def __init__(
+        self, paths: Paths, store: RunStore, recoveries: RecoveryStore, events: EventHub
+    ) -> None:
         self.paths = paths
         self.store = store
+        self._recoveries = recoveries
         self._events = events
         self._histories: dict[str, RunHistory] = {}
         self._seen: dict[str, RunRecord] = {}
@@ -93,9 +97,8 @@ class RunRepository:
 
     def _snapshot(self, run: RunRecord, history: RunHistory | None) -> RunSnapshot:
         snapshot = make_snapshot(run, self.placements(run), history)
-        is_recovering = run.state in ("interrupted", "failed") and self.store.has_pending_loss(
-            run.run_id
-        )
+        has_ended = run.state in ("interrupted", "failed")
+        is_recovering = has_ended and self._recoveries.is_pending(run.run_id)
         return replace(snapshot, is_recovering=is_recovering)
 
     def snapshots(self) -> tuple[RunSnapshot, ...]:

@@ -66,10 +66,15 @@ class RecoveryStore:
         )
         return tuple(row[0] for row in rows)
 
+    def is_pending(self, run_id: str) -> bool:
+        """Return whether the run is to be resumed automatically."""
+        sql = "SELECT 1 FROM recoveries WHERE run_id = ? AND state = 'pending'"
+        return bool(self._database.read(sql, (run_id,)))
+
     def close(self, run_id: str, state: LossState) -> bool:
         """Move the run's pending loss to `state`; return whether there was one."""
         # Looked up first, since each write makes other processes read all runs again.
-        return run_id in self.pending() and self._change(
+        return self.is_pending(run_id) and self._change(
             "UPDATE recoveries SET state = ? WHERE run_id = ? AND state = 'pending'",
             (state, run_id),
         )

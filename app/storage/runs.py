@@ -139,11 +139,6 @@ class RunStore:
     def is_deleted(self, run_id: str) -> bool:
         return bool(self._database.read("SELECT 1 FROM deleted_runs WHERE run_id = ?", (run_id,)))
 
-    def has_pending_loss(self, run_id: str) -> bool:
-        """Return whether the run is to be resumed automatically; see `RecoveryStore`."""
-        sql = "SELECT 1 FROM recoveries WHERE run_id = ? AND state = 'pending'"
-        return bool(self._database.read(sql, (run_id,)))
-
     # ------------------------------------------------------------ attempts
 
     def save_attempt(self, attempt: AttemptRecord) -> None:

@@ -449,9 +449,10 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
     """Return services with a real store below `home` and the fake nodes."""
     paths = Paths(home)
     database = open_database(paths.database)
+    recoveries = RecoveryStore(database)
     services = Services(
         paths=paths,
-        runs=RunRepository(paths, RunStore(database), EventHub()),
+        runs=RunRepository(paths, RunStore(database), recoveries, EventHub()),
         hashes=HashStore(database),
         pool=cluster,
         settings=Settings(paths.settings_file),
@@ -459,7 +460,7 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
         artifacts=ArtifactStore(database),
         prompts=PromptStore(database),
-        recoveries=RecoveryStore(database),
+        recoveries=recoveries,
     )
     services.hooks.forecast = Planner(services).forecast
     services.hooks.learn = functools.partial(learn_from_run, services)

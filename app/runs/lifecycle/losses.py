@@ -40,7 +40,7 @@ def note_loss(services: Services, run: RunRecord, cause: EndCause, step: int | N
         ended_s=time.time(),
         state="left" if obstacle else "pending",
     )
-    if services.runs.store.has_pending_loss(run.run_id):
+    if services.recoveries.is_pending(run.run_id):
         # A recovery that was cut off while it launched: the loss before it is still the one.
         if obstacle is None or cause == "unlaunched":
             return True

@@ -58,7 +58,7 @@ class _Recovery:
         run = services.runs.store.get(run_id)
         if run is not None and run.state in ACTIVE_STATES:
             return True
-        if run is None or not services.runs.store.has_pending_loss(run_id):
+        if run is None or not services.recoveries.is_pending(run_id):
             return False
         if run.state not in ("interrupted", "failed"):
             services.recoveries.close(run_id, "cancelled")

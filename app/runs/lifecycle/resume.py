@@ -113,7 +113,7 @@ def _require_resumable(run: RunRecord) -> None:
 
 def _require_pending(services: Services, run_id: str) -> None:
     """Raise UserError if a person has stopped the run since its loss."""
-    if not services.runs.store.has_pending_loss(run_id):
+    if not services.recoveries.is_pending(run_id):
         raise UserError(
             f"run {run_id} was stopped, so it is not resumed automatically",
             f"Resume it: rackless runs resume {run_id}",
