@@ -10,6 +10,7 @@ from agents.contract.names import (
     MAX_ATTEMPT,
     MAX_RANK,
     MAX_STEP,
+    MAX_WAIT_S,
     check_inside,
     check_name,
     check_number,
@@ -122,10 +123,14 @@ class AttemptIntent:
     """Time in seconds without a word of the master after which the part ends by itself, unless the
     master has confirmed that every node has launched its part; None: it confirms nothing."""
 
+    outage_s: float = 60.0
+    """Time in seconds for which ranks wait for a node that cannot be reached."""
+
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
         check_name("node", self.node)
+        check_number("outage_s", self.outage_s, 0, MAX_WAIT_S)
         check_number("resume_step", self.resume_step or 0, 0, MAX_STEP)
 
 

@@ -29,6 +29,19 @@ def find_silent_peers(intent: AttemptIntent) -> tuple[str, ...]:
     return tuple(name for name, address in others.items() if address not in found)
 
 
+def find_unreachable(intent: AttemptIntent) -> tuple[str, ...]:
+    """Return the same by one port each, for questions that are repeated.
+
+    It is the port of the ranks' store, which its owner takes and any other PC refuses: sshd counts
+    callers that do not log in, and would shut out the master if that is one of the nodes.
+    """
+    others = {name: address for name, address in intent.addresses.items() if name != intent.node}
+    doors = [(address, intent.master_port) for address in others.values()]
+    with ThreadPoolExecutor(max(1, len(doors))) as pool:
+        answers = list(pool.map(_answers, doors))
+    return tuple(name for name, answer in zip(others, answers, strict=True) if not answer)
+
+
 def _answers(door: tuple[str, int]) -> bool:
     try:
         socket.create_connection(door, PATIENCE_S).close()

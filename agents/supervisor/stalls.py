@@ -134,6 +134,15 @@ class StallWatch:
         ]
         return min(found, key=_culprit_first, default=None)
 
+    def measure_wait(self, now_s: float) -> float:
+        """Return for how long a rank may have waited for another node in the training, in s."""
+        ages_s = [
+            now_s - track.beat_s
+            for track in self._tracks
+            if track.phase == "training" and not track.rank.has_ended
+        ]
+        return max(ages_s, default=0.0) if self._has_others else 0.0
+
     @property
     def has_begun(self) -> bool:
         """Whether any rank has got as far as the training, so that there is something to save."""

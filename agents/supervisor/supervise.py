@@ -36,9 +36,10 @@ from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
+from agents.supervisor.outages import OutageWatch
 from agents.supervisor.peers import find_silent_peers
 from agents.supervisor.rank_group import TICK_S, RankGroup
-from agents.supervisor.stalls import StallWatch
+from agents.supervisor.stalls import Stall, StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
 from agents.supervisor.verdict import (
     AttemptOutcome,
@@ -110,6 +111,8 @@ class Supervisor:
         self._stop_asked = False
         # Rank that was last named as standing still; None: none.
         self._standing_rank: int | None = None
+        self._standing_for: tuple[str, ...] = ()
+        self._outages = OutageWatch(intent)
         wake = _listen_to_signals(self._ask_stop)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
@@ -187,24 +190,40 @@ class Supervisor:
             unconfirmed = confirmation.check(time.monotonic())
             if unconfirmed is not None:
                 return unconfirmed
-            stall = stalls.check(time.monotonic())
-            self._name_standstill(stalls)
+            now_s = time.monotonic()
+            stall = stalls.check(now_s)
+            standing = stalls.find_standstill(now_s)
+            stall = self._judge_wait(stalls.measure_wait(now_s), now_s, stall, standing)
+            self._name_standstill(standing)
             if stall is not None:
                 self._dump_stacks(stalls)
                 return self._name_lost(judge_stall(stall, self._intent))
         return judge_end(self._group.ranks, self._intent)
 
-    def _name_standstill(self, stalls: StallWatch) -> None:
-        """Tell the master which rank stands still, once, and when it goes on."""
-        found = stalls.find_standstill(time.monotonic())
+    def _judge_wait(
+        self, waits_s: float, now_s: float, stall: Stall | None, standing: Stall | None
+    ) -> Stall | None:
+        """Return the stall that has to be ended after all, with the other nodes in view."""
+        self._outages.look(waits_s, now_s)
+        if stall is not None:
+            is_excused = stall.maybe_remote and self._outages.excuses(waits_s, now_s)
+            return None if is_excused else stall
+        # A rank that is sure to wait for a node is not given the time of one that may compute.
+        has_waited = bool(self._outages.silent) and not self._outages.excuses(waits_s, now_s)
+        return standing if has_waited and standing and standing.maybe_remote else None
+
+    def _name_standstill(self, found: Stall | None) -> None:
+        """Tell the master which rank stands still, and for which nodes, and when it goes on."""
         rank = found.rank.rank if found else None
-        if rank == self._standing_rank:
+        silent = self._outages.silent if found and found.maybe_remote else ()
+        is_known = silent == self._standing_for or not silent
+        if rank == self._standing_rank and is_known:
             return
-        self._standing_rank = rank
+        self._standing_rank, self._standing_for = rank, silent
         if found is None:
             self._journal.write("moving", message="All ranks on this node go on.")
             return
-        message = describe_stall(found, self._intent, "has stood still")
+        message = describe_stall(found, self._intent, "has stood still", silent)
         self._journal.write("standing", rank=rank, phase=found.phase, message=message)
 
     def _dump_stacks(self, stalls: StallWatch) -> None:
@@ -220,7 +239,9 @@ class Supervisor:
         return self._name_lost(judge_failure(self._group.ranks, self._intent))
 
     def _name_lost(self, verdict: AttemptOutcome) -> AttemptOutcome:
-        silent = find_silent_peers(self._intent) if verdict.peer_lost else ()
+        if not verdict.peer_lost:
+            return verdict
+        silent = self._outages.silent or find_silent_peers(self._intent)
         return name_lost_nodes(verdict, silent)
 
     def _stop(self, stalls: StallWatch) -> AttemptOutcome:
@@ -241,7 +262,7 @@ class Supervisor:
                 return self._describe_late(late, stalls, grace_s)
             self._group.wait(min(left_s, TICK_S))
             stall = stalls.check(time.monotonic(), is_stopping=True)
-            self._name_standstill(stalls)
+            self._name_standstill(stalls.find_standstill(time.monotonic()))
             if stall is not None:
                 self._dump_stacks(stalls)
                 message = describe_stall(stall, self._intent)

@@ -120,15 +120,30 @@ def _classify_exit(rank: RankProcess) -> FailureCause:
     return "crashed"
 
 
-def describe_stall(stall: Stall, intent: AttemptIntent, verb: str = "stood still") -> str:
-    """Return a sentence on a rank that stands still: which, for how long, where, and why."""
+def describe_stall(
+    stall: Stall, intent: AttemptIntent, verb: str = "stood still", silent: tuple[str, ...] = ()
+) -> str:
+    """Return a sentence on a rank that stands still: which, for how long, where, and why.
+
+    Args:
+        stall: rank that stands still.
+        intent: of the attempt.
+        verb: for a rank that was ended, or for one that may go on.
+        silent: other nodes that do not answer, for which it still waits.
+    """
     place = "" if stall.step is None else f" after step {stall.step}"
     cause = {
         "T": " The process was stopped (SIGSTOP).",
         "t": " The process is held by a debugger.",
         "D": " The process is stuck in the kernel: the disk or the GPU driver does not answer.",
     }.get(stall.process_state, "")
-    if stall.maybe_remote:
+    if silent:
+        verb_of_nodes = "does" if len(silent) == 1 else "do"
+        cause = (
+            f" Node {' and '.join(silent)} {verb_of_nodes} not answer; this run waits up to "
+            f"{intent.outage_s:.0f} s for that to end."
+        )
+    elif stall.maybe_remote:
         cause = " It may be waiting for a rank on another node: check that one too."
     return (
         f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) {verb} for "

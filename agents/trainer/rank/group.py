@@ -25,6 +25,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from agents.errors import ExpectedError
+from agents.rendezvous.connections import outlast_outages
 from agents.rendezvous.doors import close_doors
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, choose_variables, listen_on
 from agents.trainer.rank.store import RankStore, open_plain_store, open_rank_store
@@ -74,6 +75,7 @@ class Group:
         # Kept for C++, and closed in the end.
         self._root: dist.Store | None = None
         self._num_signs = 0
+        self._num_collectives = 0
         # Newest sign of life of each other rank.
         self._seen_signs: dict[int, str] = {}
 
@@ -114,6 +116,7 @@ class Group:
             ) from error
         if backend == "gloo":
             close_doors()  # all of its connections exist now
+        outlast_outages()
 
     def _open_store(self, credential: str) -> dist.Store:
         try:
@@ -319,7 +322,7 @@ class Group:
 
     def _collect(self, work: Callable[[], Any]) -> Any:
         try:
-            return work()
+            result = work()
         except RuntimeError as error:
             # Those are faults of this rank, though a collective was what met them.
             if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
@@ -328,6 +331,11 @@ class Group:
                 f"{self._names[self.rank]} lost its connection to another rank: {_first(error)}.",
                 "Find the rank that ended first; its log says why",
             ) from error
+        self._num_collectives += 1
+        # NCCL opens connections when it first uses an algorithm, which is at some early collective.
+        if self._num_collectives & (self._num_collectives - 1) == 0:
+            outlast_outages()
+        return result
 
     def leave(self) -> None:
         """Close the connections."""

@@ -154,6 +154,7 @@ async def launch(
                     services.identity,
                 ),
                 replay=replay,
+                outage_s=services.settings.number("lost_after_s"),
                 credential=credential,
             )
             for node in plan.nodes

@@ -73,3 +73,19 @@ def test_a_closed_door_keeps_who_is_inside_and_lets_nobody_in() -> None:
     # In a process of its own: it closes every door of its process.
     said = subprocess.check_output([sys.executable, "-c", CLOSED_DOOR], text=True)
     assert said == "still here\n"
+
+
+QUICK_RETRIES = """
+import socket
+from agents.rendezvous.connections import outlast_outages
+door = socket.create_server(("127.0.0.1", 0))
+inside = socket.create_connection(door.getsockname(), 5)
+other, outside = socket.socketpair()
+print(outlast_outages(), inside.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+"""
+
+
+def test_connections_of_a_process_are_kept_through_an_outage() -> None:
+    said = subprocess.check_output([sys.executable, "-c", QUICK_RETRIES], text=True).split()
+    assert said[0] in ("0", "1"), "only the connection, not the door or the pair; 0: older kernels"
+    assert said[1] == "1800000"

@@ -1,0 +1,36 @@
+"""Find the TCP sockets of this process, also those that a library has opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+
+
+def copy_sockets(*, listening: bool) -> list[socket.socket]:
+    """Return copies of the TCP sockets that listen, or of those that do not; close them."""
+    found = []
+    # Listed before anything is copied, or copies would be found as well.
+    for descriptor in [int(name) for name in os.listdir("/proc/self/fd") if _is_socket(int(name))]:
+        with contextlib.suppress(OSError):  # another thread closed it
+            copy = socket.socket(fileno=os.dup(descriptor))
+            is_tcp = copy.type == socket.SOCK_STREAM and copy.family in (
+                socket.AF_INET,
+                socket.AF_INET6,
+            )
+            if is_tcp and bool(_listens(copy)) == listening:
+                found.append(copy)
+            else:
+                copy.close()
+    return found
+
+
+def _listens(one: socket.socket) -> int:
+    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _is_socket(descriptor: int) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    return False
