@@ -307,6 +307,10 @@ CHECKPOINT_KINDS: frozenset[RunEventKind] = frozenset(
     {"checkpoint", "checkpoint_copied", "checkpoint_damaged", "checkpoint_failed"}
 )
 """Kinds after which the list of a run's checkpoints may have changed."""
+INTERRUPTION_KINDS: frozenset[RunEventKind] = frozenset(
+    {"interrupted", "failed", "requested", "launched", "recovery", "recovery_given_up"}
+)
+"""Kinds after which the story of a run's interruptions may have changed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agents.contract.data import DataPreview
     from app.core.core import Core
     from app.events import NodeSnapshot, RunEvent, RunSnapshot
+    from app.interruption import Interruption
     from app.planning.forecast_accuracy import ForecastComparison
 
 SHOWN_EVENTS = 30
@@ -146,10 +147,12 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     events = core.runs.events(run.run_id)
     data = core.runs.data_preview(run.run_id)
     told = core.runs.forecast_comparison(run.run_id)
+    interruptions = core.runs.interruptions(run.run_id)
     out.document(
         {
             **plain(run),
             "events": plain(events),
+            "interruptions": plain(interruptions),
             "data": plain(data),
             "forecast": plain(told.forecast) if told else None,
             "measured": plain(told.measured) if told else None,
@@ -166,8 +169,20 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.data:
         out.text("")
         _print_data(data, out)
+    _tell_interruptions(interruptions, now_s, out)
     _tell_events(events, now_s, out)
     return 0
+
+
+def _tell_interruptions(found: Sequence[Interruption], now_s: float, out: Output) -> None:
+    from app.presentation.interruption_text import summarize_story, tell_story
+
+    if found:
+        out.text("")
+        out.text(f"{summarize_story(found)}:")
+    for moment in (moment for one in found for moment in tell_story(one)):
+        at = show_moment(moment.time_s, now_s) if moment.time_s is not None else "now"
+        out.text(f"  {at:<14}{moment.title}: {moment.text}")
 
 
 def _print_comparison(found: ForecastComparison, out: Output) -> None:

@@ -25,8 +25,10 @@ from app.events import (
     StepRecord,
     TraceResult,
 )
+from app.interruption import Interruption
 from app.nodes.fleet import Fleet
 from app.runs import checkpoints, foreign
+from app.runs.interruptions import list_interruptions
 from app.runs.journals.logs import LogFile, find_logs
 from app.runs.lifecycle import control_requests, launch, reconcile, resume, stop, waiting
 from app.runs.lifecycle.background_tasks import BackgroundTasks
@@ -278,6 +280,10 @@ class CoreRuns:
     def events(self, run_id: str) -> list[RunEvent]:
         """Return the events of a run, oldest first."""
         return self._repository.events(self._repository.get(run_id).run_id)
+
+    def interruptions(self, run_id: str) -> tuple[Interruption, ...]:
+        """Return the losses of a run and how it went on, oldest first."""
+        return list_interruptions(self._services, self._repository.get(run_id).run_id)
 
     def data_preview(self, run_id: str) -> DataPreview | None:
         """Return the data preview that the run's first rank wrote; None: not written yet."""

@@ -148,4 +148,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (run_id, attempt)
         ) STRICT""",
     ),
+    ("ALTER TABLE recoveries ADD COLUMN reason TEXT NOT NULL DEFAULT ''",),
 )

@@ -7,14 +7,10 @@ takes that away in one transaction, so that a recovery which is under way ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from app.interruption import InterruptionState
 from app.storage.database import Database
-
-LossState = Literal["pending", "resumed", "recovered", "left", "given_up", "cancelled", "replaced"]
-"""`pending`: to be resumed; `resumed`: launched again; `recovered`: training again; `left`: not
-recovered, by its cause or by the settings; `given_up`: a limit was reached; `cancelled`: a person
-stopped the run; `replaced`: a person or another master resumed it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +25,15 @@ class Loss:
     """Newest step that the run had finished; 0: none."""
     ended_s: float
     """Time at which the end was noticed, in seconds since the epoch."""
-    state: LossState
+    state: InterruptionState
     resumed_s: float | None = None
     """Time at which the run was launched again, in seconds since the epoch."""
     resumed_attempt: int | None = None
+    reason: str = ""
+    """Sentence on what ended it; empty where an older version recorded it."""
+
+
+_COLUMNS = "run_id, attempt, cause, step, ended_s, state, resumed_s, resumed_attempt, reason"
 
 
 class RecoveryStore:
@@ -43,21 +44,27 @@ class RecoveryStore:
         """Store a loss; return False when that of its attempt is known already."""
         with self._database.write() as connection:
             cursor = connection.execute(
-                "INSERT OR IGNORE INTO recoveries VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
-                (loss.run_id, loss.attempt, loss.cause, loss.step, loss.ended_s, loss.state),
+                f"INSERT OR IGNORE INTO recoveries ({_COLUMNS}) "
+                "VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?)",
+                (
+                    *(loss.run_id, loss.attempt, loss.cause, loss.step, loss.ended_s),
+                    *(loss.state, loss.reason),
+                ),
             )
             return cursor.rowcount == 1
 
     def of_run(self, run_id: str) -> tuple[Loss, ...]:
         """Return the losses of a run since a person last stopped or resumed it, oldest first."""
-        rows = self._database.read(
-            "SELECT run_id, attempt, cause, step, ended_s, state, resumed_s, resumed_attempt "
-            "FROM recoveries WHERE run_id = ? ORDER BY attempt",
-            (run_id,),
-        )
-        losses = [_loss_of(row) for row in rows]
+        losses = self.all_of_run(run_id)
         ended = [i for i, loss in enumerate(losses) if loss.state in ("cancelled", "replaced")]
-        return tuple(losses[ended[-1] + 1 :] if ended else losses)
+        return losses[ended[-1] + 1 :] if ended else losses
+
+    def all_of_run(self, run_id: str) -> tuple[Loss, ...]:
+        """Return all losses of a run, oldest first."""
+        rows = self._database.read(
+            f"SELECT {_COLUMNS} FROM recoveries WHERE run_id = ? ORDER BY attempt", (run_id,)
+        )
+        return tuple(_loss_of(row) for row in rows)
 
     def pending(self) -> tuple[str, ...]:
         """Return the ids of the runs that are to be resumed automatically."""
@@ -71,7 +78,7 @@ class RecoveryStore:
         sql = "SELECT 1 FROM recoveries WHERE run_id = ? AND state = 'pending'"
         return bool(self._database.read(sql, (run_id,)))
 
-    def close(self, run_id: str, state: LossState) -> bool:
+    def close(self, run_id: str, state: InterruptionState) -> bool:
         """Move the run's pending loss to `state`; return whether there was one."""
         # Looked up first, since each write makes other processes read all runs again.
         return self.is_pending(run_id) and self._change(
@@ -79,7 +86,7 @@ class RecoveryStore:
             (state, run_id),
         )
 
-    def forget_earlier(self, run_id: str, state: LossState) -> None:
+    def forget_earlier(self, run_id: str, state: InterruptionState) -> None:
         """Move the run's newest loss to `state`, so that it and earlier ones no longer count."""
         if self.of_run(run_id):
             self._change(
@@ -116,7 +123,8 @@ def _loss_of(row: tuple[Any, ...]) -> Loss:
         cause=row[2],
         step=row[3],
         ended_s=row[4],
-        state=cast(LossState, row[5]),
+        state=cast(InterruptionState, row[5]),
         resumed_s=row[6],
         resumed_attempt=row[7],
+        reason=row[8],
     )

@@ -61,6 +61,7 @@ from app.events import (
     TraceRow,
 )
 from app.hub.node_tokens import NodeToken
+from app.interruption import Interruption
 from app.library.recipes import Recipe, list_recipes
 from app.library.sent_files import SentFiles
 from app.nodes.node import SshAddress
@@ -244,6 +245,28 @@ def make_run(run_id: str, name: str, state: str, **values: Any) -> RunSnapshot:
         spec=replace(SPEC, name=name),
         **values,
     )
+
+
+def past_interruptions() -> tuple[Interruption, ...]:
+    """Return a node that was lost and rejoined, and a rank whose recovery is under way."""
+    rest, whole = ("alpha", "beta"), ("alpha", "beta", "gamma")
+    lost = Interruption(
+        kind="loss", state="recovered", step=233, nodes=whole, last_step_s=NOW_S - 3120,
+        reason="node gamma was lost at step 233; newest checkpoint is step 230",
+        noticed_s=NOW_S - 3116, resumed_s=NOW_S - 3109, resumed_nodes=rest, resume_step=230,
+        training_s=NOW_S - 3091,
+    )  # fmt: skip
+    back = Interruption(
+        kind="rejoin", state="recovered", step=260, nodes=rest, last_step_s=NOW_S - 2710,
+        reason="gamma answers again and is fit to train", noticed_s=NOW_S - 2708,
+        resumed_s=NOW_S - 2701, resumed_nodes=whole, resume_step=260, training_s=NOW_S - 2684,
+    )  # fmt: skip
+    now = Interruption(
+        kind="loss", state="resumed", step=412, nodes=whole, last_step_s=NOW_S - 21,
+        reason="Rank 2 on beta was killed by the kernel: its memory ran out",
+        noticed_s=NOW_S - 20, resumed_s=NOW_S - 14, resumed_nodes=whole, resume_step=410,
+    )  # fmt: skip
+    return lost, back, now
 
 
 def running_run(num_steps: int = 412) -> RunSnapshot:
@@ -458,6 +481,9 @@ class FakeRuns:
 
     def events(self, run_id: str) -> list[RunEvent]:
         return list(self._core.event_map.get(run_id, []))
+
+    def interruptions(self, run_id: str) -> tuple[Interruption, ...]:
+        return self._core.interruption_map.get(run_id, ())
 
     def data_preview(self, run_id: str) -> DataPreview | None:
         return self._core.preview_map.get(run_id)
@@ -808,6 +834,7 @@ class FakeCore:
     artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
     link_list: list[LinkSnapshot] = field(default_factory=list)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
+    interruption_map: dict[str, tuple[Interruption, ...]] = field(default_factory=dict)
     logs_map: dict[tuple[str, int], bytes] = field(default_factory=dict)
     old_logs_map: dict[tuple[str, int, int, str], bytes] = field(default_factory=dict)
     """Logs of earlier attempts: run id, attempt, rank and node -> text."""

@@ -17,7 +17,15 @@ from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from app.runs.journals.event_text import describe_line
 from tests.fakes.cluster import make_preview
-from tests.fakes.core import NOW_S, FakeCore, busy_core, make_node, make_steps, publish_history
+from tests.fakes.core import (
+    NOW_S,
+    FakeCore,
+    busy_core,
+    make_node,
+    make_steps,
+    past_interruptions,
+    publish_history,
+)
 from tests.fakes.plans import make_plan_of_all, make_plan_of_mixture
 from tests.gui.stage import Stage
 
@@ -172,6 +180,14 @@ def _show_start(stage: Stage, progress: PhaseProgress) -> QWidget:
     stage.core.on_loop(stage.core.events.publish, RunChanged(run=run))
     window = _run_tab(0)(stage)
     stage.wait_for(lambda: stage.window.run_page().progress.line.is_starting)
+    return window
+
+
+def _recovery(stage: Stage) -> QWidget:
+    """A run that was interrupted three times."""
+    stage.core.interruption_map[RUN] = past_interruptions()
+    window = _run_tab(6)(stage)
+    stage.wait_for(lambda: bool(stage.window.run_page().recovery.texts()))
     return window
 
 
@@ -553,6 +569,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-checkpoints": _run_tab(3),
     "run-data": _data,
     "run-forecast": _run_tab(5),
+    "run-recovery": _recovery,
     "run-profiled": _profiled,
     "run-interrupted": _interrupted,
     "new-run": _new_run,

@@ -28,7 +28,7 @@ from app.gui.runs.resume_dialog import ResumeDialog, describe_choice
 from app.gui.tables.run_columns import rank_columns
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
-from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
+from tests.fakes.core import NOW_S, SPEC, make_steps, past_interruptions, running_run
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
 RUN = "support-chat-7f3a"
@@ -53,6 +53,21 @@ def test_what_a_run_learns_is_shown_once_it_is_known(busy, page):
     assert "row 2: not valid JSON" in shown
     assert "Ho" in shown
     assert "background-color" in page.data.toHtml()
+
+
+def test_the_story_of_a_recovery_grows_with_its_events(busy, page):
+    assert page.recovery.texts() == []
+    assert page.progress.interruptions.isHidden()
+    busy.core.interruption_map[RUN] = past_interruptions()[:1]
+    event = RunEvent(run_id=RUN, time_s=NOW_S, kind="recovery", severity="info", text="any words")
+    busy.core.on_loop(busy.core.put_event, event)
+    busy.wait_for(page.recovery.texts)
+    assert [text.partition(":")[0] for text in page.recovery.texts()] == [
+        "Last step", "Loss noticed", "Resumed", "Training again",
+    ]  # fmt: skip
+    assert page.progress.interruptions.text().startswith("Interrupted once; 29 s lost")
+    busy.window.open_run("poems-11c0")
+    busy.wait_for(lambda: not page.recovery.texts() and page.progress.interruptions.isHidden())
 
 
 def test_a_start_counts_down_says_when_it_is_late_and_leaves_without_a_jump(busy, page):

@@ -200,8 +200,10 @@ class RunProgress(QFrame):
         column.addLayout(row)
         column.addWidget(self.line)
         self.certificate = ElidedLabel(role="caption")
-        column.addWidget(self.certificate)
-        self.certificate.hide()
+        self.interruptions = ElidedLabel(role="caption")
+        for label in (self.certificate, self.interruptions):
+            column.addWidget(label)
+            label.hide()
 
     def show_run(self, run: RunSnapshot, read_clock: Callable[[], float]) -> None:
         """Show a run; the clock is that of the node that its start waits for."""
@@ -227,6 +229,11 @@ class RunProgress(QFrame):
         self._show("rate", show_exponent(run.learning_rate))
         self._show("checkpoint", show_number(run.newest_checkpoint_step))
         self._show_certificate(run.certificate)
+
+    def show_interruptions(self, text: str) -> None:
+        """Show the story of the run's interruptions in one line; empty: there is none."""
+        self.interruptions.setVisible(bool(text))
+        self.interruptions.setText(f"{text}. See Recovery below." if text else "")
 
     def _show_certificate(self, found: Certificate | None) -> None:
         self.certificate.setVisible(found is not None and found.kept)

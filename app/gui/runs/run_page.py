@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
@@ -13,12 +14,12 @@ from app.core.api import CoreApi
 from app.events import (
     ACTIVE_STATES,
     CHECKPOINT_KINDS,
+    INTERRUPTION_KINDS,
     CheckpointSnapshot,
     EvaluationRecord,
     RankProgress,
     RunEvent,
     RunSnapshot,
-    RunState,
     StepRecord,
 )
 from app.gui.kit.banner import Banner
@@ -26,9 +27,11 @@ from app.gui.kit.primitives import Button, make_label, make_scroll_area, set_pag
 from app.gui.new_run.data_view import DataView
 from app.gui.runs.forecast_pane import ForecastPane
 from app.gui.runs.log_pane import LogPane
+from app.gui.runs.recovery_pane import RecoveryPane
 from app.gui.runs.run_actions import RunActions
 from app.gui.runs.run_charts import RunCharts
 from app.gui.runs.run_head import RunHead, RunProgress
+from app.gui.runs.run_notices import choose_notice, describe_verified
 from app.gui.runs.start_line import read_clock
 from app.gui.session.banner_task import run_in_banner
 from app.gui.session.bridge import Op
@@ -40,20 +43,14 @@ from app.gui.tables.run_columns import (
     rank_columns,
 )
 from app.gui.tables.view import TableView
-from app.presentation.result_text import describe_certificate
-from app.telemetry.alerts import check_run
-from app.telemetry.state import Tone
-from app.text import count_of
 
 WATCH_MS = 5000
 """Interval of the check for a stalled run, in milliseconds."""
 
-_NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
-
-
 MIN_SPLIT_PX = 280
 """Minimum height of charts and tables together, in pixels; a shorter page scrolls."""
 
+T = TypeVar("T")
 Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[EvaluationRecord]]
 
 
@@ -73,6 +70,11 @@ async def load_evaluations(core: CoreApi, run_id: str) -> list[EvaluationRecord]
     return core.runs.evaluations(run_id)
 
 
+async def load_checkpoints(core: CoreApi, run_id: str) -> tuple[CheckpointSnapshot, ...]:
+    """Return the checkpoints of a run on the nodes that respond."""
+    return await core.runs.checkpoints(run_id)
+
+
 def load_ranks(context: Context, run_id: str) -> list[Op]:
     """Ask for the ranks' last figures of a run that has ended: lists of runs lack them."""
     run = context.cluster.runs.get(run_id)
@@ -85,30 +87,6 @@ def load_ranks(context: Context, run_id: str) -> list[Op]:
             failure=lambda error: None,  # deleted meanwhile: the page closes
         )
     ]
-
-
-def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
-    """Return (tone, message, hint) of the most urgent notice about a run; None: there is none."""
-    alerts = check_run(run, last_step_age_s)
-    # Once a run has ended, its own message says more than an alert about its last figures.
-    if alerts and (run.state in ACTIVE_STATES or not run.message):
-        return "error", f"{run.name}: {alerts[0].text}", ""
-    if run.certificate is not None and not run.certificate.kept:
-        hint = "Its checkpoint or environment has changed. See the run's events."
-        return "error", describe_certificate(run.certificate), hint
-    if run.message:
-        return _NOTICE_TONES.get(run.state, "calm"), run.message, run.hint
-    return None
-
-
-def describe_verified(name: str, found: Sequence[CheckpointSnapshot]) -> tuple[Tone, str, str]:
-    """Return (tone, message, hint) of a finished checkpoint verification."""
-    bad = [item for item in found if item.verified is False]
-    if bad:
-        return "error", f"{name}: {len(bad)} of {count_of(len(found), 'checkpoint')} damaged", ""
-    if found:
-        return "good", f"{name}: every checkpoint is intact on the nodes that respond", ""
-    return "warning", f"{name}: the nodes that respond have no checkpoint", "Nothing was verified."
 
 
 class RunPage(QWidget):
@@ -142,6 +120,8 @@ class RunPage(QWidget):
             checkpoint_columns(now_s), key=lambda c: c.step
         )
         self.forecast = ForecastPane(context)
+        self.recovery = RecoveryPane(context)
+        self.recovery.summarized.connect(self.progress.show_interruptions)
         self.logs = LogPane(context)
         self.data = DataView(context.theme)
         self.tabs = self._make_tabs()
@@ -154,7 +134,7 @@ class RunPage(QWidget):
         column.setSpacing(12)
         for widget in (self.head, self.notice, self.banner, self.progress):
             column.addWidget(widget)
-        column.addWidget(self._make_split(), 1)
+        column.addWidget(_make_split(self.charts, self.tabs), 1)
         self._connect()
 
     def open_run(self, run_id: str) -> None:
@@ -176,6 +156,7 @@ class RunPage(QWidget):
             model.reset([])
         self.data.show_data(None)
         self.forecast.open_run(run_id)
+        self.recovery.open_run(run_id)
         self._show_run(run_id)
         self.refresh()
 
@@ -186,26 +167,10 @@ class RunPage(QWidget):
         self._ops = [
             bridge.run(lambda core, report: load_run(core, run_id), self._fill),
             *load_ranks(self._context, run_id),
-            bridge.run(
-                lambda core, report: core.runs.checkpoints(run_id),
-                partial(self._show_checkpoints, run_id),
-                failure=lambda error: None,  # no node responds: the table keeps its rows
-            ),
+            self._load(load_checkpoints, self._show_checkpoints),
         ]
 
     # ------------------------------------------------------------ layout
-
-    def _make_split(self) -> QSplitter:
-        split = QSplitter(Qt.Orientation.Vertical)
-        split.addWidget(self.charts)
-        split.addWidget(self.tabs)
-        split.setSizes([240, 300])
-        split.setMinimumHeight(MIN_SPLIT_PX)
-        split.setStretchFactor(0, 1)
-        split.setStretchFactor(1, 1)
-        split.setChildrenCollapsible(False)
-        split.setHandleWidth(12)
-        return split
 
     def _make_tabs(self) -> QTabWidget:
         theme = self._context.theme
@@ -241,6 +206,7 @@ class RunPage(QWidget):
             ("Checkpoints", _padded(saved, talk, verify)),
             ("Data", _padded(self.data)),
             ("Forecast", self.forecast),
+            ("Recovery", self.recovery),
         ):
             tabs.addTab(part, title)
         return tabs
@@ -314,26 +280,32 @@ class RunPage(QWidget):
             self._last_step_s = self._context.cluster.now_s()
 
     def _take_event(self, event: RunEvent) -> None:
-        if event.run_id == self.run_id:
-            self.events.put(event)
-            # The first rank writes the preview before it reports its start, so the data is
-            # complete now.
-            if event.kind == "started":
-                self._context.bridge.run(
-                    lambda core, report: load_data(core, event.run_id),
-                    partial(self._show_data, event.run_id),
-                )
-            if event.kind == "evaluated":
-                self._context.bridge.run(
-                    lambda core, report: load_evaluations(core, event.run_id),
-                    lambda found: self._show_evaluations(event.run_id, found),
-                )
-            if event.kind in CHECKPOINT_KINDS:
-                self._context.bridge.run(
-                    lambda core, report: core.runs.checkpoints(event.run_id),
-                    partial(self._show_checkpoints, event.run_id),
-                    failure=lambda error: None,
-                )
+        if event.run_id != self.run_id:
+            return
+        self.events.put(event)
+        # The first rank writes the preview before it reports its start, so the data is complete
+        # now.
+        if event.kind == "started":
+            self._load(load_data, self._show_data)
+        if event.kind == "evaluated":
+            self._load(load_evaluations, self._show_evaluations)
+        if event.kind in INTERRUPTION_KINDS:
+            self.recovery.refresh()
+        if event.kind in CHECKPOINT_KINDS:
+            self._load(load_checkpoints, self._show_checkpoints)
+
+    def _load(
+        self,
+        load: Callable[[CoreApi, str], Coroutine[Any, Any, T]],
+        show: Callable[[str, T], None],
+    ) -> Op:
+        """Ask the core for something of the run; what cannot be reached stays as it is."""
+        run_id = self.run_id
+        return self._context.bridge.run(
+            lambda core, report: load(core, run_id),
+            partial(show, run_id),
+            failure=lambda error: None,
+        )
 
     # Answers of nodes may arrive after the page has moved on to another run.
 
@@ -378,6 +350,19 @@ class RunPage(QWidget):
             # Answers still under way must not fill the page of a deleted run.
             self.run_id = ""
             self.closed.emit()
+
+
+def _make_split(upper: QWidget, lower: QWidget) -> QSplitter:
+    split = QSplitter(Qt.Orientation.Vertical)
+    split.addWidget(upper)
+    split.addWidget(lower)
+    split.setSizes([240, 300])
+    split.setMinimumHeight(MIN_SPLIT_PX)
+    split.setStretchFactor(0, 1)
+    split.setStretchFactor(1, 1)
+    split.setChildrenCollapsible(False)
+    split.setHandleWidth(12)
+    return split
 
 
 def _padded(part: QWidget, *buttons: QWidget) -> QWidget:

@@ -10,7 +10,9 @@ from app.storage.recoveries import Loss
 from app.storage.runs import RunRecord
 
 
-def note_loss(services: Services, run: RunRecord, cause: EndCause, step: int | None) -> bool:
+def note_loss(
+    services: Services, run: RunRecord, cause: EndCause, step: int | None, reason: str
+) -> bool:
     """Record the failed end of the run's attempt; return whether it is to be recovered.
 
     Args:
@@ -18,6 +20,7 @@ def note_loss(services: Services, run: RunRecord, cause: EndCause, step: int | N
         run: run as it was before the end.
         cause: what ended the attempt.
         step: newest step in any rank's heartbeat.
+        reason: sentence on what ended it.
     """
     from app.runs.recovery import find_obstacle  # lists of runs do not need it
 
@@ -39,6 +42,7 @@ def note_loss(services: Services, run: RunRecord, cause: EndCause, step: int | N
         step=max((s for s in steps if s is not None), default=0),
         ended_s=time.time(),
         state="left" if obstacle else "pending",
+        reason=reason,
     )
     if services.recoveries.is_pending(run.run_id):
         # A recovery that was cut off while it launched: the loss before it is still the one.

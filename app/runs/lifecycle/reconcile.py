@@ -149,7 +149,8 @@ async def _close(
     hint = verdict.hint
     # Before the move, so that a stop which then finds an ended run finds its loss too.
     is_loss = verdict.state in ("failed", "interrupted")
-    if is_loss and note_loss(services, run, verdict.cause, newest_step(parts)):
+    step = newest_step(parts)
+    if is_loss and note_loss(services, run, verdict.cause, step, verdict.message):
         hint = hint_of_loss(run.run_id)
     moved = services.runs.move(run.run_id, run.attempt, verdict.state, verdict.message, hint)
     # Several masters may see the same end: the one that stored it learns from it and reports it.

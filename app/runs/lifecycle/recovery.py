@@ -16,13 +16,14 @@ from dataclasses import replace
 
 from app.errors import RacklessError, UserError
 from app.events import ACTIVE_STATES
+from app.presentation.interruption_text import describe_repeated
+from app.runs.interruptions import find_interruption
 from app.runs.lifecycle.losses import per_hour
 from app.runs.lifecycle.resume import resume_run
 from app.runs.recovery import Refusals, decide_recovery
 from app.runs.services import Services
-from app.storage.recoveries import Loss
 from app.storage.runs import RunRecord
-from app.text import count_of, show_duration, show_list
+from app.text import show_duration, show_list
 
 POLL_INTERVAL_S = 0.5
 
@@ -74,7 +75,7 @@ class _Recovery:
         if decision.act == "wait":
             self._say_wait(decision.reason, decision.until_s - now_s)
             return None
-        await self._try_resume(run, losses[-1])
+        await self._try_resume()
         return None
 
     def _say_wait(self, reason: str, left_s: float) -> None:
@@ -87,7 +88,7 @@ class _Recovery:
                 f"{show_duration(max(left_s, 0.0))}.",
             )
 
-    async def _try_resume(self, before: RunRecord, loss: Loss) -> None:
+    async def _try_resume(self) -> None:
         """Resume the run, or note why that is not possible now."""
         services, run_id = self._services, self._run_id
         if not self._refusals.count:
@@ -105,52 +106,44 @@ class _Recovery:
             )
             return
         run = services.runs.get(run_id)
-        now_s = time.time()
-        services.recoveries.mark_resumed(run_id, run.attempt, now_s)
-        away = [node for node in before.nodes if node not in run.nodes]
-        without = f", without {show_list(away)}" if away else ""
-        services.runs.add_event(
-            run_id,
-            "recovery",
-            f"resumed automatically on {show_list(run.nodes)}{without}, "
-            f"{show_duration(max(now_s - loss.ended_s, 0.0))} after the loss; "
-            f"{_describe_repeated(services, loss, run.attempt)}",
-        )
+        services.recoveries.mark_resumed(run_id, run.attempt, time.time())
+        _report_resume(services, run)
+
+
+def _report_resume(services: Services, run: RunRecord) -> None:
+    """Report where the run was resumed, how long after its loss, and what it repeats."""
+    one = find_interruption(services, run.run_id, run.attempt)
+    if one is None or one.resumed_s is None:  # a person resumed it meanwhile
+        return
+    without = f", without {show_list(one.without)}" if one.without else ""
+    services.runs.add_event(
+        run.run_id,
+        "recovery",
+        f"resumed automatically on {show_list(one.resumed_nodes)}{without}, "
+        f"{show_duration(max(one.resumed_s - one.noticed_s, 0.0))} after the loss; "
+        f"{describe_repeated(one)}",
+    )
 
 
 async def report_cost(services: Services, run_id: str, attempt: int) -> None:
     """Report what a loss has cost, once attempt `attempt`, which recovered it, has done a step."""
     while True:
-        losses = services.recoveries.of_run(run_id)
-        loss = next((one for one in losses if one.resumed_attempt == attempt), None)
-        if loss is None or loss.state != "resumed":
+        one = find_interruption(services, run_id, attempt)
+        if one is None or one.state != "resumed":
             return
-        first = services.runs.history(run_id).attempt(attempt).first
-        if first is not None:
+        if one.cost_s is not None:
             break
         await asyncio.sleep(POLL_INTERVAL_S)
     # One of several processes that watch the run reports it.
     if services.recoveries.mark_recovered(run_id, attempt):
-        last = services.runs.history(run_id).attempt(loss.attempt).newest
-        # From step to step, by the nodes' clocks: what passed unnoticed counts too.
-        began_s = min(last.time_s, loss.ended_s) if last is not None else loss.ended_s
-        repeated = _describe_repeated(services, loss, attempt)
+        first = services.runs.history(run_id).attempt(attempt).first
+        since = f" since step {first.step}" if first is not None else ""
         services.runs.add_event(
             run_id,
             "recovery",
-            f"training again since step {first.step}: the loss cost "
-            f"{show_duration(max(first.time_s - began_s, 0.0))}, and {repeated}. Nothing to do.",
+            f"training again{since}: the loss cost {show_duration(one.cost_s)}, and "
+            f"{describe_repeated(one)}. Nothing to do.",
         )
-
-
-def _describe_repeated(services: Services, loss: Loss, attempt: int) -> str:
-    """Return how many steps an attempt repeats of those that were done before a loss."""
-    starts = {
-        one.attempt: one.resume_step or 0 for one in services.runs.store.attempts(loss.run_id)
-    }
-    repeated = max(loss.step - starts.get(attempt, 0), 0)
-    verb = "is" if repeated == 1 else "are"
-    return f"{count_of(repeated, 'step')} {verb} repeated from step {starts.get(attempt, 0)}"
 
 
 def _give_up(services: Services, run: RunRecord, reason: str) -> None:

@@ -14,7 +14,9 @@ import pytest
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import RunSpec
 from app.errors import UserError
+from app.presentation.interruption_text import summarize_story, tell_story
 from app.runs import recovery as limits
+from app.runs.interruptions import list_interruptions
 from app.runs.lifecycle import recovery
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.lifecycle.launch import start_run
@@ -107,7 +109,13 @@ def test_a_lost_node_is_left_out_and_the_story_is_told_with_its_cost(
     (back,) = [text for text in texts(services, run_id) if "training again" in text]
     # From step 13 of the first attempt to step 11 of the second, by the nodes' clocks.
     assert back.startswith("training again since step 11: the loss cost 1 min 38 s, and 3 steps")
-    assert [loss.state for loss in services.recoveries.of_run(run_id)] == ["recovered"]
+    (one,) = list_interruptions(services, run_id)
+    told = {moment.title: moment.text for moment in tell_story(one)}
+    assert list(told) == ["Last step", "Loss noticed", "Resumed", "Training again"]
+    assert "node gamma lost its part at step 13" in told["Loss noticed"]
+    assert "on alpha and beta, without gamma, from step 10" in told["Resumed"]
+    assert told["Training again"] == "cost 1 min 38 s in all, and 3 steps are repeated from step 10"
+    assert summarize_story([one]) == "Interrupted once; 1 min 38 s lost, 3 steps trained again"
 
 
 @pytest.mark.parametrize("cause", ["killed", "crashed", "stalled"])

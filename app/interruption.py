@@ -1,0 +1,66 @@
+"""Interruption of a run that no person asked for, and what was done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+InterruptionKind = Literal["loss", "rejoin"]
+"""`loss`: a rank or a node was lost, or the attempt failed; `rejoin`: the run stopped at a
+checkpoint to go on with nodes that came back."""
+InterruptionState = Literal[
+    "pending", "resumed", "recovered", "left", "given_up", "cancelled", "replaced"
+]
+"""`pending`: to be resumed; `resumed`: launched again; `recovered`: training again; `left`: not
+recovered, by its cause or by the settings; `given_up`: a limit was reached; `cancelled`: a person
+stopped the run; `replaced`: a person or another master resumed it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interruption:
+    kind: InterruptionKind
+    state: InterruptionState
+    reason: str
+    """What ended the attempt; empty where an older version recorded it."""
+    step: int
+    """Newest step that the run had finished; 0: none."""
+    nodes: tuple[str, ...]
+    """Nodes of the attempt that ended."""
+    last_step_s: float | None
+    """Time of that step by its node's clock, in seconds since the epoch; None: there was none."""
+    noticed_s: float
+    """Time at which the end was noticed, in seconds since the epoch."""
+    resumed_s: float | None = None
+    """Time of the next launch, in seconds since the epoch; None: not launched."""
+    resumed_nodes: tuple[str, ...] = ()
+    resume_step: int = 0
+    """Step that the next attempt started from; 0: from the beginning."""
+    training_s: float | None = None
+    """Time of the first step after it, by its node's clock; None: not done yet."""
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """Nodes that the next attempt goes on without."""
+        return tuple(node for node in self.nodes if node not in self.resumed_nodes)
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """Nodes that the next attempt has in addition."""
+        return tuple(node for node in self.resumed_nodes if node not in self.nodes)
+
+    @property
+    def began_s(self) -> float:
+        """Time since which the run stood, in seconds since the epoch: from the last step on, since
+        what passed unnoticed counts, too.
+        """
+        return self.noticed_s if self.last_step_s is None else min(self.last_step_s, self.noticed_s)
+
+    @property
+    def cost_s(self) -> float | None:
+        """Time from the last step before it to the first one after it, in seconds."""
+        return None if self.training_s is None else max(self.training_s - self.began_s, 0.0)
+
+    @property
+    def repeated_steps(self) -> int:
+        """Number of finished steps that the next attempt trains again."""
+        return max(self.step - self.resume_step, 0)

@@ -1,0 +1,126 @@
+"""Describe the interruptions of a run, in the same words in the window and on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.interruption import Interruption
+from app.text import capitalize, count_of, show_duration, show_list
+
+MomentTone = Literal["calm", "busy", "good", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoryMoment:
+    """One moment of the story of an interruption."""
+
+    time_s: float | None
+    """Time in seconds since the epoch; None: it lasts."""
+    title: str
+    text: str
+    tone: MomentTone = "calm"
+
+
+def describe_repeated(one: Interruption) -> str:
+    """Describe the steps that are trained again.
+
+    >>> lost = Interruption(kind="loss", state="recovered", reason="", step=13, nodes=("a", "b"),
+    ...     last_step_s=100.0, noticed_s=104.0, resumed_s=108.0, resumed_nodes=("a",),
+    ...     resume_step=10, training_s=121.0)
+    >>> describe_repeated(lost)
+    '3 steps are repeated from step 10'
+    """
+    number = one.repeated_steps
+    if not number:
+        return "no step is repeated"
+    verb = "is" if number == 1 else "are"
+    return f"{count_of(number, 'step')} {verb} repeated from step {one.resume_step}"
+
+
+def tell_story(one: Interruption) -> list[StoryMoment]:
+    """Return the moments of an interruption, in order."""
+    moments = _tell_end(one)
+    if one.resumed_s is not None:
+        moments.append(_tell_resume(one))
+    if one.training_s is not None:
+        moments.append(_tell_training(one))
+    elif open_end := _tell_open_end(one):
+        moments.append(open_end)
+    return moments
+
+
+def summarize_story(found: Sequence[Interruption]) -> str:
+    """Return one line on all interruptions of a run; empty: there was none."""
+    losses = [one for one in found if one.kind == "loss"]
+    joined = [node for one in found if one.kind == "rejoin" for node in one.joined]
+    parts = []
+    if losses:
+        times = {1: "once", 2: "twice"}.get(len(losses), f"{len(losses)} times")
+        parts.append(f"interrupted {times}")
+    if joined:
+        parts.append(f"{show_list(list(dict.fromkeys(joined)))} rejoined")
+    over = [one.cost_s for one in found if one.cost_s is not None]
+    if over:
+        repeated = sum(one.repeated_steps for one in found if one.cost_s is not None)
+        steps = f"{count_of(repeated, 'step')} trained again" if repeated else "no step repeated"
+        parts.append(f"{show_duration(sum(over))} lost, {steps}")
+    if found and (open_end := _tell_open_end(found[-1])):
+        parts.append(open_end.title.lower())
+    return capitalize("; ".join(parts))
+
+
+def _tell_end(one: Interruption) -> list[StoryMoment]:
+    moments = []
+    if one.last_step_s is not None and one.step:
+        moments.append(StoryMoment(one.began_s, "Last step", f"step {one.step}"))
+    after_s = one.noticed_s - one.began_s
+    after = f"{show_duration(after_s)} later" if moments and after_s > 0 else ""
+    if one.kind == "rejoin":
+        text = "; ".join(t for t in (one.reason, "saved, and stopped to share the work anew") if t)
+        moments.append(StoryMoment(one.noticed_s, "Stopped at a checkpoint", text))
+    else:
+        text = ": ".join(t for t in (after, one.reason.rstrip(".")) if t)
+        moments.append(StoryMoment(one.noticed_s, "Loss noticed", text, "error"))
+    return moments
+
+
+def _tell_resume(one: Interruption) -> StoryMoment:
+    assert one.resumed_s is not None
+    away = f", without {show_list(one.without)}" if one.without else ""
+    start = f"from step {one.resume_step}" if one.resume_step else "from the beginning"
+    by = "by you, " if one.state == "replaced" else ""
+    after = f"{show_duration(max(one.resumed_s - one.began_s, 0.0))} after the last step"
+    text = f"{by}{after}, on {show_list(one.resumed_nodes)}{away}, {start}"
+    return StoryMoment(one.resumed_s, "Resumed", text, "busy")
+
+
+def _tell_training(one: Interruption) -> StoryMoment:
+    cost = f"cost {show_duration(one.cost_s)} in all, and {describe_repeated(one)}"
+    if one.kind == "rejoin" and one.joined:
+        text = f"{show_list(one.joined)} trains again; {cost}"
+        return StoryMoment(one.training_s, "Rejoined", text, "good")
+    return StoryMoment(one.training_s, "Training again", cost, "good")
+
+
+def _tell_open_end(one: Interruption) -> StoryMoment | None:
+    """Return what has not come to an end; None: nothing."""
+    match one.state:
+        case "pending":
+            text = "resumed automatically while the window or `rackless watch` is open"
+            return StoryMoment(None, "Waiting to resume", text, "busy")
+        case "resumed":
+            return StoryMoment(
+                None, "Starting again", "the ranks load model and checkpoint", "busy"
+            )
+        case "given_up":
+            text = "a limit was reached, which the events name; resume it yourself"
+            return StoryMoment(None, "Given up", text, "error")
+        case "cancelled":
+            return StoryMoment(None, "Stopped by you", "it is not resumed", "calm")
+        case "left":
+            text = "it is not resumed automatically; the run's message says what to do"
+            return StoryMoment(None, "Waiting for you", text, "warning")
+        case _:
+            return None

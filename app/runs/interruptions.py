@@ -1,0 +1,54 @@
+"""Collect the interruptions of a run from the store and its journals."""
+
+from __future__ import annotations
+
+from app.interruption import Interruption
+from app.runs.journals.history import RunHistory
+from app.runs.services import Services
+from app.storage.recoveries import Loss
+from app.storage.runs import AttemptRecord
+
+
+def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, ...]:
+    """Return the interruptions of a run, oldest first."""
+    attempts = {one.attempt: one for one in services.runs.store.attempts(run_id)}
+    history = services.runs.history(run_id)
+    return tuple(
+        _collect(loss, attempts, history) for loss in services.recoveries.all_of_run(run_id)
+    )
+
+
+def find_interruption(services: Services, run_id: str, resumed: int) -> Interruption | None:
+    """Return the interruption that attempt `resumed` ended; None: there is none."""
+    for loss in services.recoveries.all_of_run(run_id):
+        if loss.resumed_attempt == resumed:
+            attempts = {one.attempt: one for one in services.runs.store.attempts(run_id)}
+            return _collect(loss, attempts, services.runs.history(run_id))
+    return None
+
+
+def _collect(loss: Loss, attempts: dict[int, AttemptRecord], history: RunHistory) -> Interruption:
+    number = loss.resumed_attempt
+    if number is None and loss.state == "replaced":  # a person's resume is not recorded with it
+        number = min((one for one in attempts if one > loss.attempt), default=None)
+    ended, next_one = attempts.get(loss.attempt), attempts.get(number) if number else None
+    newest = history.attempt(loss.attempt).newest
+    first = history.attempt(number).first if number else None
+    return Interruption(
+        kind="rejoin" if loss.cause == "rejoin" else "loss",
+        state=loss.state,
+        reason=loss.reason,
+        step=loss.step,
+        nodes=_nodes_of(ended),
+        last_step_s=newest.time_s if newest is not None else None,
+        noticed_s=loss.ended_s,
+        resumed_s=loss.resumed_s or (next_one.launched_s if next_one else None),
+        resumed_nodes=_nodes_of(next_one),
+        resume_step=(next_one.resume_step or 0) if next_one else 0,
+        training_s=first.time_s if first is not None else None,
+    )
+
+
+def _nodes_of(attempt: AttemptRecord | None) -> tuple[str, ...]:
+    places = attempt.placements if attempt else ()
+    return tuple(dict.fromkeys(place.node for place in places))
