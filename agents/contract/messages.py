@@ -20,7 +20,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     attempt.status    {run_id, attempt}               -> AttemptStatus
     attempt.list      {}                              -> {attempts: [AttemptStatus]}, the newest of
                       each run with its spec; the oldest are left out when they do not fit
-    attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, when no process is left
+    attempt.stop      {run_id, attempt, grace_s, at_loss: bool} -> AttemptStatus, when no process is
+                      left; `at_loss`: another node was lost, so the ranks save by themselves
     attempt.wish      {run_id, attempt, wish: ControlRequest} -> {}; to the node of rank 0, whose
                       journal records as `wish` after which step all ranks act on it
     stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}

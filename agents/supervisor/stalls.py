@@ -43,9 +43,8 @@ ABSENCE_S = 10.0
 """Gap between two checks that shows that this process itself was paused, in seconds."""
 REMOTE_PATIENCE_S = 5.0
 """Extra time for a rank that merely waits, when other nodes have ranks too, in seconds."""
-
-
-_LOOP_PHASES = ("training", "adapting", "evaluating", "saving", "tracing", "done")
+LOOP_PHASES = ("training", "adapting", "evaluating", "saving", "tracing", "done")
+"""Phases of a rank that has got as far as the training."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class StallWatch:
     @property
     def has_begun(self) -> bool:
         """Whether any rank has got as far as the training, so that there is something to save."""
-        return any(track.phase in _LOOP_PHASES for track in self._tracks)
+        return any(track.phase in LOOP_PHASES for track in self._tracks)
 
     def _observe(self, track: _Track, now_s: float) -> None:
         """Note whether the process is stopped, and whether a silent one computes."""

@@ -30,8 +30,14 @@ SUPERVISOR_EXTRA_S = SETTLE_S + 10.0
 MAX_GRACE_S = 3600.0
 
 
-def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
+def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> AttemptStatus:
     """Ask the attempt to end, wait until no tagged process is left, and return its status.
+
+    Args:
+        attempt: on this node.
+        grace_s: time for its ranks, in seconds.
+        at_loss: whether ranks elsewhere were lost: then those here save what they hold, without
+            them, while no person asks for a stop as well.
 
     Raises:
         ExpectedError: there is no such attempt here, or a process cannot be killed.
@@ -44,7 +50,7 @@ def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
             keep_owned(attempt)
     # The supervisor carries the tag as well, so without processes nobody is left to ask.
     if find_processes(attempt.tag):
-        _ask(attempt, grace_s)
+        _ask(attempt, grace_s, at_loss=at_loss)
         _wait_for_supervisor(attempt, grace_s + SUPERVISOR_EXTRA_S)
         # After a recorded end only leftovers remain, which have no step to finish.
         left = sweep(attempt.tag, min(grace_s, 5.0) if _is_recorded(attempt) else grace_s)
@@ -56,9 +62,12 @@ def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
     return read_status(attempt)
 
 
-def _ask(attempt: AttemptFolder, grace_s: float) -> None:
-    with contextlib.suppress(ExpectedError):  # on a full disk the signal alone must do
-        write_json(attempt.file(STOP_FILE), {"grace_s": grace_s, "requested_s": time.time()})
+def _ask(attempt: AttemptFolder, grace_s: float, *, at_loss: bool) -> None:
+    request = {"grace_s": grace_s, "requested_s": time.time(), "at_loss": at_loss}
+    # What a person asks for is not softened by a master that cleans up.
+    if not (at_loss and attempt.file(STOP_FILE).exists()):
+        with contextlib.suppress(ExpectedError):  # on a full disk the signal alone must do
+            write_json(attempt.file(STOP_FILE), request)
     supervisor = attempt.read_supervisor()
     if supervisor is not None and supervisor.is_alive():
         # Only wakes it up at once; it would find the file at its next tick.

@@ -36,6 +36,7 @@ from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
+from agents.supervisor.loss import let_save
 from agents.supervisor.outages import OutageWatch
 from agents.supervisor.peers import find_silent_peers
 from agents.supervisor.rank_group import TICK_S, RankGroup
@@ -196,6 +197,7 @@ class Supervisor:
             stall = self._judge_wait(stalls.measure_wait(now_s), now_s, stall, standing)
             self._name_standstill(standing)
             if stall is not None:
+                self._let_save()  # what hangs then has its stacks dumped
                 self._dump_stacks(stalls)
                 return self._name_lost(judge_stall(stall, self._intent))
         return judge_end(self._group.ranks, self._intent)
@@ -246,6 +248,8 @@ class Supervisor:
 
     def _stop(self, stalls: StallWatch) -> AttemptOutcome:
         """Ask each rank to finish its step and save; the sweep ends those that do not."""
+        if self._is_stop_at_loss():
+            self._let_save()
         began_s = time.monotonic()
         self._journal.write("stopping", grace_s=self._read_grace_s())
         self._group.send_signal(signal.SIGTERM)
@@ -277,6 +281,8 @@ class Supervisor:
         return AttemptOutcome(state="stopped", message=message)
 
     def _read_grace_s(self) -> float:
+        if self._is_stop_at_loss():
+            return FAILURE_GRACE_S  # they have saved, or cannot
         value = (read_json(self._attempt.file(STOP_FILE)) or {}).get("grace_s")
         return float(value) if isinstance(value, (int, float)) else GRACE_S
 
@@ -286,11 +292,25 @@ class Supervisor:
     def _is_stop_asked(self) -> bool:
         return self._stop_asked or self._attempt.file(STOP_FILE).exists()
 
+    def _is_stop_at_loss(self) -> bool:
+        """Return whether a master ends this part since another one was lost, and no person does."""
+        return (read_json(self._attempt.file(STOP_FILE)) or {}).get("at_loss") is True
+
+    def _let_save(self) -> None:
+        """Let ranks that survive a loss save what they hold, unless a person stops the run."""
+        if len(self._intent.ranks) > 1:
+            let_save(
+                self._group,
+                self._attempt,
+                lambda: self._is_stop_asked() and not self._is_stop_at_loss(),
+            )
+
     # ------------------------------------------------------------ end
 
     def _end_rest(self, verdict: AttemptOutcome) -> AttemptOutcome:
         """End every other process of the attempt; report those that cannot be ended."""
         if verdict.state == "failed":
+            self._let_save()
             self._group.send_signal(signal.SIGTERM)
             self._group.wait_for_all(FAILURE_GRACE_S)
         self._group.send_signal(signal.SIGKILL)

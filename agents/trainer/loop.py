@@ -13,16 +13,16 @@ are the only thing that a GPU's host waits for, once per step.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from agents.errors import ExpectedError
 from agents.trainer.autotune import Choice, describe_setting
+from agents.trainer.checkpoint.loss_saver import LossSaver
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
-from agents.trainer.data.order import epoch_at, hash_rows
+from agents.trainer.data.order import epoch_at
 from agents.trainer.evaluation import evaluate, is_due
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.setting import read_setting
@@ -31,15 +31,16 @@ from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
 from agents.trainer.metrics.stopwatch import StepTimes, Stopwatch
-from agents.trainer.objectives.objective import LOSS, SUMS
-from agents.trainer.objectives.registry import name_metrics
+from agents.trainer.objectives.objective import SUMS
 from agents.trainer.optim.loss_scale import LossScale, begin_scaling
 from agents.trainer.optim.schedule import learning_rate_at
 from agents.trainer.parallel.batch import Batch
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
+from agents.trainer.rank.group import PeerLost
 from agents.trainer.rank.step_control import SLOTS, StepControl
 from agents.trainer.resume_verifier import ResumeVerifier
+from agents.trainer.step_result import StepResult, read_result
 from agents.trainer.training_state import TrainingState
 
 _SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
@@ -57,27 +58,6 @@ class TrainingSchedule:
     speeds: Speeds
     scales_loss: bool = False
     """Whether some rank computes in fp16, so that all scale; see `loss_scale`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """What all ranks know after a step, equal on all of them."""
-
-    loss: float
-    metrics: dict[str, float]
-    """What the objective reports beside the loss."""
-    gradient_norm: float
-    """Norm before clipping; not finite: the step was skipped (fp16)."""
-    samples: str
-    """Hash of the rows of the batch."""
-    control: StepControl
-    is_due: bool
-    """Whether a rank asks for a checkpoint: by the clock, or as there is room for one again."""
-    # What each rank uses in the next step if this one saves.
-    micro_tokens: tuple[int, ...]
-    num_recomputed: tuple[int, ...]
-    num_moved: tuple[int, ...]
-    is_repeating: tuple[bool, ...]
 
 
 class Loop:
@@ -102,6 +82,7 @@ class Loop:
         self._executor = executor
         self._strategy = strategy
         self._saver = saver
+        self._loss_saver = LossSaver(context, saver)
         self._verifier = verifier
         self._choice = choice
         self._watch = SpeedWatch(choice.setting, choice.tried)
@@ -113,6 +94,10 @@ class Loop:
         self._scales = schedule.scales_loss
         saved = resumed.loss_scale if resumed else LossScale()
         self._scale = begin_scaling(saved) if self._scales else saved
+        # With several GPUs too: what is queued behind a sum that is given up still runs, and would
+        # spoil the state that a rank saves when another one is lost.
+        is_shared = context.group.world_size > 1 and context.device.type == "cuda"
+        self._waits_early = self._scales or is_shared
         self._layout = StatsLayout(
             sums=_SUMS,
             per_rank=_PER_RANK,
@@ -138,8 +123,18 @@ class Loop:
 
         Raises:
             ExpectedError: memory ran out, the training diverged, or a checkpoint cannot be written.
-            PeerLost: another rank has gone.
+            PeerLost: another rank has gone; this one has saved its last completed step.
         """
+        self._loss_saver.watch()
+        try:
+            return self._run()
+        except PeerLost:
+            self._loss_saver.save()
+            raise
+        finally:
+            self._loss_saver.close()
+
+    def _run(self) -> tuple[int, str]:
         first_step, total_steps = self._schedule.first_step, self._schedule.total_steps
         self._context.enter_phase("training", first_step - 1)
         for step in range(first_step, total_steps + 1):
@@ -190,23 +185,39 @@ class Loop:
         norm = strategy.average_gradients()
         # In fp16 the norm decides whether to step at all, so the host waits for it here; otherwise
         # it waits once the optimizer is queued, too.
-        stats = self._layout.read(stats_S, norm) if self._scales else None
+        stats = self._layout.read(stats_S, norm) if self._waits_early else None
         had_stepped = self._has_stepped
-        if stats is None or self._adapt_scale(stats.local[0]):
+        with context.guard.changing():
+            result = self._complete(batch, stats_S, norm, stats, learning_rate, watch)
+        if self._has_stepped and not had_stepped:
+            self._record_shapes(step)
+        return result
+
+    def _complete(
+        self,
+        batch: Batch,
+        stats_S: Tensor,
+        norm: Tensor,
+        stats: Stats | None,
+        learning_rate: float,
+        watch: Stopwatch,
+    ) -> StepResult:
+        """Step the optimizer, and take note of what all ranks know now; `stats` if already read."""
+        context, strategy, step = self._context, self._strategy, batch.step
+        if stats is None or not self._scales or self._adapt_scale(stats.local[0]):
             self._step_optimizer(norm, learning_rate)
         watch.mark()
         stats = stats or self._layout.read(stats_S, norm)
-        result = self._read_result(batch, stats)
+        result = read_result(batch, stats, self._spec.objective, scales=self._scales)
         self._pace = stats.per_rank
         self._saver.prune_when_committed(int(stats.sums["uncommitted"]))
         self._times, self._num_tokens = watch.read(), batch.my_tokens
         self._tokens_seen += batch.num_tokens
         context.heartbeat.beat(step)
         self._record(batch, result, learning_rate, self._times)
-        if self._has_stepped and not had_stepped:
-            self._record_shapes(step)
         context.control.acknowledge(context.journal, step)
         strategy.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
+        self._loss_saver.note(self._describe_point(step, result))
         return result
 
     def _step_optimizer(self, norm: Tensor, learning_rate: float) -> None:
@@ -286,34 +297,6 @@ class Loop:
             "compute_tokens": self._num_tokens,
         }
 
-    def _read_result(self, batch: Batch, stats: Stats) -> StepResult:
-        weight = stats.sums["weight"]
-        if weight != batch.weight:
-            raise RuntimeError(f"a weight of {weight} was computed, {batch.weight} planned")
-        means = [stats.sums[name] / batch.weight for name in SUMS]
-        loss = means[LOSS]
-        (norm,) = stats.local
-        skipped = self._scales and not math.isfinite(norm)
-        if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
-            raise ExpectedError(
-                f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
-                "the training has diverged.",
-                "Lower learning_rate or raise warmup_share, and start a new run: this one would "
-                "diverge again",
-            )
-        return StepResult(
-            loss=loss,
-            metrics=name_metrics(self._spec.objective, means),
-            gradient_norm=norm,
-            samples=hash_rows(batch.row_numbers),
-            control=StepControl.read(stats.sums),
-            is_due=stats.sums["due"] > 0,
-            micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
-            num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
-            num_moved=tuple(int(value) for value in stats.per_rank["num_moved"]),
-            is_repeating=tuple(value > 0 for value in stats.per_rank["is_repeating"]),
-        )
-
     def _record(
         self, batch: Batch, result: StepResult, learning_rate: float, times: StepTimes
     ) -> None:
@@ -374,7 +357,11 @@ class Loop:
     def _save(self, step: int, result: StepResult, *, required: bool) -> None:
         self._watch.stop()  # a resume repeats the steps from here with the same setting
         self._context.enter_phase("saving", step)
-        point = ResumePoint(
+        self._saver.save(self._describe_point(step, result), required=required)
+        self._context.enter_phase("training", step)
+
+    def _describe_point(self, step: int, result: StepResult) -> ResumePoint:
+        return ResumePoint(
             step=step,
             total_steps=self._schedule.total_steps,
             spec=self._spec,
@@ -390,5 +377,3 @@ class Loop:
             layout=self._state.parameters.layout,
             text_rules=self._state.text_rules,
         )
-        self._saver.save(point, required=required)
-        self._context.enter_phase("training", step)

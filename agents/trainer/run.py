@@ -58,6 +58,7 @@ from agents.trainer.rank.group import Group, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.start_progress import StartProgress
 from agents.trainer.rank.start_times import StartTimes
+from agents.trainer.rank.state_guard import StateGuard
 from agents.trainer.rank.step_control import RankControl
 from agents.trainer.resume_verifier import ResumeVerifier, choose_promise
 from agents.trainer.start_report import report_start
@@ -106,6 +107,7 @@ def run_rank(
         heartbeat=heartbeat,
         control=control,
         progress=StartProgress(journal, heartbeat, group, StartTimes(attempt.compiled_folder)),
+        guard=StateGuard(attempt.rank_names[attempt.rank]),
         model_hash=model_hash,
     )
     try:
@@ -281,6 +283,7 @@ def _make_verifier(context: RankContext, state: TrainingState) -> ResumeVerifier
         intent.ranks,
         resumed.devices,
         same_versions=state.saved_by == state.versions,
+        at_loss=state.checkpoint is not None and state.checkpoint.manifest.at_loss,
     )
     return ResumeVerifier(intent.replay, promise, state.model.dtype, context.journal)
 

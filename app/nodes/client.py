@@ -245,9 +245,11 @@ class NodeClient:
     async def attempt_list(self) -> tuple[AttemptStatus, ...]:
         return (await self._ask(_Attempts, "attempt.list")).attempts
 
-    async def stop(self, run_id: str, attempt: int, grace_s: float) -> AttemptStatus:
+    async def stop(
+        self, run_id: str, attempt: int, grace_s: float, *, at_loss: bool = False
+    ) -> AttemptStatus:
         """Stop this node's part of an attempt; return once none of its processes is left."""
-        args = {"run_id": run_id, "attempt": attempt, "grace_s": grace_s}
+        args = {"run_id": run_id, "attempt": attempt, "grace_s": grace_s, "at_loss": at_loss}
         status = await self._ask(AttemptStatus, "attempt.stop", args, grace_s + STOP_MARGIN_S)
         await self._expect("attempt.stop", status, {"run_id": run_id, "attempt": attempt})
         return status

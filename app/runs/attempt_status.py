@@ -37,24 +37,33 @@ async def ask_parts(
 
 
 async def stop_parts(
-    pool: NodePool, nodes: Iterable[str], run_id: str, attempt: int, grace_s: float
+    pool: NodePool,
+    nodes: Iterable[str],
+    run_id: str,
+    attempt: int,
+    grace_s: float,
+    *,
+    at_loss: bool = False,
 ) -> dict[str, RacklessError]:
-    """Stop the parts on all `nodes` at once; return the errors by node."""
+    """Stop the parts on all `nodes` at once; return the errors by node.
+
+    With `at_loss`, ranks save the last completed step first, each node for itself.
+    """
     names = tuple(nodes)
     answers = await asyncio.gather(
-        *(_stop_part(pool, node, run_id, attempt, grace_s) for node in names)
+        *(_stop_part(pool, node, run_id, attempt, grace_s, at_loss=at_loss) for node in names)
     )
     return {n: error for n, error in zip(names, answers, strict=True) if error is not None}
 
 
 async def _stop_part(
-    pool: NodePool, node: str, run_id: str, attempt: int, grace_s: float
+    pool: NodePool, node: str, run_id: str, attempt: int, grace_s: float, *, at_loss: bool
 ) -> RacklessError | None:
     # `agent` would raise UserError, which callers take for a refusal by a node.
     if node not in pool.names():
         return NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
     try:
-        await pool.agent(node).stop(run_id, attempt, grace_s)
+        await pool.agent(node).stop(run_id, attempt, grace_s, at_loss=at_loss)
     except RacklessError as error:
         return error
     return None

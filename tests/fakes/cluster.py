@@ -235,7 +235,9 @@ class FakeNode:
         self._answer("attempt_list")
         return tuple(self.attempts.values())
 
-    async def stop(self, run_id: str, attempt: int, grace_s: float) -> AttemptStatus:
+    async def stop(
+        self, run_id: str, attempt: int, grace_s: float, *, at_loss: bool = False
+    ) -> AttemptStatus:
         self._answer("stop")
         self.stops.append((run_id, attempt, grace_s))
         await asyncio.sleep(self.stop_delay_s)

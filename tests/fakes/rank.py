@@ -45,6 +45,20 @@ def train(num_steps: int) -> None:
     write_journal("finished", step=step, reason="stopped" if stopped else "completed")
 
 
+def survive(save_s: float) -> int:
+    """Wait for a rank that has gone, as in a collective; save for some time when asked."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    write_heartbeat(4, "training")
+    while not (FOLDER / "loss.json").exists():
+        time.sleep(0.02)
+    write_heartbeat(4, "saving")
+    time.sleep(save_s)
+    write_journal("checkpoint", step=4, at_loss=True)
+    message = f"rank {RANK} (node a, cpu) lost its connection to another rank."
+    write_journal("failed", message=message, hint="Look for the rank that ended first")
+    return 3
+
+
 def leave_daemon() -> None:
     """Start a grandchild in its own session that ignores SIGTERM."""
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
@@ -97,6 +111,8 @@ def main(behaviour: str) -> int:
         write_heartbeat(3, "training")
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
+    elif behaviour.startswith("survive"):
+        return survive(float(behaviour.removeprefix("survive ")))
     elif behaviour == "chatty":
         for number in range(20_000):
             sys.stdout.write(LOG_LINE.format(rank=RANK, number=number))

@@ -42,6 +42,7 @@ class StopArgs:
     run_id: str
     attempt: int
     grace_s: float = 30.0
+    at_loss: bool = False
 
     def check_foreign(self) -> None:
         check_number("grace_s", self.grace_s, 0, MAX_WAIT_S)
@@ -112,7 +113,8 @@ def _fit(statuses: list[AttemptStatus]) -> list[dict[str, Any]]:
 def stop(call: Call) -> AttemptStatus:
     """End an attempt here; answer once no tagged process is left."""
     args = from_wire(StopArgs, call.args, "args")
-    return stop_attempt(AttemptFolder(call.home, args.run_id, args.attempt), args.grace_s)
+    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
+    return stop_attempt(attempt, args.grace_s, at_loss=args.at_loss)
 
 
 def wish(call: Call) -> dict[str, Any]:

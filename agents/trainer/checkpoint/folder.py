@@ -54,6 +54,8 @@ class Manifest:
     data_sha256: str
     model_sha256: str
     versions: dict[str, str]
+    at_loss: bool = False
+    """Whether one rank has saved it alone, when another rank was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +114,13 @@ class CheckpointFolder:
         """Return the folder of a step's checkpoint, whether it exists or not."""
         return self.path / checkpoint_name(step)
 
+    def holds(self, step: int) -> bool:
+        """Return whether this attempt has committed a checkpoint of the step."""
+        try:
+            return read_checkpoint(self.path_of(step)).manifest.attempt == self._attempt
+        except ExpectedError:
+            return False
+
     def find_all(self) -> list[Checkpoint]:
         """Return the checkpoints that a run can resume from, oldest first."""
         return sorted(self._read_all(), key=lambda checkpoint: checkpoint.age)
@@ -144,7 +153,8 @@ class CheckpointFolder:
         Args:
             step: optimizer steps done.
             write_files: called with a folder; writes every file but the manifest into it.
-            about: `spec_sha256`, `data_sha256`, `model_sha256` and `versions` of the manifest.
+            about: `spec_sha256`, `data_sha256`, `model_sha256`, `versions` and `at_loss` of the
+                manifest.
 
         Raises:
             CannotWrite: the disk is full or refuses; the older checkpoints are untouched.

@@ -15,6 +15,8 @@ prune then, too: each resume brings them the checkpoint that it begins from.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +24,8 @@ from typing import Any
 
 import torch
 
+from agents.errors import ExpectedError
+from agents.state import take_lock
 from agents.trainer.checkpoint.disk_watch import DiskWatch
 from agents.trainer.checkpoint.folder import CannotWrite, CheckpointFolder
 from agents.trainer.checkpoint.state import HostCopy, ResumePoint, write_state
@@ -35,6 +39,10 @@ MOST_PAUSE_S = 30.0
 """Longest time between two tries to write it where the disk seems to have room, in seconds."""
 STOP_PATIENCE_S = 20.0
 """Time that a stop waits for such a disk, in seconds: less than a stop's usual grace."""
+# In the attempt's folder: one rank of a node saves at a loss.
+_LOSS_LOCK = "loss.lock"
+# Seconds to wait for it.
+_LOCK_S = 15.0
 
 
 class Saver:
@@ -95,7 +103,8 @@ class Saver:
         Pinning 0.5 GB takes a quarter of a second, which no later step should wait for.
         """
         if self._writes:
-            self._copy.take(self._strategy.export_state())
+            with self._context.guard.changing():
+                self._copy.take(self._strategy.export_state())
 
     def is_due(self) -> bool:
         """Return whether this rank asks for a checkpoint, by the clock or as it has room again."""
@@ -147,10 +156,12 @@ class Saver:
         self._wait()
         self.prune_when_committed(self._strategy.equalize(self.has_uncommitted))
         if self._writes:
-            self._copy.take(self._strategy.export_state())
-            point = replace(point, optimizer=self._copy.plain)
-            stall_s = None if required else time.monotonic() - started_s
-            self._writing = self._pool.submit(self._write, point, started_s, stall_s)
+            # From here on the copy is this save's: a thread that saves at a loss uses it as well.
+            with self._context.guard.changing():
+                self._copy.take(self._strategy.export_state())
+                point = replace(point, optimizer=self._copy.plain)
+                stall_s = None if required else time.monotonic() - started_s
+                self._writing = self._pool.submit(self._write, point, started_s, stall_s)
         self._may_prune = True
         self._saved_step = point.step
         if required:
@@ -199,6 +210,55 @@ class Saver:
         sums = torch.tensor([float(flag) for flag in flags], device=self._context.device)
         self._context.group.sum(sums)
         return [int(number) for number in sums.tolist()]
+
+    def save_at_loss(self, point: ResumePoint, changed: torch.cuda.Event | None) -> str:
+        """Save what this rank holds without the others; return why that is impossible.
+
+        May be called by another thread than the training loop, which then waits in a collective and
+        may change nothing any more. Where another rank of this node saves the same step, it is
+        enough.
+
+        Args:
+            point: where the run stood when the state was last changed.
+            changed: comes when the GPU has carried out that change; None: it has.
+        """
+        gap = self._strategy.find_gap()
+        if gap:
+            return gap
+        with contextlib.suppress(ExpectedError):  # what became of an earlier save is journaled
+            self._wait()
+        attempt = self._context.attempt
+        lock = os.open(attempt.folder / _LOSS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            take_lock(lock, _LOCK_S)  # without it both write, and the later one stays
+            return self._commit_at_loss(point, changed)
+        except ExpectedError as error:
+            return error.message.rstrip(".")
+        finally:
+            os.close(lock)
+
+    def _commit_at_loss(self, point: ResumePoint, changed: torch.cuda.Event | None) -> str:
+        if self._folder.holds(point.step):
+            return ""
+        started_s = time.monotonic()
+        self._copy.take(self._strategy.export_state(), changed)
+        point = replace(point, optimizer=self._copy.plain)
+        self._folder.commit(
+            point.step,
+            lambda folder: write_state(folder, model=self._model, copy=self._copy, point=point),
+            {**self._about, "at_loss": True},
+        )
+        self._context.journal.write(
+            "checkpoint",
+            step=point.step,
+            seconds=time.monotonic() - started_s,
+            stall_s=0.0,
+            path=str(self._folder.path_of(point.step)),
+            copies=1,
+            at_loss=True,
+        )
+        self._folder.prune(self._spec.keep, self._common_step)
+        return ""
 
     def close(self) -> None:
         """Wait until what has begun is written, also when the training ends with an error."""

@@ -97,8 +97,26 @@ class HostCopy:
         """Size of what is copied, in bytes; 0 before the first copy."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def take(self, state: TrainedState) -> None:
-        """Copy the state as it is now; returns when all of it has arrived."""
+    def take(self, state: TrainedState, changed: torch.cuda.Event | None = None) -> None:
+        """Copy the state as it is now; returns when all of it has arrived.
+
+        Args:
+            state: to copy.
+            changed: comes with the last change of the state; then nothing else is waited for, since
+                other work on the GPU may never end. None: all work that is queued.
+        """
+        if changed is None:
+            self._take(state)
+            if state.parameters.values.is_cuda:
+                torch.cuda.synchronize(state.parameters.values.device)
+            return
+        stream = torch.cuda.Stream(state.parameters.values.device)
+        stream.wait_event(changed)
+        with torch.cuda.stream(stream):
+            self._take(state)
+        stream.synchronize()
+
+    def _take(self, state: TrainedState) -> None:
         flat = state.parameters
         # One copy of the whole buffer, not one for each of hundreds of parameters.
         whole = self._fetch("", flat.values)
@@ -111,8 +129,6 @@ class HostCopy:
         self.carried = {
             name: self._fetch(f"carried/{name}", one) for name, one in state.carried.items()
         }
-        if flat.values.is_cuda:
-            torch.cuda.synchronize(flat.values.device)
 
     def _fetch(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)

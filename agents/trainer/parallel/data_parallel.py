@@ -58,6 +58,7 @@ class DataParallel:
         self._spec = spec
         self._group = context.group
         self._device = context.device
+        self._guard = context.guard
         self._carried: dict[str, Tensor] = {}
 
     @property
@@ -168,9 +169,16 @@ class DataParallel:
         self._group.sum(shared)
         *digests, num_flags = shared.tolist()
         if len(set(zip(digests[::2], digests[1::2], strict=True))) > 1:
-            for tensor in tensors:
-                self._group.copy_from_first(tensor)
+            with self._guard.changing():
+                for tensor in tensors:
+                    self._group.copy_from_first(tensor)
         return int(num_flags)
+
+    def find_gap(self) -> str:
+        """Return what other ranks hold alone: a part of the error of lossy compression."""
+        if not self._transport.is_lossy:
+            return ""
+        return f"with compression: {self._spec.compression}, each rank carries a part of the state"
 
     def export_state(self) -> TrainedState:
         """Return the whole state, which every rank holds."""

@@ -133,6 +133,9 @@ class Strategy(Protocol):
             PeerLost: another rank has gone.
         """
 
+    def find_gap(self) -> str:
+        """Return why this rank alone does not hold the trained state; empty: it does."""
+
     def export_state(self) -> TrainedState:
         """Return the trained state; what is carried is that of the last `equalize`."""
 

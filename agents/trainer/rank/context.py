@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -11,6 +11,7 @@ from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.group import Group
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.start_progress import StartProgress
+from agents.trainer.rank.state_guard import StateGuard
 from agents.trainer.rank.step_control import RankControl
 
 
@@ -26,6 +27,8 @@ class RankContext:
     control: RankControl
     progress: StartProgress
     """Reports how far this rank is before its first step."""
+    guard: StateGuard = field(default_factory=StateGuard)
+    """Held by whoever changes the trained state."""
     model_hash: Future[str] | None = None
     """Hash of the model, where this rank began to read it before torch was imported."""
 

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 # A zombie has nothing worth saving: the run has continued elsewhere.
 ZOMBIE_GRACE_S = 5.0
+LOSS_GRACE_S = 20.0
+"""Time for the ranks that survive a loss to save what they hold, in seconds."""
 # Time for the request to arrive; the node then stops its part without us.
 STOP_REQUEST_S = 2.0
 _EVENT_KINDS: dict[RunState, RunEventKind] = {"failed": "failed", "interrupted": "interrupted"}
@@ -82,7 +84,12 @@ async def apply_judgement(
         await _repeat_stop(services, run, parts)
     if verdict.stop:
         await stop_parts(
-            services.pool, verdict.stop, run.run_id, run.attempt, grace_s=ZOMBIE_GRACE_S
+            services.pool,
+            verdict.stop,
+            run.run_id,
+            run.attempt,
+            ZOMBIE_GRACE_S if run.stop_asked else LOSS_GRACE_S,
+            at_loss=not run.stop_asked,
         )
     if verdict.state not in ACTIVE_STATES:
         await _close(services, run, parts, verdict)

@@ -1,7 +1,8 @@
 """Resume a run from its newest intact checkpoint, on the same nodes or on others.
 
-The order matters. First the new attempt number is raised as a fence on every node that answers, so
-that an old attempt can no longer commit a checkpoint; then leftovers are stopped; then a checkpoint
+The order matters. First what is left of the old attempt may save what it holds and ends; then the
+new attempt number is raised as a fence on every node that answers, so that an old attempt can no
+longer commit a checkpoint; then leftovers that came back meanwhile are stopped; then a checkpoint
 is chosen and copied where it is missing; only then is anything launched.
 """
 
@@ -17,7 +18,7 @@ from app.runs.attempt_status import active_attempts, stop_parts
 from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.launch import launch
-from app.runs.lifecycle.reconcile import reconcile_run
+from app.runs.lifecycle.reconcile import LOSS_GRACE_S, reconcile_run
 from app.runs.lifecycle.resume_verification import choose_starts, read_replay, require_replayable
 from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
 from app.runs.node_pool import OnMessage
@@ -74,8 +75,10 @@ async def resume_run(
             await _require_own(services, run, answering)
         chosen = _choose_nodes(services, run, nodes, answering)
         report(f"checking {show_list(chosen)}")
+        # Before the fence, behind which they could not save any more.
+        await _stop_leftovers(services, run_id, answering, LOSS_GRACE_S, at_loss=True)
         attempt = await _raise_fence(services, run, answering)
-        await _stop_leftovers(services, run_id, answering)
+        await _stop_leftovers(services, run_id, answering, LEFTOVER_GRACE_S)
         # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
         # without them, and keep them only where the count still fits.
         plan = await plan_launch(services, replace(run.spec, shares=None), chosen, run_id)
@@ -177,12 +180,16 @@ async def _raise_fence(services: Services, run: RunRecord, nodes: Sequence[str])
         attempt = max(newest) + 1  # another master has resumed this run before
 
 
-async def _stop_leftovers(services: Services, run_id: str, nodes: Sequence[str]) -> None:
+async def _stop_leftovers(
+    services: Services, run_id: str, nodes: Sequence[str], grace_s: float, *, at_loss: bool = False
+) -> None:
     answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
     for node, statuses in zip(nodes, answers, strict=True):
         for status in active_attempts(statuses):
             if status.run_id == run_id:
-                await stop_parts(services.pool, [node], run_id, status.attempt, LEFTOVER_GRACE_S)
+                await stop_parts(
+                    services.pool, [node], run_id, status.attempt, grace_s, at_loss=at_loss
+                )
 
 
 # ---------------------------------------------------------------- from where

@@ -107,7 +107,9 @@ def read_logged(folder: Path, wanted: Collection[int]) -> list[LoggedStep]:
         if rank_of_journal(path.name) is None:
             continue
         lines = JournalTail(path).read()
-        saved.update(_steps_of(lines, "checkpoint"))
+        # Saving at a loss makes no ranks equal, so a replay need not repeat it.
+        together = [line for line in lines if line.get("at_loss") is not True]
+        saved.update(_steps_of(together, "checkpoint"))
         for line in lines:
             step = whole_of(line, "step")
             # Every rank logs the loss of the whole batch, so the first journal with a step is

@@ -161,6 +161,34 @@ def test_killed_rank_is_named_and_the_others_end(node: Node) -> None:
     assert status.num_processes == 0
 
 
+def test_ranks_that_survive_a_loss_have_time_to_save(node: Node) -> None:
+    # Longer than a rank gets that does not save.
+    attempt = node.launch("survive 7", "killed")
+    status = node.wait_end(attempt, 40.0)
+    assert status.cause == "killed"
+    assert [rank.exit_code for rank in status.ranks] == [3, -9]
+    kinds = [line["kind"] for line in read_journal(attempt.file("rank-0.jsonl"))]
+    assert kinds == ["checkpoint", "failed"]
+
+
+def test_a_part_that_is_ended_since_another_node_was_lost_saves_first(node: Node) -> None:
+    attempt = node.launch("survive 1", "hang")
+    node.wait_step(attempt)
+    status = stop(attempt, 20.0, at_loss=True)
+    assert (status.state, status.num_processes) == ("stopped", 0)
+    kinds = [line["kind"] for line in read_journal(attempt.file("rank-0.jsonl"))]
+    assert kinds == ["checkpoint", "failed"]
+
+
+def test_a_person_waits_for_no_rank_that_saves_at_a_loss(node: Node) -> None:
+    attempt = node.launch("survive 60", "killed")
+    node.wait(attempt, lambda status: any(rank.phase == "saving" for rank in status.ranks))
+    began_s = time.monotonic()
+    stop(attempt, 0.0)
+    assert time.monotonic() - began_s < 10.0
+    assert [line["kind"] for line in read_journal(attempt.file("rank-0.jsonl"))] == []
+
+
 @pytest.mark.alone
 def test_exit_of_a_rank_is_seen_at_once(node: Node) -> None:
     attempt = node.launch("train")

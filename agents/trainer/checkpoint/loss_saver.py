@@ -1,0 +1,115 @@
+"""Save the last completed step when another rank is lost, with nobody's help.
+
+A rank that survives holds the trained state of the step before. It saves that as an ordinary
+checkpoint of its node, whose manifest says that it was made at a loss, so that a resume repeats one
+step at most. Ranks need not agree: those that had already done the next step save that one, and the
+newest wins. Of several ranks on a node one writes. There are two ways here: a collective fails in
+the training loop, or the supervisor asks, since a collective may also wait for a silent node for
+ever; then a thread saves while the loop still waits, and ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+
+import torch
+
+from agents.contract.run_layout import LOSS_FILE
+from agents.trainer.checkpoint.saver import Saver
+from agents.trainer.checkpoint.state import ResumePoint
+from agents.trainer.rank.context import RankContext
+from agents.trainer.rank.state_guard import SEIZED
+
+POLL_S = 0.2
+SEIZE_S = 5.0
+"""Time for a change of the state that is under way, in seconds."""
+END_S = 2.0
+"""Time for the training loop to end by itself after a save, in seconds."""
+_EXIT_CODE = 3
+
+
+class LossSaver:
+    """Saves at a loss, once. `note` is the training loop's, the rest may be any thread's."""
+
+    def __init__(self, context: RankContext, saver: Saver) -> None:
+        self._context = context
+        self._saver = saver
+        self._point: ResumePoint | None = None
+        # Behind the last change of the state on its GPU.
+        self._changed: torch.cuda.Event | None = None
+        self._lock = threading.Lock()
+        self._is_done = False
+        self._ended = threading.Event()
+
+    def note(self, point: ResumePoint) -> None:
+        """Take note of a completed step; called while the state may not be seized."""
+        self._point = point
+        if self._context.device.type == "cuda":
+            self._changed = torch.cuda.Event()
+            self._changed.record()
+
+    def watch(self) -> None:
+        """Begin to heed the supervisor."""
+        if self._context.group.world_size > 1:
+            threading.Thread(target=self._run, name="loss-saver", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop heeding it."""
+        self._ended.set()
+
+    def save(self) -> None:
+        """Save the last completed step unless that is done; failures are journaled."""
+        with self._lock:
+            if self._is_done:
+                return
+            self._is_done = True
+            is_whole = self._context.guard.seize(SEIZE_S)
+            point = self._point
+            if point is None:
+                return  # this attempt has done no step: what it began from is saved
+            if not is_whole:
+                self._warn(point.step, "it was in the middle of an optimizer step")
+                return
+            self._context.enter_phase("saving", point.step)
+            obstacle = self._saver.save_at_loss(point, self._changed)
+            if obstacle:
+                self._warn(point.step, obstacle)
+            self._context.enter_phase("training", point.step)
+
+    def _warn(self, step: int, reason: str) -> None:
+        name = self._context.attempt.rank_names[self._context.attempt.rank]
+        self._context.journal.write(
+            "warning",
+            message=f"{name} could not save step {step} when another rank was lost: {reason}.",
+            hint="The run resumes from an earlier checkpoint, or from what another rank has saved",
+            of_rank=True,
+        )
+
+    def _run(self) -> None:
+        path = self._context.attempt.folder / LOSS_FILE
+        while not self._ended.wait(POLL_S):
+            if path.exists():
+                self._save_and_end()
+
+    def _save_and_end(self) -> None:
+        try:
+            self.save()
+        finally:
+            # A loop that does not wait for others ends by itself, with a better message.
+            if not self._ended.wait(END_S):
+                self._end()
+
+    def _end(self) -> None:
+        faulthandler.dump_traceback(file=sys.stderr)
+        name = self._context.attempt.rank_names[self._context.attempt.rank]
+        self._context.journal.write(
+            "failed",
+            message=f"{name} {SEIZED}.",
+            hint="Find the rank that ended first; its log says why",
+        )
+        self._context.journal.close(END_S)
+        # The loop may wait in a library that nothing interrupts.
+        os._exit(_EXIT_CODE)

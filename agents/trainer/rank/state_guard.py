@@ -1,0 +1,55 @@
+"""Keep the trained state whole for a thread that may have to save it at any time.
+
+Between two optimizer steps the state changes nowhere, also while the training loop waits in a
+collective for a rank that has gone. Whoever changes it holds this guard, so that another thread can
+seize a whole state, after which the loop may not change it any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agents.trainer.rank.group import PeerLost
+
+SEIZED = "lost its connection to another rank, and was asked to save what it holds and to end"
+"""What a rank says that was asked to end, after its name; supervisors know the first words."""
+
+
+class StateGuard:
+    """Excludes changes of the state, for good, once another thread has seized it."""
+
+    def __init__(self, name: str = "This rank") -> None:
+        self._name = name
+        self._lock = threading.RLock()
+        self._is_seized = False
+        self._is_whole = True
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change the state inside the block; after an error in it the state is not whole.
+
+        Raises:
+            PeerLost: the state was seized.
+        """
+        with self._lock:
+            if self._is_seized:
+                raise PeerLost(
+                    f"{self._name} {SEIZED}.", "Find the rank that ended first; its log says why"
+                )
+            self._is_whole = False
+            yield
+            self._is_whole = True
+
+    def seize(self, timeout_s: float) -> bool:
+        """Keep everyone from changing the state; return whether it is whole.
+
+        Args:
+            timeout_s: time for a change that is under way, in seconds.
+        """
+        if not self._lock.acquire(timeout=timeout_s):
+            return False
+        self._is_seized = True
+        self._lock.release()
+        return self._is_whole

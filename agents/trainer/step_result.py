@@ -1,0 +1,75 @@
+"""What all ranks know after a step, read from the statistics that they have summed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from agents.errors import ExpectedError
+from agents.trainer.data.order import hash_rows
+from agents.trainer.metrics.step_statistics import Stats
+from agents.trainer.objectives.objective import LOSS, SUMS
+from agents.trainer.objectives.registry import name_metrics
+from agents.trainer.parallel.batch import Batch
+from agents.trainer.rank.step_control import StepControl
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What all ranks know after a step, equal on all of them."""
+
+    loss: float
+    metrics: dict[str, float]
+    """What the objective reports beside the loss."""
+    gradient_norm: float
+    """Norm before clipping; not finite: the step was skipped (fp16)."""
+    samples: str
+    """Hash of the rows of the batch."""
+    control: StepControl
+    is_due: bool
+    """Whether a rank asks for a checkpoint: by the clock, or as there is room for one again."""
+    # What each rank uses in the next step if this one saves.
+    micro_tokens: tuple[int, ...]
+    num_recomputed: tuple[int, ...]
+    num_moved: tuple[int, ...]
+    is_repeating: tuple[bool, ...]
+
+
+def read_result(batch: Batch, stats: Stats, objective: str, *, scales: bool) -> StepResult:
+    """Return the result of a step.
+
+    Args:
+        batch: of the step.
+        stats: of all ranks, with the norm of the gradients.
+        objective: of the run.
+        scales: whether an overflow of the gradients merely skips the step.
+
+    Raises:
+        ExpectedError: the training has diverged.
+    """
+    weight = stats.sums["weight"]
+    if weight != batch.weight:
+        raise RuntimeError(f"a weight of {weight} was computed, {batch.weight} planned")
+    means = [stats.sums[name] / batch.weight for name in SUMS]
+    loss = means[LOSS]
+    (norm,) = stats.local
+    skipped = scales and not math.isfinite(norm)
+    if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
+        raise ExpectedError(
+            f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
+            "the training has diverged.",
+            "Lower learning_rate or raise warmup_share, and start a new run: this one would "
+            "diverge again",
+        )
+    return StepResult(
+        loss=loss,
+        metrics=name_metrics(objective, means),
+        gradient_norm=norm,
+        samples=hash_rows(batch.row_numbers),
+        control=StepControl.read(stats.sums),
+        is_due=stats.sums["due"] > 0,
+        micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
+        num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
+        num_moved=tuple(int(value) for value in stats.per_rank["num_moved"]),
+        is_repeating=tuple(value > 0 for value in stats.per_rank["is_repeating"]),
+    )
