@@ -320,6 +320,15 @@ def boot_id() -> str:
         return ""
 
 
+def boot_time_s() -> float | None:
+    """Return when this PC was started, by its present clock, in seconds since 1970."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            return next(float(line.split()[1]) for line in file if line.startswith(b"btime "))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
 def sync_file(path: Path) -> None:
     """Make the content of a file durable."""
     file = os.open(path, os.O_RDONLY)

@@ -298,6 +298,8 @@ RunEventKind = Literal[
     "failed",
     "adopted",
     "stalled",
+    "slept",
+    "clock_set",
     "rank_exited",
     "exported",
     "recovery",

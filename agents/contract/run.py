@@ -151,11 +151,11 @@ class ControlRequest:
 
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
-FailureCause = Literal["", "error", "killed", "crashed", "stalled", "peer_lost"]
+FailureCause = Literal["", "error", "killed", "crashed", "stalled", "slept", "peer_lost"]
 """What ended a part that failed. `error`: a failure that a restart repeats, such as bad data or an
 exception; `killed`: a signal from outside, such as the kernel's when memory runs out; `crashed`: a
-fault inside a library or a driver; `stalled`: a rank stood still; `peer_lost`: another rank was
-lost. Empty: nothing failed, or nobody knows."""
+fault inside a library or a driver; `stalled`: a rank stood still; `slept`: the PC slept and
+lost the other nodes; `peer_lost`: another rank was lost. Empty: nothing failed, or nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,10 +203,14 @@ class AttemptStatus:
     lost_nodes: tuple[str, ...] = ()
     """Other nodes that did not answer this one when its ranks lost them, or waited for them."""
     cause: FailureCause = ""
+    restarted_s: float | None = None
+    """Time at which the PC was started after it had lost the attempt, in seconds since 1970; None:
+    it is not known, or it was not restarted."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+        check_time("restarted_s", self.restarted_s)
         if self.node != UNKNOWN_NODE:
             check_name("node", self.node)
         for name in self.lost_nodes:

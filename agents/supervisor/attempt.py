@@ -42,7 +42,7 @@ from agents.contract.run_layout import (
 )
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
-from agents.state import Home, Identity, boot_id, identity_from, read_json
+from agents.state import Home, Identity, boot_id, boot_time_s, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 
 STATES = ("stopped", "done", "failed")
@@ -148,6 +148,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         peer_lost=(ended or {}).get("peer_lost") is True,
         lost_nodes=tuple(map(str, (ended or {}).get("lost_nodes") or ())),
         cause=_read_cause(ended or {}),
+        restarted_s=boot_time_s() if state == "lost" and _is_of_earlier_boot(supervisor) else None,
     )
     if intent is None:
         return status
@@ -219,13 +220,20 @@ def _judge(
         return ("running" if ranks else "starting"), standing, ""
     if supervisor is None and _is_launching(attempt):
         return "starting", "", ""
-    is_restarted = supervisor is not None and supervisor.boot_id != boot_id()
-    cause = "this PC was restarted or lost power" if is_restarted else "its processes were killed"
+    cause = (
+        "this PC was restarted or lost power"
+        if _is_of_earlier_boot(supervisor)
+        else "its processes were killed"
+    )
     return (
         "lost",
         f"Attempt {attempt.number} of run {attempt.run_id} left no record of an end: {cause}.",
         f"Resume from the newest checkpoint: rackless runs resume {attempt.run_id}",
     )
+
+
+def _is_of_earlier_boot(supervisor: Identity | None) -> bool:
+    return supervisor is not None and supervisor.boot_id != boot_id()
 
 
 def _is_launching(attempt: AttemptFolder) -> bool:

@@ -31,6 +31,7 @@ from agents.disk_space import HeldSpace
 from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.clocks import ClockWatch
 from agents.supervisor.confirmation import ConfirmationWatch
 from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal, give_back_all
@@ -47,6 +48,7 @@ from agents.supervisor.verdict import (
     describe_stall,
     judge_end,
     judge_failure,
+    judge_sleep,
     judge_stall,
     name_lost_nodes,
 )
@@ -114,6 +116,7 @@ class Supervisor:
         self._standing_rank: int | None = None
         self._standing_for: tuple[str, ...] = ()
         self._outages = OutageWatch(intent)
+        self._clocks = ClockWatch()
         wake = _listen_to_signals(self._ask_stop)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
@@ -184,6 +187,7 @@ class Supervisor:
         confirmation = ConfirmationWatch(self._attempt, self._intent, time.monotonic())
         while self._group.is_any_alive:
             self._group.wait(TICK_S)
+            self._look_at_clocks()
             if any(rank.has_failed for rank in self._group.ranks):
                 return self._gather_failure(stalls)
             if self._is_stop_asked():
@@ -201,6 +205,15 @@ class Supervisor:
                 self._dump_stacks(stalls)
                 return self._name_lost(judge_stall(stall, self._intent))
         return judge_end(self._group.ranks, self._intent)
+
+    def _look_at_clocks(self) -> None:
+        """Record that this PC slept, or that its clock was set."""
+        sleep, set_s = self._clocks.look()
+        if sleep is not None:
+            message = sleep.describe(self._intent.node)
+            self._journal.write("slept", duration_s=sleep.duration_s, message=message)
+        if set_s:
+            self._journal.write("clock_set", by_s=set_s)
 
     def _judge_wait(
         self, waits_s: float, now_s: float, stall: Stall | None, standing: Stall | None
@@ -243,6 +256,11 @@ class Supervisor:
     def _name_lost(self, verdict: AttemptOutcome) -> AttemptOutcome:
         if not verdict.peer_lost:
             return verdict
+        self._look_at_clocks()
+        sleep = self._clocks.recent_sleep
+        # The others wait for that long; who slept for less was not given up for it.
+        if sleep is not None and sleep.duration_s >= self._intent.outage_s / 2:
+            return judge_sleep(sleep, self._intent.node, verdict)
         silent = self._outages.silent or find_silent_peers(self._intent)
         return name_lost_nodes(verdict, silent)
 

@@ -14,6 +14,7 @@ from typing import Any
 from agents.contract.bounded_work import KILLED_MESSAGE
 from agents.contract.run import AttemptIntent, AttemptState, FailureCause
 from agents.supervisor.attempt import EXIT_USER_ERROR
+from agents.supervisor.clocks import Sleep
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import Stall
 
@@ -159,6 +160,16 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
         hint=f"Resume from the newest checkpoint: rackless runs resume {intent.run_id}",
         peer_lost=stall.maybe_remote,
         cause="stalled",
+    )
+
+
+def judge_sleep(sleep: Sleep, node: str, outcome: AttemptOutcome) -> AttemptOutcome:
+    """Return the outcome of ranks that lost others while this PC slept: the cause is here."""
+    return replace(
+        outcome,
+        message=f"{sleep.describe(node)} The other ranks did not wait that long.",
+        peer_lost=False,
+        cause="slept",
     )
 
 

@@ -18,7 +18,9 @@ from app.runs.run import EndCause
 from app.storage.recoveries import Loss
 from app.text import count_of, show_duration
 
-LOSSES: frozenset[EndCause] = frozenset({"killed", "crashed", "stalled", "peer_lost", "lost"})
+LOSSES: frozenset[EndCause] = frozenset(
+    {"killed", "crashed", "stalled", "slept", "peer_lost", "lost"}
+)
 """Causes of an end that a resume does not repeat."""
 MAX_LOSSES_AT_ONE_STEP = 3
 HOUR_S = 3600.0

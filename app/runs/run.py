@@ -18,7 +18,7 @@ from typing import Literal
 
 from agents.contract.run import AttemptStatus, FailureCause
 from app.events import RunState
-from app.text import show_list
+from app.text import show_list, show_moment
 
 _ENDS: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed", "done"})
 MOVES: dict[RunState, frozenset[RunState]] = {
@@ -88,6 +88,8 @@ class Situation:
     """Time without progress after which a silent node counts as lost."""
     checkpoint_step: int | None = None
     """Newest known checkpoint."""
+    now_s: float = 0.0
+    """Time of the judgement, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +192,12 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
     if culprit.answers and status is not None:
         # The node is there, so the message says what it knows of its part.
         message = f"node {culprit.node} lost its part{_where(situation)}. {status.message}"
+        if status.restarted_s is not None:
+            moment = show_moment(status.restarted_s, situation.now_s)
+            message = (
+                f"node {culprit.node} was restarted at {moment} and lost its "
+                f"part{_where(situation)}"
+            )
     else:
         message = f"node {culprit.node} was lost{_where(situation)}"
     return StateJudgement(state="interrupted", message=message.strip(), hint=resume, cause="lost")

@@ -252,6 +252,18 @@ def _describe_standing(line: Line, node: str, rank: int | None) -> Description:
     return "warning", text_of(line, "message") or f"a rank on {node} stands still", True
 
 
+def _describe_slept(line: Line, node: str, rank: int | None) -> Description:
+    slept = show_duration(number_of(line, "duration_s"))
+    said = text_of(line, "message") or f"Node {node} slept."
+    return "warning", f"{said} Training stood still for these {slept}.", True
+
+
+def _describe_clock_set(line: Line, node: str, rank: int | None) -> Description:
+    by_s = number_of(line, "by_s") or 0.0
+    how = "forward" if by_s > 0 else "back"
+    return "info", f"the clock of {node} was set {how} by {show_duration(abs(by_s))}", True
+
+
 def _describe_moving(line: Line, node: str, rank: int | None) -> Description:
     return "info", f"the ranks on {node} go on", True
 
@@ -291,5 +303,7 @@ _SUPERVISOR_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "stalled": ("stalled", _describe_stalled),
     "standing": ("stalled", _describe_standing),
     "moving": ("stalled", _describe_moving),
+    "slept": ("slept", _describe_slept),
+    "clock_set": ("clock_set", _describe_clock_set),
     "rank_exited": ("rank_exited", _describe_exit),
 }

@@ -115,6 +115,7 @@ def make_situation(
         idle_s=idle,
         lost_after_s=services.settings.number("lost_after_s"),
         checkpoint_step=snapshot.newest_checkpoint_step,
+        now_s=time.time(),
     )
 
 

@@ -31,6 +31,9 @@ JUDGE_INTERVAL_S = 1.0
 # Progress is stored only for lists of runs that are not watched; each save is an fsync.
 SAVE_INTERVAL_S = 10.0
 RETRY_S = 1.0
+ABSENCE_S = 15.0
+"""Gap between two questions to the nodes that shows that this PC or process itself was paused, in
+seconds; questions time out after three."""
 
 
 class RunWatch:
@@ -96,7 +99,12 @@ class RunWatch:
     # ------------------------------------------------------------ the whole
 
     async def _judge_until_end(self) -> None:
+        asked_s = time.monotonic()
         while True:
+            # A PC that slept has not seen its nodes silent for that long.
+            if time.monotonic() - asked_s > ABSENCE_S:
+                self._silent_since_s.clear()
+            asked_s = time.monotonic()
             run = self._services.runs.store.get(self._run_id)
             if run is None or run.attempt != self._attempt or run.state not in ACTIVE_STATES:
                 return

@@ -322,6 +322,9 @@ def test_reboot_shows_as_lost(node: Node) -> None:
     lost = read_status(attempt)
     assert lost.state == "lost"
     assert "left no record of an end" in lost.message
+    # By the clock of now: the PC's own is often set only after its start.
+    started_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert lost.restarted_s == pytest.approx(started_s, abs=2.0)
 
 
 def test_rank_gets_the_contract_of_torchrun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

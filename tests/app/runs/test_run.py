@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from datetime import datetime
 from typing import get_args
 
 import pytest
@@ -106,6 +107,16 @@ def test_lost_node_names_step_checkpoint_and_who_is_left() -> None:
     )
     assert found.hint == "Resume on alpha and beta."
     assert found.stop == ("alpha", "beta")
+
+
+def test_node_that_was_restarted_is_named_with_the_time() -> None:
+    at_s = datetime(2027, 3, 4, 3, 12, 7).timestamp()
+    gone = part("gamma", "lost", message="Attempt 1 left no record of an end.", restarted_s=at_s)
+    found = judge(Situation(parts=(part("alpha", "running"), gone), step=812, now_s=at_s + 60.0))
+    assert found.message.startswith(
+        "node gamma was restarted at 03:12:07 and lost its part at step 812"
+    )
+    assert (found.state, found.cause) == ("interrupted", "lost")
 
 
 def test_silent_node_alone_stops_nothing() -> None:

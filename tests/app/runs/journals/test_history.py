@@ -189,6 +189,10 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ({"kind": "standing", "message": "Rank 1 has stood still."}, None, "warning",
          "Rank 1 has stood still."),
         ({"kind": "moving"}, None, "info", "the ranks on alpha go on"),
+        ({"kind": "slept", "duration_s": 600.0, "message": "Node b slept."}, None, "warning",
+         "Node b slept. Training stood still for these 10 min."),
+        ({"kind": "clock_set", "by_s": -3600.0}, None, "info",
+         "the clock of alpha was set back by 1 h"),
         ({"kind": "adopted", "pid": 77, "ranks": [0, 1]}, None, "warning",
          "the run's supervisor on alpha was killed and replaced by process 77; rank 0 and 1 went "
          "on meanwhile"),
