@@ -53,7 +53,10 @@ class Interruption:
         """Time since which the run stood, in seconds since the epoch: from the last step on, since
         what passed unnoticed counts, too.
         """
-        return self.noticed_s if self.last_step_s is None else min(self.last_step_s, self.noticed_s)
+        if self.last_step_s is None:
+            return self.noticed_s
+        # A run that stops for nodes to join trains on until it has stopped.
+        return self.last_step_s if self.kind == "rejoin" else min(self.last_step_s, self.noticed_s)
 
     @property
     def cost_s(self) -> float | None:

@@ -264,6 +264,9 @@ class RunSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     recovery: Literal["auto", "off"] = "auto"
     """Whether the master resumes the run by itself after it lost a rank or a node."""
+    rejoin: Literal["auto", "always", "off"] = "auto"
+    """Whether nodes of the run that come back join it at a checkpoint by themselves; auto: where
+    the rest of the run is longer than a restart. Never with `recovery: off`."""
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         _are_finite(self)

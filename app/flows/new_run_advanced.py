@@ -244,4 +244,16 @@ ADVANCED: tuple[Field, ...] = (
         help="Resumes from the newest checkpoint when a rank or node is lost, while this window or "
         "rackless watch is open.",
     ),
+    _saving(
+        key="rejoin",
+        label="When a node returns",
+        kind="choice",
+        choices=(
+            ("auto", "Join if it pays off"),
+            ("always", "Always join"),
+            ("off", "Go on without it"),
+        ),
+        help="Stops the run at a checkpoint and resumes it on all of its nodes. It pays off where "
+        "the rest of the run is longer than a restart.",
+    ),
 )

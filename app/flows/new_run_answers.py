@@ -73,6 +73,7 @@ class RunAnswers:
     keep: str = "3"
     copies: str = "2"
     recovery: str = "auto"
+    rejoin: str = "auto"
 
 
 def to_spec(answers: RunAnswers) -> RunSpec:
@@ -124,6 +125,7 @@ def to_spec(answers: RunAnswers) -> RunSpec:
             copies=read_whole(answers.copies),
         ),
         recovery=cast(Any, answers.recovery),
+        rejoin=cast(Any, answers.rejoin),
     )
 
 
@@ -176,6 +178,7 @@ def to_answers(spec: RunSpec) -> RunAnswers:
         keep=str(saving.keep),
         copies=str(saving.copies),
         recovery=spec.recovery,
+        rejoin=spec.rejoin,
     )
 
 

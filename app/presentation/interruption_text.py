@@ -72,17 +72,20 @@ def summarize_story(found: Sequence[Interruption]) -> str:
 
 
 def _tell_end(one: Interruption) -> list[StoryMoment]:
+    last = f"step {one.step}" if one.step else ""
+    if one.kind == "rejoin":
+        stopped = f"after {last}" if last else "before its first step"
+        return [
+            StoryMoment(one.noticed_s, "Node back", one.reason),
+            StoryMoment(max(one.began_s, one.noticed_s), "Saved and stopped", stopped),
+        ]
     moments = []
-    if one.last_step_s is not None and one.step:
-        moments.append(StoryMoment(one.began_s, "Last step", f"step {one.step}"))
+    if one.last_step_s is not None and last:
+        moments.append(StoryMoment(one.began_s, "Last step", last))
     after_s = one.noticed_s - one.began_s
     after = f"{show_duration(after_s)} later" if moments and after_s > 0 else ""
-    if one.kind == "rejoin":
-        text = "; ".join(t for t in (one.reason, "saved, and stopped to share the work anew") if t)
-        moments.append(StoryMoment(one.noticed_s, "Stopped at a checkpoint", text))
-    else:
-        text = ": ".join(t for t in (after, one.reason.rstrip(".")) if t)
-        moments.append(StoryMoment(one.noticed_s, "Loss noticed", text, "error"))
+    text = ": ".join(t for t in (after, one.reason.rstrip(".")) if t)
+    moments.append(StoryMoment(one.noticed_s, "Loss noticed", text, "error"))
     return moments
 
 

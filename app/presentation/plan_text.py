@@ -60,10 +60,19 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
 
 
 def describe_recovery(spec: RunSpec) -> str:
-    """Describe what happens to a run when a rank or node is lost."""
+    """Describe what happens to a run when a rank or node is lost, and when a node comes back.
+
+    >>> from agents.contract.spec import DataSpec
+    >>> describe_recovery(RunSpec(model="m", data=DataSpec(train="t"), recovery="off"))
+    'waits for you to resume it (recovery: off)'
+    """
     if spec.recovery == "off":
         return "waits for you to resume it (recovery: off)"
-    return "resumed automatically while the window or `rackless watch` is open"
+    resumed = "resumed automatically while the window or `rackless watch` is open"
+    if spec.rejoin == "off":
+        return f"{resumed}; nodes that come back do not join (rejoin: off)"
+    where = "" if spec.rejoin == "always" else " where the rest is longer than a restart"
+    return f"{resumed}; nodes that come back join at a checkpoint{where}"
 
 
 def show_energy(energy_wh: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.interruption import Interruption
 from app.runs.journals.history import RunHistory
+from app.runs.rejoin import REJOIN
 from app.runs.services import Services
 from app.storage.recoveries import Loss
 from app.storage.runs import AttemptRecord
@@ -35,10 +36,11 @@ def _collect(loss: Loss, attempts: dict[int, AttemptRecord], history: RunHistory
     newest = history.attempt(loss.attempt).newest
     first = history.attempt(number).first if number else None
     return Interruption(
-        kind="rejoin" if loss.cause == "rejoin" else "loss",
+        kind="rejoin" if loss.cause == REJOIN else "loss",
         state=loss.state,
         reason=loss.reason,
-        step=loss.step,
+        # The last step may have ended after the end was noted.
+        step=max(loss.step, newest.step if newest is not None else 0),
         nodes=_nodes_of(ended),
         last_step_s=newest.time_s if newest is not None else None,
         noticed_s=loss.ended_s,

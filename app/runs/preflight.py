@@ -15,13 +15,16 @@ from agents.contract.node import NodeFacts
 from agents.contract.parallel import refuse_parallel
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
-from app.errors import NotAvailableYet, UserError
+from app.errors import NotAvailableYet, RacklessError, UserError
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.provisioning.environment import python_of
 from app.runs.foreign import busy_attempts, refuse_busy
 from app.runs.placement import keep_single, place_ranks
 from app.runs.services import LaunchForecast, Services
 from app.text import show_list
+
+FIT_TIMEOUT_S = 10.0
+"""Time in which a node that is to join a run has to answer, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,21 @@ async def plan_launch(
         pythons={name: python_of(name, known) for name, known in facts.items()},
         facts=facts,
     )
+
+
+async def find_fit(services: Services, nodes: Sequence[str], own: str) -> tuple[str, ...]:
+    """Return those of `nodes` that answer, are idle and have an environment to train run `own`."""
+    answers = await asyncio.gather(*(_is_fit(services, node, own) for node in nodes))
+    return tuple(node for node, fits in zip(nodes, answers, strict=True) if fits)
+
+
+async def _is_fit(services: Services, node: str, own: str) -> bool:
+    try:
+        async with asyncio.timeout(FIT_TIMEOUT_S):
+            await _check_node(services, node, own)
+    except (RacklessError, TimeoutError):
+        return False
+    return True
 
 
 async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:

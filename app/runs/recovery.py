@@ -14,6 +14,7 @@ from typing import Literal
 
 from agents.contract.spec import RunSpec
 from app.events import RunState
+from app.runs.rejoin import REJOIN
 from app.runs.run import EndCause
 from app.storage.recoveries import Loss
 from app.text import count_of, show_duration
@@ -92,15 +93,17 @@ def decide_recovery(
     """Decide what to do about the newest of `losses`, which is pending.
 
     Args:
-        losses: losses of the run, oldest first, since a person last started or resumed it.
+        losses: losses of the run, oldest first, since a person last started or resumed it. Stops
+            for nodes to join are among them; their own pace is that of `rejoin`.
         refusals: refused resumes of the newest loss.
         now_s: time, in seconds since the epoch.
         per_hour: maximum number of recoveries within an hour.
     """
     newest = losses[-1]
+    is_rejoin, losses = newest.cause == REJOIN, [one for one in losses if one.cause != REJOIN]
     if per_hour < 1:
         return RecoveryDecision(act="give_up", reason="the setting recoveries_per_hour is 0")
-    if _stands_still(losses):
+    if not is_rejoin and _stands_still(losses):
         at = f"at step {newest.step}" if newest.step else "before its first step"
         return RecoveryDecision(
             act="give_up",
@@ -117,7 +120,7 @@ def decide_recovery(
         for loss in losses
         if loss.resumed_s is not None and now_s - HOUR_S < loss.resumed_s <= now_s
     )
-    if len(recent) >= per_hour:
+    if not is_rejoin and len(recent) >= per_hour:
         times = count_of(len(recent), "recovery", "recoveries")
         return RecoveryDecision(
             act="wait",
@@ -125,7 +128,7 @@ def decide_recovery(
             reason=f"{times} within an hour",
         )
     pause_s = BACK_OFF_S[min(len(recent), len(BACK_OFF_S) - 1)]
-    if newest.ended_s <= now_s < newest.ended_s + pause_s:
+    if not is_rejoin and newest.ended_s <= now_s < newest.ended_s + pause_s:
         return RecoveryDecision(
             act="wait",
             until_s=newest.ended_s + pause_s,

@@ -15,6 +15,7 @@ from agents.contract.run import RankPlacement
 from app.errors import UserError
 from app.events import (
     ACTIVE_STATES,
+    RESUMABLE_STATES,
     EventHub,
     RunChanged,
     RunDeleted,
@@ -97,7 +98,7 @@ class RunRepository:
 
     def _snapshot(self, run: RunRecord, history: RunHistory | None) -> RunSnapshot:
         snapshot = make_snapshot(run, self.placements(run), history)
-        has_ended = run.state in ("interrupted", "failed")
+        has_ended = run.state in RESUMABLE_STATES
         is_recovering = has_ended and self._recoveries.is_pending(run.run_id)
         return replace(snapshot, is_recovering=is_recovering)
 

@@ -86,6 +86,10 @@ class RecoveryStore:
             (state, run_id),
         )
 
+    def withdraw(self, run_id: str) -> None:
+        """Remove the run's pending loss: it did not come to it."""
+        self._change("DELETE FROM recoveries WHERE run_id = ? AND state = 'pending'", (run_id,))
+
     def forget_earlier(self, run_id: str, state: InterruptionState) -> None:
         """Move the run's newest loss to `state`, so that it and earlier ones no longer count."""
         if self.of_run(run_id):

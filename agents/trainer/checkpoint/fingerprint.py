@@ -27,6 +27,7 @@ _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
 _FREE_TO_CHANGE = (
     "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
     "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps", "recovery",
+    "rejoin",
 )  # fmt: skip
 
 

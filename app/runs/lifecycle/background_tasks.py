@@ -65,14 +65,20 @@ class BackgroundTasks:
     async def _watch_and_recover(self, run_id: str) -> None:
         # Imported on use: lists of runs do not need it.
         from app.runs.lifecycle.recovery import recover_run, report_cost
+        from app.runs.lifecycle.rejoin import rejoin_nodes
 
         while (run := self._services.runs.store.get(run_id)) is not None:
-            cost = asyncio.create_task(report_cost(self._services, run_id, run.attempt))
-            cost.add_done_callback(_report)
+            beside = [
+                asyncio.create_task(work(self._services, run_id, run.attempt))
+                for work in (report_cost, rejoin_nodes)
+            ]
             try:
+                for task in beside:
+                    task.add_done_callback(_report)
                 await RunWatch(self._services, run, self._events).run_until_end()
             finally:
-                cost.cancel()
+                for task in beside:
+                    task.cancel()
             if not await recover_run(self._services, run_id):
                 return
 

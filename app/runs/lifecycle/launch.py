@@ -190,7 +190,8 @@ def record_intent(
     """
 
     def claim(old: RunRecord) -> RunRecord:
-        if old.state != run.state:
+        # A stopped run that is stopped again keeps its state, and gets another message.
+        if (old.state, old.message) != (run.state, run.message):
             raise UserError(
                 f"run {run.run_id} is {old.state} meanwhile, and is not launched",
                 f"Resume it: rackless runs resume {run.run_id}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from app.runs.rejoin import find_failed_join
 from app.runs.run import EndCause
 from app.runs.services import Services
 from app.storage.recoveries import Loss
@@ -26,10 +27,13 @@ def note_loss(
 
     # Read again: a person may have stopped it while its nodes were asked.
     stop_asked = services.runs.get(run.run_id).stop_asked
+    losses = services.recoveries.of_run(run.run_id)
+    # The run had trained without the nodes that joined, whatever failed with them.
+    is_join = find_failed_join(losses, run.attempt) is not None
     obstacle = find_obstacle(
         run.spec,
         run.state,
-        cause,
+        "lost" if is_join else cause,
         is_ours=services.runs.is_ours(run),
         stop_asked=stop_asked,
         per_hour=per_hour(services),
@@ -68,7 +72,8 @@ def cancel_recovery(services: Services, run_id: str) -> bool:
     """
     was_pending = services.recoveries.close(run_id, "cancelled")
     run = services.runs.get(run_id)
-    if run.state not in ("interrupted", "failed"):
+    can_launch = ("interrupted", "failed", *(("stopped",) if was_pending else ()))
+    if run.state not in can_launch:
         return was_pending
     if not was_pending and not services.is_launching(run_id):
         return False

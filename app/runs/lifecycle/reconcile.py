@@ -154,13 +154,16 @@ async def _close(
     """Store the end of an attempt, after its journals have been fetched to the last byte."""
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run.run_id)
-    hint = verdict.hint
+    message, hint = verdict.message, verdict.hint
     # Before the move, so that a stop which then finds an ended run finds its loss too.
     is_loss = verdict.state in ("failed", "interrupted")
     step = newest_step(parts)
     if is_loss and note_loss(services, run, verdict.cause, step, verdict.message):
         hint = hint_of_loss(run.run_id)
-    moved = services.runs.move(run.run_id, run.attempt, verdict.state, verdict.message, hint)
+    elif verdict.state == "stopped" and services.recoveries.is_pending(run.run_id):
+        text = "stopped at a checkpoint so that nodes can join; it goes on by itself"
+        message, hint = f"{text}. {message}".rstrip(". "), hint_of_loss(run.run_id)
+    moved = services.runs.move(run.run_id, run.attempt, verdict.state, message, hint)
     # Several masters may see the same end: the one that stored it learns from it and reports it.
     if moved:
         services.hooks.learn(services.runs.get(run.run_id))

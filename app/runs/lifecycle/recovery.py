@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 
 from app.errors import RacklessError, UserError
-from app.events import ACTIVE_STATES
+from app.events import ACTIVE_STATES, RESUMABLE_STATES
 from app.presentation.interruption_text import describe_repeated
 from app.runs.interruptions import find_interruption
 from app.runs.lifecycle.losses import per_hour
@@ -61,8 +61,8 @@ class _Recovery:
             return True
         if run is None or not services.recoveries.is_pending(run_id):
             return False
-        if run.state not in ("interrupted", "failed"):
-            services.recoveries.close(run_id, "cancelled")
+        if run.state not in RESUMABLE_STATES:
+            services.recoveries.withdraw(run_id)  # done before it stopped for nodes to join
             return False
         if services.is_launching(run_id):  # by a person, or another process of this home
             return None
@@ -95,7 +95,9 @@ class _Recovery:
             text = "resuming automatically on the nodes that answer"
             services.runs.add_event(run_id, "recovery", text)
         try:
-            await resume_run(services, run_id, is_automatic=True)
+            # A node that could not join once must not keep the others waiting.
+            may_join = not self._refusals.count
+            await resume_run(services, run_id, is_automatic=True, may_join=may_join)
         except RacklessError as error:
             now_s = time.time()
             self._refusals = Refusals(
@@ -116,11 +118,13 @@ def _report_resume(services: Services, run: RunRecord) -> None:
     if one is None or one.resumed_s is None:  # a person resumed it meanwhile
         return
     without = f", without {show_list(one.without)}" if one.without else ""
+    since_s = one.began_s if one.kind == "rejoin" else one.noticed_s
+    after = "its last step" if one.kind == "rejoin" else "the loss"
     services.runs.add_event(
         run.run_id,
         "recovery",
         f"resumed automatically on {show_list(one.resumed_nodes)}{without}, "
-        f"{show_duration(max(one.resumed_s - one.noticed_s, 0.0))} after the loss; "
+        f"{show_duration(max(one.resumed_s - since_s, 0.0))} after {after}; "
         f"{describe_repeated(one)}",
     )
 
@@ -138,10 +142,12 @@ async def report_cost(services: Services, run_id: str, attempt: int) -> None:
     if services.recoveries.mark_recovered(run_id, attempt):
         first = services.runs.history(run_id).attempt(attempt).first
         since = f" since step {first.step}" if first is not None else ""
+        joined = f"the return of {show_list(one.joined)}" if one.joined else "the stop"
+        what = joined if one.kind == "rejoin" else "the loss"
         services.runs.add_event(
             run_id,
             "recovery",
-            f"training again{since}: the loss cost {show_duration(one.cost_s)}, and "
+            f"training again{since}: {what} cost {show_duration(one.cost_s)}, and "
             f"{describe_repeated(one)}. Nothing to do.",
         )
 

@@ -19,10 +19,16 @@ from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S, reconcile_run
-from app.runs.lifecycle.resume_verification import choose_starts, read_replay, require_replayable
+from app.runs.lifecycle.resume_verification import (
+    choose_starts,
+    count_logged,
+    read_replay,
+    require_replayable,
+)
 from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
 from app.runs.node_pool import OnMessage
-from app.runs.preflight import add_forecast, choose_named, plan_launch
+from app.runs.preflight import add_forecast, choose_named, find_fit, plan_launch
+from app.runs.rejoin import find_absent, find_failed_join
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
@@ -40,6 +46,7 @@ async def resume_run(
     report: OnMessage = lambda line: None,
     *,
     is_automatic: bool = False,
+    may_join: bool = True,
 ) -> None:
     """Launch the next attempt of a run.
 
@@ -53,6 +60,7 @@ async def resume_run(
         report: called with a sentence on each stage.
         is_automatic: whether no person asked for it: then a pending loss has to allow it, also
             just before the launch, and an attempt of another master is left alone.
+        may_join: whether an automatic resume takes nodes that the lost attempt did not have.
 
     Raises:
         UserError: the run is active or done, no node answers, the checkpoint is missing, too few
@@ -73,7 +81,11 @@ async def resume_run(
         answering = await _find_answering(services)
         if is_automatic:
             await _require_own(services, run, answering)
-        chosen = _choose_nodes(services, run, nodes, answering)
+        if is_automatic:
+            nodes_of_loss = await _choose_automatically(services, run, answering, may_join=may_join)
+            chosen = _require_any(run, nodes_of_loss)
+        else:
+            chosen = _choose_nodes(services, run, nodes, answering)
         report(f"checking {show_list(chosen)}")
         # Before the fence, behind which they could not save any more.
         await _stop_leftovers(services, run_id, answering, LOSS_GRACE_S, at_loss=True)
@@ -83,14 +95,18 @@ async def resume_run(
         # without them, and keep them only where the count still fits.
         plan = await plan_launch(services, replace(run.spec, shares=None), chosen, run_id)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
-        spec = replace(run.spec, shares=shares)
+        # Nodes that a person names are those of the run from now on; the others do not rejoin.
+        run_spec = run.spec if nodes is None else replace(run.spec, nodes=nodes)
+        spec = replace(run_spec, shares=shares)
         plan = await add_forecast(services, spec, plan)
         report("choosing a checkpoint and copying it to every node")
         step, void = await _prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps
         )
         replay = None
-        if step is not None and verify_steps is not None:
+        if is_automatic and step is not None:  # it repeats these steps in any case
+            verify_steps = count_logged(services, run_id, step)
+        if step is not None and verify_steps:
             replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
         folders = await send_inputs(services, plan.nodes, inputs, report)
         if is_automatic:
@@ -99,6 +115,7 @@ async def resume_run(
         report(f"launching on {show_list(plan.nodes)}")
         next_run = replace(run, attempt=attempt, spec=spec)
         await launch(services, next_run, plan, inputs, folders, step, replay)
+        services.runs.change(run_id, lambda old: replace(old, spec=run_spec))
 
 
 def _require_resumable(run: RunRecord) -> None:
@@ -159,7 +176,31 @@ def _choose_nodes(
 ) -> tuple[str, ...]:
     if wanted is not None:
         return choose_named(wanted, services.pool.names())
-    nodes = tuple(node for node in run.nodes if node in answering)
+    return _require_any(run, tuple(node for node in run.nodes if node in answering))
+
+
+async def _choose_automatically(
+    services: Services, run: RunRecord, answering: Sequence[str], *, may_join: bool
+) -> tuple[str, ...]:
+    """Return the nodes of the attempt that was lost that answer, and those that can join now."""
+    losses = services.recoveries.of_run(run.run_id)
+    lost = losses[-1].attempt
+    if (join := find_failed_join(losses, lost)) is not None:
+        lost, may_join = join.attempt, False
+    attempts = services.runs.store.attempts(run.run_id)
+    placements = next((one.placements for one in attempts if one.attempt == lost), ())
+    before = tuple(dict.fromkeys(place.node for place in placements)) or run.nodes
+    nodes = [node for node in before if node in answering]
+    absent = find_absent(run.spec, before, answering) if may_join else ()
+    joining = await find_fit(services, absent, run.run_id)
+    if not joining:
+        return tuple(nodes)
+    # In the order of the first start, which decides who has which rank.
+    order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
+    return tuple(node for node in order if node in (*nodes, *joining))
+
+
+def _require_any(run: RunRecord, nodes: tuple[str, ...]) -> tuple[str, ...]:
     if not nodes:
         raise UserError(
             f"none of the run's nodes answers ({show_list(run.nodes)})",

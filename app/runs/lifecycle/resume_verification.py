@@ -19,6 +19,8 @@ from app.runs.services import Services
 
 # A replay repeats training that is already paid for; a wrong state shows in its first step.
 MAX_REPLAYED_STEPS = 1000
+COMPARED_STEPS = 20
+"""Number of repeated steps that an automatic resume compares with what was logged."""
 
 
 def require_replayable(num_steps: int) -> None:
@@ -80,6 +82,12 @@ def _count_following(start: int, logged: Collection[int]) -> int:
     while start + count + 1 in logged:
         count += 1
     return count
+
+
+def count_logged(services: Services, run_id: str, start: int) -> int:
+    """Return how many steps are logged after `start` without a gap, `COMPARED_STEPS` at most."""
+    logged = {record.step for record in services.runs.history(run_id).steps()}
+    return min(_count_following(start, logged), COMPARED_STEPS)
 
 
 def read_replay(services: Services, run_id: str, start: int, num_steps: int) -> Replay:

@@ -227,6 +227,7 @@ OTHER = {
     "evaluate_every_steps": 5,
     "checkpoint": CheckpointSpec(every_minutes=None, every_steps=5, keep=1, copies=1),
     "recovery": "off",
+    "rejoin": "off",
 }
 """Of every key a value that is not the default."""
 

@@ -42,7 +42,8 @@ def texts(services: Services, run_id: str) -> list[str]:
 
 
 def write_step(cluster: FakeCluster, node: str, run_id: str, attempt: int, step: int) -> None:
-    line = {"kind": "step", "step": step, "loss": 1.0, "time_s": 100.0 * attempt + step}
+    line = {"kind": "step", "step": step, "loss": 1.0, "time_s": 100.0 * attempt + step,
+            "loss_hex": (1.0).hex()}  # fmt: skip
     cluster[node].write(run_id, attempt, "rank-0.jsonl", json.dumps(line).encode() + b"\n")
 
 
