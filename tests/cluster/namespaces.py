@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -150,6 +152,34 @@ class Cluster:
     def heal(self, node: Node) -> None:
         run_tool("ip", "-n", self._fabric, "link", "set", node.port, "up")
 
+    def sshd_pid(self, node: Node) -> int:
+        return self._sshd[node.name].pid
+
+    def stop_sshd(self, node: Node) -> None:
+        """Kill the node's sshd and all of its connections, and nothing else."""
+        self._sshd[node.name].kill()
+        self._sshd[node.name].wait()
+        for pid in self.pids(node):
+            with contextlib.suppress(OSError):
+                if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+                    os.kill(pid, signal.SIGKILL)
+
+    def start_sshd(self, node: Node, files: Mapping[Path, Path] | None = None) -> None:
+        """Start the node's sshd again.
+
+        Args:
+            node: node whose sshd was stopped.
+            files: files of the system, and those that its sessions see in their place.
+        """
+        self._run_sshd(node, files or {})
+        self._wait_for_sshd(node)
+
+    def change_host_key(self, node: Node) -> None:
+        """Give the node another host key, as an exchanged PC would have; see `start_sshd`."""
+        key = node.folder / "host_key"
+        key.unlink()
+        run_tool("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+
     def listeners(self, node: Node) -> list[Listener]:
         """Return every socket that listens in the node's namespace, TCP and UDP."""
         lines = self.run(node, "ss", "-Hlntup").splitlines()
@@ -227,18 +257,20 @@ class Cluster:
             known.write(f"{node.address} {kind} {public}\n")
         configuration = node.folder / "sshd_config"
         configuration.write_text(self._sshd_settings(node))
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd refuses to start without it
+        self._run_sshd(node, {})
+
+    def _run_sshd(self, node: Node, files: Mapping[Path, Path]) -> None:
         sshd = shutil.which("sshd", path=SYSTEM_PATH)
         if sshd is None:
             raise ClusterError("there is no sshd: apt-get install openssh-server")
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd refuses to start without it
+        # `ip netns exec` gives each command mounts of its own, which its children share.
+        mounts = [f"mount --bind {shlex.quote(str(ours))} {path}" for path, ours in files.items()]
+        last = shlex.join(["exec", sshd, "-D", "-e", "-f", f"{node.folder}/sshd_config"])
         with (node.folder / "sshd.log").open("ab") as log:
             self._sshd[node.name] = self.start(
                 node,
-                sshd,
-                "-D",
-                "-e",
-                "-f",
-                str(configuration),
+                *("sh", "-ec", "\n".join([*mounts, last])),
                 stdin=subprocess.DEVNULL,
                 stderr=log,
             )

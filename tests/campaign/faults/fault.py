@@ -1,0 +1,62 @@
+"""A fault: what it does to a run, and what has to come of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from tests.campaign.case import Case
+
+Recovery = Literal["untouched", "recovered", "either"]
+"""Whether the attempt must go on as it is, another pass must take over, or both are right."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """What has to come of a fault."""
+
+    named: tuple[tuple[str, ...], ...] = ()
+    """Words that one line of the keeper has to hold, in alternatives; {node} and {rank} stand for
+    the victim's. Empty: the fault needs no word, since nothing is wrong with the run."""
+    within_s: float = 5.0
+    """Time in which it has to be named, in seconds."""
+    recovery: Recovery = "untouched"
+    back_s: float = 30.0
+    """Time in which the training has to go on after it, load of the model included, in seconds."""
+    alarms: bool = False
+    """Whether the keeper may call the run lost or standing still."""
+
+
+class Fault:
+    """Base of all faults. A fault is made anew for each case, with its own draws."""
+
+    name: ClassVar[str]
+    does: ClassVar[str]
+    """What it does, for the table."""
+    needs: ClassVar[str] = ""
+    """What it needs beside namespaces; see `draw.is_possible`."""
+    lasts_s: float = 0.0
+    """Time from `do` to `undo`, in seconds."""
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        """Draw what varies, such as how long a cable is cut."""
+
+    @property
+    def expectation(self) -> Expectation:
+        raise NotImplementedError
+
+    @property
+    def detail(self) -> str:
+        """What was drawn, for the table."""
+        return f"{self.lasts_s:.0f} s" if self.lasts_s else ""
+
+    def prepare(self, case: Case) -> None:
+        """Set the stage before the run starts."""
+
+    def do(self, case: Case) -> None:
+        raise NotImplementedError
+
+    def undo(self, case: Case) -> None:
+        """End the fault; called once, `lasts_s` after `do`."""

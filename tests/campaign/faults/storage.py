@@ -1,0 +1,191 @@
+"""Faults of disks: full ones, and checkpoints that rot, are cut short or vanish."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+from pathlib import Path
+from signal import SIGKILL
+from typing import TYPE_CHECKING, Literal
+
+from tests.campaign.faults.fault import Expectation, Fault
+from tests.campaign.processes import send
+
+if TYPE_CHECKING:
+    from tests.campaign.case import Case
+
+HARM = Literal["flip", "truncate", "delete"]
+
+
+def fill(folder: Path) -> Path:
+    """Fill the disk of a folder to the last byte; return the file that does."""
+    filler = folder / "filler"
+    with filler.open("ab", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(bytes(size))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                size //= 2
+    return filler
+
+
+class FullNode(Fault):
+    name = "full-disk-node"
+    does = "disk of a node full: checkpoints, logs and journals"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(6.0, 12.0)
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(
+            named=(("{node}", "full"),), within_s=6.0, recovery="untouched", alarms=True
+        )
+
+    def do(self, case: Case) -> None:
+        self._filler = fill(case.node.home)
+
+    def undo(self, case: Case) -> None:
+        self._filler.unlink()
+
+
+class FullCheckpoints(Fault):
+    name = "full-disk-checkpoints"
+    does = "disk of the checkpoints of a node full"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(6.0, 12.0)
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(
+            named=(("{node}", "full"),), within_s=6.0, recovery="untouched", alarms=True
+        )
+
+    def do(self, case: Case) -> None:
+        site, node = case.site, case.node
+        self._folder = site.run_folder(node, case.run_id) / "checkpoints"
+        options = ["-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs"]
+        site.in_node(node, "mount", *options, str(self._folder))
+
+    def undo(self, case: Case) -> None:
+        # Lazily: a save may be in it. The disk below has the older checkpoints again.
+        case.site.in_node(case.node, "umount", "-l", str(self._folder))
+
+
+class FullMaster(Fault):
+    name = "full-disk-master"
+    does = "disk of the master full: database and mirrors"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(3.0, 10.0)
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(named=(("full",), ("no space",)), within_s=6.0, alarms=True)
+
+    def do(self, case: Case) -> None:
+        self._filler = fill(case.site.master.home)
+
+    def undo(self, case: Case) -> None:
+        self._filler.unlink()
+
+
+class Damage(Fault):
+    """Harms one file of the newest checkpoint of one node, then kills a rank there."""
+
+    harm: HARM
+    of_manifest = False
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._draw = draw
+        self._file = ""
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("{node}", "damaged"), ("{node}", "cannot be read"))
+        return Expectation(named=named, within_s=20.0, recovery="recovered", alarms=True)
+
+    @property
+    def detail(self) -> str:
+        return self._file
+
+    def do(self, case: Case) -> None:
+        # The supervisor would end its rank as it dies; so the run rests while a file is harmed.
+        send(case.find("rank"), SIGKILL)
+        folder = case.site.run_folder(case.node, case.run_id) / "checkpoints"
+        newest = max(folder.glob("step-*"))
+        files = sorted(path for path in newest.iterdir() if path.is_file())
+        rest = [path for path in files if path.name != "manifest.json"]
+        path = newest / "manifest.json" if self.of_manifest else self._draw.choice(rest)
+        self._file = path.name
+        harm(path, self.harm, self._draw)
+
+
+def harm(path: Path, how: HARM, draw: random.Random) -> None:
+    """Flip a bit of a file, cut it short, or delete it."""
+    if how == "delete":
+        path.unlink()
+        return
+    size = path.stat().st_size
+    if how == "truncate":
+        os.truncate(path, draw.randrange(size))
+        return
+    with contextlib.closing(os.fdopen(os.open(path, os.O_RDWR), "r+b")) as file:
+        at = draw.randrange(size)
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ (1 << draw.randrange(8))]))
+
+
+class Flip(Damage):
+    name, does, harm = "checkpoint-bit-flip", "a bit of a checkpoint flips, a rank dies", "flip"
+
+
+class Truncate(Damage):
+    name, does = "checkpoint-truncated", "a file of a checkpoint is cut short, a rank dies"
+    harm = "truncate"
+
+
+class Delete(Damage):
+    name, does = "checkpoint-file-deleted", "a file of a checkpoint vanishes, a rank dies"
+    harm = "delete"
+
+
+class ManifestFlip(Flip):
+    name, does = "manifest-bit-flip", "a bit of a manifest flips, a rank dies"
+    of_manifest = True
+
+
+class ManifestTruncate(Truncate):
+    name, does = "manifest-truncated", "a manifest is cut short, a rank dies"
+    of_manifest = True
+
+
+class ManifestDelete(Delete):
+    name, does = "manifest-deleted", "a manifest vanishes, a rank dies"
+    of_manifest = True
+
+    @property
+    def expectation(self) -> Expectation:
+        # A folder without a manifest is no checkpoint; the other node's copy is taken.
+        return Expectation(recovery="recovered", alarms=True)
+
+
+KINDS = (
+    FullNode,
+    FullCheckpoints,
+    FullMaster,
+    Flip,
+    Truncate,
+    Delete,
+    ManifestFlip,
+    ManifestTruncate,
+    ManifestDelete,
+)

@@ -1,0 +1,169 @@
+"""What a run really trained, read from the journals of its ranks; pure, except for `read_steps`.
+
+Only the last pass over a step counts: a resume begins again at its checkpoint, and what came after
+that checkpoint is undone with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+GAP_S = 2.0
+"""Least silence between two steps that counts as an interruption, in seconds."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Step:
+    """One step, as one rank recorded it."""
+
+    attempt: int
+    rank: int
+    step: int
+    time_s: float
+    samples: str
+    loss_hex: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Damage:
+    """Difference between what a run trained and what an undisturbed run trains."""
+
+    lost: int = 0
+    """Steps whose samples were never trained on."""
+    doubled: int = 0
+    """Steps whose samples were trained on more often than they should."""
+    repeated: int = 0
+    """Steps that were undone and done again."""
+    difference: float | None = None
+    """Largest relative difference of a loss; None: there is no step to compare."""
+    is_equal: bool = False
+    """Whether every loss is equal to the bit."""
+    double_run: bool = False
+    """Whether two attempts trained at the same time."""
+    disagreeing: int = 0
+    """Steps for which ranks of one attempt recorded different samples."""
+
+
+def read_steps(runs: Iterable[Path]) -> list[Step]:
+    """Read the steps of all ranks and attempts from the folders of one run on all nodes."""
+    found = []
+    for run in runs:
+        for journal in run.glob("attempts/*/rank-*.jsonl"):
+            attempt, rank = int(journal.parent.name), int(journal.stem.partition("-")[2])
+            for line in journal.read_bytes().rpartition(b"\n")[0].splitlines():
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue  # a line that a full disk cut
+                if record.get("kind") == "step":
+                    values = (record["step"], record["time_s"])
+                    words = (record["samples"], record["loss_hex"])
+                    found.append(Step(attempt, rank, *values, *words))
+    return sorted(found, key=lambda step: step.time_s)
+
+
+def trace_lineage(steps: Sequence[Step]) -> tuple[list[Step], int]:
+    """Return the steps that count, in order, and the number of those that were undone.
+
+    >>> done = [Step(1, 0, n, float(n), "s", "l") for n in (1, 2, 3)]
+    >>> again = [Step(2, 0, n, 9.0 + n, "s", "l") for n in (2, 3)]
+    >>> lineage, undone = trace_lineage([*done, *again])
+    >>> [(step.attempt, step.step) for step in lineage], undone
+    ([(1, 1), (2, 2), (2, 3)], 2)
+    """
+    lineage: list[Step] = []
+    undone = 0
+    for attempt in sorted({step.attempt for step in steps}):
+        # Several ranks tell of each step; a regrouped attempt tells of a step again, later.
+        passes = _passes([step for step in steps if step.attempt == attempt])
+        for records in passes:
+            keep = [step for step in lineage if step.step < records[0].step]
+            undone += len(lineage) - len(keep)
+            lineage = [*keep, *records]
+    return lineage, undone
+
+
+def _passes(steps: Sequence[Step]) -> list[list[Step]]:
+    """Return the passes over rising steps of one attempt, from what its most talkative rank says.
+
+    A rank that regroups tells of the repeated steps again; ranks that ended early tell less.
+    """
+    by_rank: dict[int, list[Step]] = {}
+    for step in steps:
+        by_rank.setdefault(step.rank, []).append(step)
+    if not by_rank:
+        return []
+    told = max(by_rank.values(), key=lambda records: (records[-1].step, len(records)))
+    passes: list[list[Step]] = []
+    for step in told:
+        if not passes or step.step <= passes[-1][-1].step:
+            passes.append([])
+        passes[-1].append(step)
+    return passes
+
+
+def compare(steps: Sequence[Step], undisturbed: Sequence[Step]) -> Damage:
+    """Compare a run with the undisturbed one of the same seed."""
+    lineage, undone = trace_lineage(steps)
+    reference, _ = trace_lineage(undisturbed)
+    # A batch is known by its step too: later epochs may draw the same rows.
+    got = Counter((step.step, step.samples) for step in lineage)
+    due = Counter((step.step, step.samples) for step in reference)
+    loss_of = {step.step: step.loss_hex for step in reference}
+    shared = [(step.loss_hex, loss_of[step.step]) for step in lineage if step.step in loss_of]
+    differences = [
+        abs(float.fromhex(a) - float.fromhex(b)) / max(abs(float.fromhex(b)), 1e-12)
+        for a, b in shared
+    ]
+    return Damage(
+        lost=(due - got).total(),
+        doubled=(got - due).total(),
+        repeated=undone,
+        difference=max(differences, default=None),
+        is_equal=bool(shared) and all(a == b for a, b in shared),
+        double_run=is_double_run(steps),
+        disagreeing=count_disagreeing(steps),
+    )
+
+
+def is_double_run(steps: Sequence[Step]) -> bool:
+    """Return whether an attempt went on after a newer one had begun to train."""
+    for attempt in {step.attempt for step in steps}:
+        newer = [step.time_s for step in steps if step.attempt > attempt]
+        last_s = max(step.time_s for step in steps if step.attempt == attempt)
+        if newer and last_s > min(newer):
+            return True
+    return False
+
+
+def count_disagreeing(steps: Sequence[Step]) -> int:
+    """Return the number of steps for which ranks of one attempt recorded different samples."""
+    told: dict[tuple[int, int], set[str]] = {}
+    for step in steps:
+        told.setdefault((step.attempt, step.step), set()).add(step.samples)
+    return sum(len(samples) > 1 for samples in told.values())
+
+
+def find_return_s(steps: Sequence[Step], fault_s: float, *, is_new_attempt: bool) -> float:
+    """Return the time from a fault until the training went on, in seconds; 0: it never paused.
+
+    Args:
+        steps: all steps of the run, by time.
+        fault_s: time of the fault, in seconds since the epoch.
+        is_new_attempt: whether a newer attempt took over, so that any gap is the fault's.
+    """
+    if is_new_attempt:
+        before = max((s.attempt for s in steps if s.time_s <= fault_s), default=0)
+        after = [step.time_s for step in steps if step.attempt > before]
+        if after:
+            return max(min(after) - fault_s, 0.0)
+    times = [max((s.time_s for s in steps if s.time_s <= fault_s), default=fault_s)]
+    times += [step.time_s for step in steps if step.time_s > fault_s]
+    gaps = [(later - earlier, later) for earlier, later in pairwise(times)]
+    length_s, end_s = max(gaps, default=(0.0, fault_s))
+    return end_s - fault_s if length_s > GAP_S else 0.0

@@ -1,0 +1,79 @@
+"""`rackless watch` in the master's namespace: what a person would see, with its time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.cluster.master import Master
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line that the keeper printed."""
+
+    time_s: float
+    """Time at which it arrived here, in seconds since the epoch."""
+    record: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        record = self.record
+        return str(record.get("text") or f"{record.get('node', '')} {record.get('state', '')}")
+
+    @property
+    def kind(self) -> str:
+        return str(self.record.get("event") or self.record.get("kind"))
+
+
+@dataclass
+class Keeper:
+    """A keeper that can be killed and is started again, as a service would be."""
+
+    master: Master
+    lines: list[Line] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self.process = self.master.start("watch", stderr=subprocess.DEVNULL)
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            try:
+                self.lines.append(Line(time.time(), json.loads(line)))
+            except ValueError:  # a line that the kill cut
+                continue
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def state_of(self, run_id: str) -> str:
+        """Return the newest state of a run that was printed; empty: none was."""
+        states = [
+            str(line.record["state"])
+            for line in tuple(self.lines)
+            if line.record.get("kind") == "run" and line.record.get("run_id") == run_id
+        ]
+        return states[-1] if states else ""
+
+    def told_since(self, run_id: str, since_s: float) -> list[Line]:
+        """Return what was told about the run or any node since a time, oldest first."""
+        return [
+            line
+            for line in tuple(self.lines)
+            if line.time_s >= since_s
+            and (line.record.get("run_id") == run_id or line.record.get("kind") == "node")
+            and line.record.get("kind") != "run"
+        ]

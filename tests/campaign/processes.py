@@ -1,0 +1,65 @@
+"""Find the processes of nodes and runs in /proc, by network namespace, command and tag."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.cluster.namespaces import Cluster, Node, is_zombie
+
+PARTS = {
+    "rank": b"agents.trainer",
+    "supervisor": b"supervise",
+    "agent": b"serve",
+    "recorder": b"record",
+    "sshd": b"sshd",
+}
+"""Word in the command line of each kind of process."""
+
+
+def command_of(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return []
+
+
+def find_part(cluster: Cluster, node: Node, part: str) -> list[int]:
+    """Return the processes of this kind on a node, oldest first."""
+    word = PARTS[part]
+    found = []
+    for pid in cluster.pids(node):
+        command = command_of(pid)
+        is_one = b"sshd" in command[0] if part == "sshd" and command else word in command
+        if is_one and not is_zombie(pid):
+            found.append(pid)
+    return found
+
+
+def tagged(run_id: str) -> list[int]:
+    """Return every living process that carries the run's tag, on any node."""
+    needle = f"RACKLESS_TAG={run_id}.".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if needle in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return [pid for pid in found if not is_zombie(pid)]
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def wait_for_none(run_id: str, limit_s: float) -> list[str]:
+    """Wait until no process of the run is left; return the commands of those that stay."""
+    end = time.monotonic() + limit_s
+    while (left := tagged(run_id)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return [b" ".join(command_of(pid)[-4:]).decode("utf-8", "replace") for pid in left]
