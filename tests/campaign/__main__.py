@@ -84,6 +84,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "memory over simulated hours; --count says how many",
     )
     parser.add_argument("--count", type=int, default=1000, help="kills, starts (default: 1000)")
+    parser.add_argument("--hours", type=float, default=24.0, help="simulated hours (default: 24)")
     return parser.parse_args(argv)
 
 

@@ -11,7 +11,7 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING, Literal
 
 from tests.campaign.faults.fault import Expectation, Fault
-from tests.campaign.processes import send
+from tests.campaign.processes import find_part, send
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
@@ -97,7 +97,10 @@ class FullMaster(Fault):
 
 
 class Damage(Fault):
-    """Harms one file of the newest checkpoint of one node, then kills a rank there."""
+    """Harms one file of the newest checkpoint of one node and kills all ranks.
+
+    A rank that survived would save at the loss, and the harmed checkpoint would not be needed.
+    """
 
     harm: HARM
     of_manifest = False
@@ -116,8 +119,8 @@ class Damage(Fault):
         return self._file
 
     def do(self, case: Case) -> None:
-        # The supervisor would end its rank as it dies; so the run rests while a file is harmed.
-        send(case.find("rank"), SIGKILL)
+        for node in case.site.nodes:
+            send(find_part(case.site.cluster, node, "rank"), SIGKILL)
         folder = case.site.run_folder(case.node, case.run_id) / "checkpoints"
         newest = max(folder.glob("step-*"))
         files = sorted(path for path in newest.iterdir() if path.is_file())
@@ -145,31 +148,31 @@ def harm(path: Path, how: HARM, draw: random.Random) -> None:
 
 
 class Flip(Damage):
-    name, does, harm = "checkpoint-bit-flip", "a bit of a checkpoint flips, a rank dies", "flip"
+    name, does, harm = "checkpoint-bit-flip", "a bit of a checkpoint flips, all ranks die", "flip"
 
 
 class Truncate(Damage):
-    name, does = "checkpoint-truncated", "a file of a checkpoint is cut short, a rank dies"
+    name, does = "checkpoint-truncated", "a file of a checkpoint is cut short, all ranks die"
     harm = "truncate"
 
 
 class Delete(Damage):
-    name, does = "checkpoint-file-deleted", "a file of a checkpoint vanishes, a rank dies"
+    name, does = "checkpoint-file-deleted", "a file of a checkpoint vanishes, all ranks die"
     harm = "delete"
 
 
 class ManifestFlip(Flip):
-    name, does = "manifest-bit-flip", "a bit of a manifest flips, a rank dies"
+    name, does = "manifest-bit-flip", "a bit of a manifest flips, all ranks die"
     of_manifest = True
 
 
 class ManifestTruncate(Truncate):
-    name, does = "manifest-truncated", "a manifest is cut short, a rank dies"
+    name, does = "manifest-truncated", "a manifest is cut short, all ranks die"
     of_manifest = True
 
 
 class ManifestDelete(Delete):
-    name, does = "manifest-deleted", "a manifest vanishes, a rank dies"
+    name, does = "manifest-deleted", "a manifest vanishes, all ranks die"
     of_manifest = True
 
     @property

@@ -1,0 +1,175 @@
+"""What the campaign draws, concludes and prints; and, by hand, one pass over its machinery."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.__main__ import main
+from tests.campaign.draw import draw_faults
+from tests.campaign.faults import FAULTS
+from tests.campaign.faults.fault import Expectation
+from tests.campaign.history import Damage, Step, compare, find_return_s, read_steps
+from tests.campaign.report import PAGE, replace_part
+from tests.campaign.table import Campaign, as_markdown, as_text, count_totals
+from tests.campaign.verdict import Finding, judge
+
+CALM = Expectation()
+KILL = Expectation(named=(("{node}",),), within_s=1.0, recovery="recovered", alarms=True)
+FINDING = Finding(
+    number=1,
+    fault="rank-kill",
+    detail="",
+    victim="node1",
+    at_step=5,
+    state="done",
+    detected_s=0.5,
+    told="",
+    back_s=7.0,
+    attempts=2,
+    is_on_same_ranks=True,
+    damage=Damage(is_equal=True, difference=0.0, repeated=2),
+)
+
+
+def steps(attempt: int, numbers: range, begin_s: float, rank: int = 0, loss: float = 1.0):
+    return [
+        Step(attempt, rank, n, begin_s + n - numbers[0], f"rows{n}", (loss / n).hex())
+        for n in numbers
+    ]
+
+
+def test_a_seed_draws_the_same_faults_and_every_kind_before_any_comes_again() -> None:
+    def draw(count: int, seed: int) -> list[tuple[object, ...]]:
+        drawn = draw_faults(count, seed, num_nodes=3, steps=(5, 90))
+        return [(d.fault.name, d.fault.lasts_s, d.node, d.at_step) for d in drawn]
+
+    assert draw(40, 7) == draw(40, 7)
+    assert draw(40, 7)[:20] == draw(20, 7)
+    assert draw(40, 7) != draw(40, 8)
+    assert {name for name, *_ in draw(len(FAULTS), 3)} == set(FAULTS)
+
+
+def test_a_resume_from_a_checkpoint_loses_and_doubles_nothing() -> None:
+    whole = steps(1, range(1, 11), 0.0)
+    resumed = [*steps(1, range(1, 8), 0.0), *steps(2, range(5, 11), 20.0)]
+    found = compare(resumed, whole)
+    assert found == Damage(repeated=3, difference=0.0, is_equal=True)
+    assert find_return_s(resumed, 6.5, is_new_attempt=True) == 13.5
+
+
+def test_ranks_that_regroup_within_an_attempt_count_once() -> None:
+    whole = steps(1, range(1, 11), 0.0)
+    told = [
+        *steps(1, range(1, 8), 0.0),
+        *steps(1, range(7, 11), 20.0),
+        *steps(1, range(1, 8), 0, 1),
+    ]
+    assert compare(told, whole) == Damage(repeated=1, difference=0.0, is_equal=True)
+    assert find_return_s(sorted(told, key=lambda s: s.time_s), 6.0, is_new_attempt=False) == 14.0
+
+
+def test_what_is_wrong_with_a_history_is_found() -> None:
+    whole = steps(1, range(1, 11), 0.0)
+    skipped = [*steps(1, range(1, 5), 0.0), *steps(2, range(6, 11), 20.0)]
+    assert compare(skipped, whole).lost == 1
+    assert compare([*whole, *steps(2, range(11, 12), 30.0)], whole).doubled == 1
+    zombie = [*steps(1, range(1, 9), 0.0), *steps(2, range(6, 11), 6.5)]
+    assert compare(zombie, whole).double_run
+    other = compare(steps(1, range(1, 11), 0.0, loss=1.00001), whole)
+    assert not other.is_equal
+    assert other.difference == pytest.approx(1e-5, rel=0.01)
+    torn = [replace(step, rank=1, samples="others") for step in whole[:2]]
+    assert compare([*whole, *torn], whole).disagreeing == 2
+
+
+def test_journals_are_read_with_a_line_that_a_full_disk_cut(tmp_path: Path) -> None:
+    record = {"kind": "step", "step": 1, "time_s": 2.0, "samples": "a", "loss_hex": "0x1p+0"}
+    journal = tmp_path / "attempts" / "2" / "rank-1.jsonl"
+    journal.parent.mkdir(parents=True)
+    lines = [json.dumps(record), '{"kind": "st', json.dumps({**record, "step": 2}), '{"kind"']
+    journal.write_text("\n".join(lines))
+    found = read_steps([tmp_path])
+    assert [(step.attempt, step.rank, step.step) for step in found] == [(2, 1, 1), (2, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "expectation", "broken"),
+    [
+        ({}, KILL, ""),
+        ({"state": "interrupted"}, KILL, "did not heal"),
+        ({"detected_s": None}, KILL, "not named"),
+        ({"detected_s": 4.0}, KILL, "named after 4.0 s"),
+        ({"back_s": 99.0}, KILL, "back after 99.0 s"),
+        ({"orphans": ("rank",)}, KILL, "1 processes left"),
+        ({"leftovers": ("port 1",)}, KILL, "left behind: port 1"),
+        ({"damage": Damage(difference=1e-9)}, KILL, "differ on the same ranks"),
+        ({"damage": Damage(difference=1e-9), "is_on_same_ranks": False}, KILL, ""),
+        ({"damage": Damage(difference=1e-3), "is_on_same_ranks": False}, KILL, "losses differ"),
+        ({"attempts": 2}, CALM, "restarted without need"),
+        ({"attempts": 1, "alarms": ("stands still",)}, CALM, "false alarm: stands still"),
+        ({"breaks": ("two runs",), "attempts": 1}, CALM, "two runs"),
+    ],
+)
+def test_each_broken_promise_is_named(
+    change: dict[str, object], expectation: Expectation, broken: str
+) -> None:
+    found = judge(replace(FINDING, **change), expectation)  # type: ignore[arg-type]
+    assert (broken in " ".join(found)) if broken else found == ()
+
+
+def test_the_table_has_every_case_and_the_sums() -> None:
+    bad = replace(FINDING, number=2, state="failed", back_s=None, breaks=("it | broke",))
+    campaign = Campaign(
+        seed=4, date="2026-11-25", machine="a PC", version="1", findings=(FINDING, bad)
+    )
+    assert count_totals(campaign.findings)["healed"] == 1
+    assert campaign.num_broken == 1
+    assert "2 faults, seed 4: 1 healed without a person" in as_text(campaign)
+    page = as_markdown(campaign)
+    assert len([line for line in page.splitlines() if line.startswith("| ")]) == 4
+    assert "it / broke" in page
+    assert json.loads(json.dumps(campaign.as_dict()))["totals"]["faults"] == 2
+
+
+def test_a_part_is_replaced_where_its_marks_are() -> None:
+    with pytest.raises(ValueError, match="no part table"):
+        replace_part("nothing", "table", "text")
+    for part in ("table", "saves", "starts", "hours", "torchrun"):
+        assert "new text" in replace_part(PAGE.read_text(encoding="utf-8"), part, "new text")
+
+
+def test_every_test_that_the_promises_name_exists() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    promises = re.findall(r"^(\d+)\. \*\*", page, re.MULTILINE)
+    assert promises == [str(number) for number in range(1, 11)]
+    assert len(named) >= len(promises)
+    root = PAGE.parent
+    for file, test in named:
+        source = (root / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?def {test}\(", source, re.MULTILINE), f"{file}::{test}"
+
+
+def test_every_kind_of_fault_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == len(FAULTS)
+    for name, kind in FAULTS.items():
+        assert kind.does, name
+        assert importlib.import_module(kind.__module__).KINDS
+
+
+@pytest.mark.campaign
+@pytest.mark.netns
+@pytest.mark.timeout(600)
+def test_a_killed_supervisor_and_a_killed_rank_break_no_promise(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    kinds = ["--kinds", "supervisor-kill", "rank-kill"]
+    assert main(["--faults", "2", "--seed", "5", *kinds, "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["totals"]["healed"] == 2
