@@ -47,6 +47,11 @@ class UserError(RacklessError):
         self.where = where
         """File, node or run that it is about, for programs; empty: the command itself."""
 
+    def reword(self, message: str, hint: str) -> None:
+        """Say the same with what the caller knows."""
+        self.message, self.hint = hide_secrets(message), hide_secrets(hint)
+        self.args = (self.message,)
+
 
 @contextlib.contextmanager
 def located(where: str) -> Iterator[None]:

@@ -58,7 +58,7 @@ ORDER = {
     ),
     "app.nodes": (
         "node archive credential endpoints | transport | bootstrap | channel | link | client watch"
-        " | fleet files"
+        " identity finder | fleet files"
     ),
     "app.planning": (
         "config_reader layer_shape | mixer_layers | family_layers | family_table"

@@ -137,14 +137,22 @@ class NodeFacts:
     environment: EnvironmentReport | None = None
     compiler: str | None = None
     """Path of the C compiler for training; None: none was found."""
+    machine_id: str | None = None
+    """Hash of the id that the system was given when it was installed; None: it has none."""
+    agent_home: str | None = None
+    """Folder of the agent; None: a node of an earlier version."""
+    started_s: float | None = None
+    """Time at which the PC was started, in seconds since 1970."""
 
     def check_foreign(self) -> None:
-        for name in ("hostname", "os", "kernel", "python", "architecture", "cpu", "address"):
+        texts = ("hostname", "os", "kernel", "python", "architecture", "cpu", "address")
+        for name in (*texts, "machine_id", "agent_home"):
             check_text(name, getattr(self, name) or "")
         _check_count("gpus", self.gpus, MAX_GPUS)
         _check_count("gpu_uses", self.gpu_uses, MAX_LISTED)
         _check_count("interfaces", self.interfaces, MAX_LISTED)
         check_time("wall_s", self.wall_s)
+        check_time("started_s", self.started_s)
         _drop_implausible(self)
 
 

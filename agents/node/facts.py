@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ from typing import Any
 
 from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts
 from agents.contract.wire import from_wire
-from agents.state import Home, identity_from, read_json
+from agents.state import Home, boot_time_s, identity_from, read_json
 from agents.telemetry.host import parse_memory, read_disk
 
 RECORDER_TIMEOUT_S = 8.0
@@ -50,6 +51,9 @@ def read_facts(home: Home) -> NodeFacts:
         wsl=read_wsl_mode(),
         wall_s=time.time(),
         compiler=find_compiler(),
+        machine_id=read_machine_id(),
+        agent_home=str(home.path),
+        started_s=boot_time_s(),
     )
 
 
@@ -145,6 +149,17 @@ def _describe_interface(name: str, address: str) -> InterfaceFacts:
         # Loopback and tunnels report `unknown`, which is neither.
         up={"up": True, "down": False}.get(state),
     )
+
+
+def read_machine_id() -> str | None:
+    """Return a hash of this system's id, by which it is known at any address; None: it has none.
+
+    The id itself is not to be sent over a network (`man 5 machine-id`).
+    """
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        if own_id := _read(path).strip():
+            return hashlib.sha256(f"rackless {own_id}".encode()).hexdigest()[:32]
+    return None
 
 
 def find_compiler() -> str | None:

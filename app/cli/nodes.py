@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
 from app.cli.output import Output, confirm, plain
 from app.errors import HostKeyUnknown
-from app.text import DASH, show_bytes, show_duration
+from app.text import DASH, show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
     from app.core.core import Core
@@ -25,6 +27,10 @@ def add_parser(commands: Commands) -> None:
     _add_add(verbs)
     add_command(verbs, "list", "list the nodes and their state", with_core(_list))
     _named(verbs, "show", "show the details of a node", _show)
+    move = _named(verbs, "set-address", "reach a node at a new address; runs stay", _set_address)
+    move.add_argument("--ssh", metavar="USER@HOST[:PORT]", required=True, help="new address")
+    _add_key_options(move)
+    _named(verbs, "find", "look for a node at a new address of this network, and use it", _find)
     _named(verbs, "remove", "remove a node from the list; nothing on it is deleted", _remove)
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
     setup.add_argument("--python", metavar="FILE", help="use this interpreter on the node instead")
@@ -52,6 +58,10 @@ def _add_add(verbs: Commands) -> None:
     way.add_argument("--ssh", metavar="USER@HOST[:PORT]", help="a PC reached by SSH")
     way.add_argument("--local", action="store_true", help="this PC")
     way.add_argument("--wsl", metavar="DISTRO", help="a WSL distro of this PC")
+    _add_key_options(parser)
+
+
+def _add_key_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", type=Path, metavar="FILE", help="private key for --ssh")
     parser.add_argument(
         "--accept-host-key",
@@ -72,15 +82,7 @@ def _named(
 
 
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
-    address = _address(args)
-    try:
-        node = await core.nodes.add(args.name, address, args.accept_host_key)
-    except HostKeyUnknown as error:
-        # Never asked with --json: a program reads the output, and cannot compare fingerprints.
-        if args.accept_host_key or out.as_json or not _confirmed(error):
-            raise
-        # The fingerprint that was shown, not the one of a second connection.
-        node = await core.nodes.add(args.name, address, error.fingerprint)
+    node = await _asking(core.nodes.add, args, _address(args), out)
     out.document(node)
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
     if node.problem:
@@ -88,13 +90,56 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+async def _set_address(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.nodes.node import SshAddress, parse_ssh_address
+
+    address = parse_ssh_address(args.ssh, _key_file(args))
+    old = core.nodes.address(args.name)
+    if args.key is None and isinstance(old, SshAddress):
+        address = replace(address, key=old.key)
+    node = await _asking(core.nodes.set_address, args, address, out)
+    out.document(node)
+    out.text(f"{node.name} is reached at {node.address} from now on")
+    return 0
+
+
+async def _find(core: Core, args: argparse.Namespace, out: Output) -> int:
+    node = await core.nodes.find(args.name)
+    out.document(node)
+    out.text(
+        f"{node.name} is at {node.address} now: host key and machine id are the same. It is "
+        "reached there from now on"
+    )
+    return 0
+
+
+async def _asking(
+    act: Callable[[str, NodeAddress, str | None], Awaitable[NodeSnapshot]],
+    args: argparse.Namespace,
+    address: NodeAddress,
+    out: Output,
+) -> NodeSnapshot:
+    """Add or move a node; ask on the terminal whether a host key is the right one."""
+    try:
+        return await act(args.name, address, args.accept_host_key)
+    except HostKeyUnknown as error:
+        # Never asked with --json: a program reads the output, and cannot compare fingerprints.
+        if args.accept_host_key or out.as_json or not _confirmed(error):
+            raise
+        # The fingerprint that was shown, not the one of a second connection.
+        return await act(args.name, address, error.fingerprint)
+
+
+def _key_file(args: argparse.Namespace) -> Path | None:
+    # Stored with the node: later commands and the window start in other folders.
+    return args.key.expanduser().absolute() if args.key else None
+
+
 def _address(args: argparse.Namespace) -> NodeAddress:
     from app.nodes.node import LocalAddress, WslAddress, parse_ssh_address
 
     if args.ssh:
-        # Stored with the node: later commands and the window start in other folders.
-        key = args.key.expanduser().absolute() if args.key else None
-        return parse_ssh_address(args.ssh, key)
+        return parse_ssh_address(args.ssh, _key_file(args))
     return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
 
 
@@ -197,6 +242,7 @@ def _facts(node: NodeSnapshot) -> list[tuple[str, str]]:
     environment = facts.environment.python if facts.environment else None
     rows += [
         ("system", f"{facts.os}, kernel {facts.kernel}, {facts.architecture}"),
+        ("up since", show_moment(facts.started_s, time.time())),
         ("python", facts.python),
         ("trains with", environment or f"{DASH} (rackless nodes setup {node.name})"),
         ("cpu", f"{facts.cpu or DASH}, {facts.num_cores or DASH} cores"),

@@ -30,7 +30,7 @@ from app.events import (
 )
 from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
-from app.nodes.node import Node, address_from_json
+from app.nodes.node import node_from_json
 from app.paths import Paths, private_folder
 from app.runs.fleet_pool import FleetPool
 from app.runs.lifecycle.background_tasks import BackgroundTasks
@@ -90,6 +90,7 @@ class Core:
             core.at_end = at_end
             stack.push_async_callback(core._background.end)
             stack.enter_context(hub.listening(core.runs.take_sample))
+            stack.enter_context(hub.listening(core.nodes.take_facts))
             yield core
         finally:
             # Not `async with`: the fleet's task group would wrap an error of the block in a group.
@@ -127,7 +128,7 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
     private_folder(paths.runs)  # journals and logs quote training data
     node_store = NodeStore(database, paths.nodes_file)
     for known in node_store.all():
-        fleet.add(Node(name=known.name, address=address_from_json(known.address)))
+        fleet.add(node_from_json(known.name, known.address, known.identity))
     recoveries = RecoveryStore(database)
     services = Services(
         paths=paths,

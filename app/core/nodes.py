@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
-from app.events import EventHub, LinkSnapshot, NodeSnapshot, SampleArrived
+from app.errors import UserError
+from app.events import Event, EventHub, LinkSnapshot, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.fleet import Fleet
-from app.nodes.node import Node, NodeAddress, address_to_json
+from app.nodes.node import Node, NodeAddress, SshAddress, address_to_json, identity_to_json
 from app.runs.lifecycle import reconcile, stop
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.services import Services
@@ -53,13 +55,78 @@ class CoreNodes:
             UserError: it cannot be added; nothing is saved.
         """
         await self._fleet.join(Node(name=name, address=address), accept_host_key)
-        self._store.save(name, address_to_json(address))
+        self._save(name)
         # On since `connect`, as in the window: every node stays connected, also a new one.
         if self._background.is_on:
             await self._fleet.connect((name,))
         # The PC may have carried runs of an earlier store, or of this one before it was removed.
         await reconcile.search_nodes(self._services, (name,))
         return await self._fleet.refresh(name)
+
+    def address(self, name: str) -> NodeAddress:
+        """Return the address at which a node is reached.
+
+        Raises:
+            UserError: there is no such node.
+        """
+        return self._fleet.node(name).address
+
+    async def set_address(
+        self, name: str, address: NodeAddress, accept_host_key: str | None = None
+    ) -> NodeSnapshot:
+        """Reach a node at a new address from now on, if it is the same PC.
+
+        Raises:
+            HostKeyUnknown: its host key is another one; ask, then call again with its fingerprint.
+            UserError: it cannot be reached there, or is another PC; the old address stays.
+        """
+        await self._fleet.move(name, address, accept_host_key)
+        self._save(name)
+        if self._background.is_on:
+            await self._fleet.connect((name,))
+        return self._fleet.snapshot(name)
+
+    async def find(self, name: str) -> NodeSnapshot:
+        """Look for a node at another address of this network, and reach it there from now on.
+
+        Raises:
+            UserError: no PC of this network has its host key and machine id.
+        """
+        from app.nodes.finder import find_host
+
+        address = self._fleet.node(name).address
+        if not isinstance(address, SshAddress):
+            raise UserError(f"{name} is {address} and has no address", where=name)
+        places = await find_host(address, self._services.paths.home)
+        refused = ""
+        for place in places:
+            try:
+                return await self.set_address(name, place)
+            except UserError as error:  # a cloned disk has the same host key
+                refused = f" {error.message}"
+        raise UserError(
+            f"no PC of this network answers as {name} at another address than {address.host}."
+            f"{refused}",
+            "Check that it is on. If it is in another network: rackless nodes set-address "
+            f"{name} --ssh USER@HOST",
+            where=name,
+        )
+
+    def take_facts(self, event: Event) -> None:
+        """Store the identity of a node once it is known, such as of one of an earlier version."""
+        if not isinstance(event, NodeChanged) or event.node.facts is None:
+            return
+        name = event.node.name
+        if not self._fleet.learn(name, event.node.facts):
+            return
+        with contextlib.suppress(UserError):  # the disk is full: it is stored next time
+            # Another process may have removed it.
+            if any(record.name == name for record in self._store.all()):
+                self._save(name)
+
+    def _save(self, name: str) -> None:
+        node = self._fleet.node(name)
+        self._store.save(name, address_to_json(node.address), identity_to_json(node.identity))
 
     def all(self) -> tuple[NodeSnapshot, ...]:
         """Return every node as last known, without asking it."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from agents.contract.node import NodeFacts
-from app.errors import UserError
+from app.errors import HostKeyUnknown, UserError
 from app.events import EventHub, NodeChanged, NodeRemoved, NodeSnapshot
 from app.nodes.archive import AgentArchive, build_archive
 from app.nodes.client import NodeClient
 from app.nodes.link import Link, open_link
-from app.nodes.node import Node, NodeAddress, SshAddress, transport_of
+from app.nodes.node import Node, NodeAddress, SshAddress, transport_of, with_identity
 from app.nodes.watch import NodeWatch
 
 MAX_CONNECTS = 8
@@ -81,6 +82,62 @@ class Fleet:
         self._nodes[node.name] = node
         self._events.publish(NodeChanged(self.snapshot(node.name)))
 
+    def learn(self, name: str, facts: NodeFacts) -> Node | None:
+        """Keep what facts say of a node's identity; return the node if that is news."""
+        old = self._nodes.get(name)
+        node = with_identity(old, facts) if old else None
+        if node is None or node == old:
+            return None
+        self._nodes[name] = node
+        return node
+
+    async def change(self, node: Node) -> None:
+        """Take a new address or identity of a registered node, such as another process stored."""
+        old = self.node(node.name)
+        self._nodes[node.name] = node
+        if old.address == node.address:
+            return
+        watched = node.name in self._watches
+        await self._stop_watching(node.name)
+        self._last.pop(node.name, None)
+        self._events.publish(NodeChanged(self.snapshot(node.name)))
+        if watched:
+            await self.connect((node.name,))
+
+    async def move(
+        self, name: str, address: NodeAddress, accept_host_key: str | None = None
+    ) -> NodeSnapshot:
+        """Reach a node at another address from now on, if the same PC answers there.
+
+        The host key that was confirmed for the old address is not asked about again.
+
+        Raises:
+            HostKeyUnknown: another key is shown there; ask, and call again with its fingerprint.
+            UserError: it cannot be reached there, or is another PC.
+        """
+        from app.nodes.identity import fingerprint_at, require_same
+
+        old = self.node(name)
+        node = replace(old, address=address)
+        self._require_free(node)
+        keep_key = self._is_known_host(address)
+        known = fingerprint_at(old, self._home)
+        try:
+            node, facts = await self._get_to_know(node, accept_host_key, known)
+            require_same(replace(node, identity=old.identity), node.identity)
+        except HostKeyUnknown as error:
+            error.reword(f"{error.message} {name} had another one at {old.address}.", error.hint)
+            raise
+        except BaseException:
+            if not keep_key:
+                self._forget_host(address)
+            raise
+        await self.change(node)
+        if not any(_same_host(old.address, one.address) for one in self._nodes.values()):
+            self._forget_host(old.address)
+        self._last[name] = _snapshot(node, "online", facts)
+        return self.snapshot(name)
+
     async def join(
         self, node: Node, accept_host_key: str | None = None
     ) -> tuple[NodeSnapshot, NodeFacts]:
@@ -92,26 +149,22 @@ class Fleet:
             HostKeyUnknown: show the fingerprint, ask, and call again with it.
             UserError: why it cannot be added.
         """
+        # Imported on use, here and below: lists need no identity.
+        from app.nodes.identity import find_twin, refuse_twin
+
         if node.name in self._nodes:
             raise UserError(
                 f"There is already a node called {node.name}",
                 f"Choose another name, or remove it: rackless nodes remove {node.name}",
             )
-        for other in self._nodes.values():
-            if _is_same_place(node.address, other.address):
-                raise UserError(
-                    f"{node.address} is already a node: {other.name}",
-                    f"Use that one, or remove it first: rackless nodes remove {other.name}",
-                )
+        self._require_free(node)
         # A key that another node has confirmed must survive a failed join.
         keep_key = self._is_known_host(node.address)
         try:
-            # Without a watch, which would publish and keep retrying a node that may be turned down.
-            link = await self._open(node, accept_host_key)
-            try:
-                facts = await NodeClient(node.name, _Held(link)).facts()
-            finally:
-                await link.close()
+            node, facts = await self._get_to_know(node, accept_host_key)
+            twin = find_twin(node, self._nodes.values(), self._home)
+            if twin is not None:
+                raise refuse_twin(node, twin)
         except BaseException:
             if not keep_key:
                 self._forget_host(node.address)
@@ -120,6 +173,37 @@ class Fleet:
         self._last[node.name] = _snapshot(node, "online", facts)
         self._events.publish(NodeChanged(self._last[node.name]))
         return self._last[node.name], facts
+
+    def _require_free(self, node: Node) -> None:
+        """Raise UserError if another node has this address."""
+        for other in self._nodes.values():
+            if other.name != node.name and _is_same_place(node.address, other.address):
+                raise UserError(
+                    f"{node.address} is already a node: {other.name}",
+                    f"Use that one, or remove it first: rackless nodes remove {other.name}",
+                )
+
+    async def _get_to_know(
+        self, node: Node, accept: str | None, known: str | None = None
+    ) -> tuple[Node, NodeFacts]:
+        """Ask a node at its address for its facts, and return it with its identity.
+
+        Args:
+            node: may be turned down later, so that it gets no watch, which would publish it.
+            accept: fingerprint that a person has confirmed for this address.
+            known: fingerprint that a person has confirmed for another address of the same PC.
+        """
+        try:
+            link = await self._open(node, accept)
+        except HostKeyUnknown as error:
+            if error.fingerprint != known:
+                raise
+            link = await self._open(node, known)
+        try:
+            facts = await NodeClient(node.name, _Held(link)).facts()
+        finally:
+            await link.close()
+        return with_identity(node, facts), facts
 
     async def remove(self, name: str) -> None:
         """Disconnect and unregister a node; forget its host key unless another node shares it."""
@@ -218,9 +302,18 @@ class Fleet:
         async with self._building:
             if self._archive is None:
                 self._archive = await asyncio.to_thread(build_archive)
-        return await open_link(
-            node, self._archive, home=self._home, gate=self._gate, accept_host_key=accept_host_key
-        )
+        try:
+            return await open_link(
+                node,
+                self._archive,
+                home=self._home,
+                gate=self._gate,
+                accept_host_key=accept_host_key,
+            )
+        except UserError as error:
+            from app.nodes.identity import explain_key
+
+            raise explain_key(error, node, self._nodes.values(), self._home) from None
 
     def _is_known_host(self, address: NodeAddress) -> bool:
         if not isinstance(address, SshAddress):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract.node import NodeFacts
 from app.errors import UsageError
 from app.events import TransportKind
 
@@ -79,10 +80,22 @@ NodeAddress = SshAddress | LocalAddress | WslAddress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodeIdentity:
+    """What a node is, wherever it is reached; over SSH together with its host key."""
+
+    machine_id: str
+    """Hash of the system's id."""
+    agent_home: str
+    """Folder of the agent there: two users of one PC are two nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     name: str
     """Name of 1 to 63 letters, digits, dots, dashes and underscores; also a folder name."""
     address: NodeAddress
+    identity: NodeIdentity | None = None
+    """None: not known, as of a node that was added by an earlier version."""
 
     def __post_init__(self) -> None:
         check_node_name(self.name)
@@ -172,6 +185,33 @@ def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
     except KeyError as error:
         raise ValueError(f"the stored address has no {error}: {dict(stored)!r}") from error
     raise ValueError(f"the stored address has no known transport: {dict(stored)!r}")
+
+
+def with_identity(node: Node, facts: NodeFacts) -> Node:
+    """Return the node with what its facts say of its identity."""
+    if not facts.machine_id or not facts.agent_home:
+        return node
+    found = NodeIdentity(machine_id=facts.machine_id, agent_home=facts.agent_home)
+    return replace(node, identity=found)
+
+
+def identity_to_json(identity: NodeIdentity | None) -> dict[str, Any]:
+    """Return the identity as JSON values, for storage; empty: it is not known."""
+    return {} if identity is None else asdict(identity)
+
+
+def node_from_json(name: str, address: Mapping[str, Any], identity: Mapping[str, Any]) -> Node:
+    """Return a stored node.
+
+    Raises:
+        ValueError: the address is none.
+    """
+    known = {key: str(identity[key]) for key in ("machine_id", "agent_home") if key in identity}
+    return Node(
+        name=name,
+        address=address_from_json(address),
+        identity=NodeIdentity(**known) if len(known) == 2 else None,
+    )
 
 
 def _split_port(place: str, text: str) -> tuple[str, int]:

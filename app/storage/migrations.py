@@ -149,4 +149,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) STRICT""",
     ),
     ("ALTER TABLE recoveries ADD COLUMN reason TEXT NOT NULL DEFAULT ''",),
+    # A JSON object; empty: not known yet.
+    ("ALTER TABLE nodes ADD COLUMN identity TEXT NOT NULL DEFAULT '{}'",),
 )

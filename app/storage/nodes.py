@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class NodeRecord:
     address: dict[str, Any]
     """Plain form of the address; `app.nodes.node` defines the keys."""
     added_s: float
+    identity: dict[str, Any] = field(default_factory=dict)
+    """Plain form of the identity, as `app.nodes.node` defines it; empty: not known."""
 
 
 class NodeStore:
@@ -30,12 +32,18 @@ class NodeStore:
         self._copy = copy
 
     def all(self) -> tuple[NodeRecord, ...]:
-        rows = self._database.read("SELECT name, address, added_s FROM nodes ORDER BY rowid")
-        return tuple(NodeRecord(name=n, address=json.loads(a), added_s=t) for n, a, t in rows)
+        rows = self._database.read(
+            "SELECT name, address, added_s, identity FROM nodes ORDER BY rowid"
+        )
+        return tuple(
+            NodeRecord(name=n, address=json.loads(a), added_s=t, identity=json.loads(i))
+            for n, a, t, i in rows
+        )
 
-    def save(self, name: str, address: dict[str, Any]) -> None:
-        """Store a node or its new address."""
-        self._insert(NodeRecord(name=name, address=address, added_s=time.time()))
+    def save(self, name: str, address: dict[str, Any], identity: dict[str, Any]) -> None:
+        """Store a node, or its new address and identity."""
+        node = NodeRecord(name=name, address=address, added_s=time.time(), identity=identity)
+        self._insert(node)
         self._write_copy()
 
     def remove(self, name: str) -> None:
@@ -46,13 +54,14 @@ class NodeStore:
     def _insert(self, node: NodeRecord) -> None:
         with self._database.write() as connection:
             connection.execute(
-                "INSERT INTO nodes (name, address, added_s) VALUES (?, ?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET address = excluded.address",
-                (node.name, json.dumps(node.address), node.added_s),
+                "INSERT INTO nodes (name, address, added_s, identity) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET address = excluded.address, "
+                "identity = excluded.identity",
+                (node.name, json.dumps(node.address), node.added_s, json.dumps(node.identity)),
             )
 
     def _write_copy(self) -> None:
-        nodes = [{"name": n.name, "address": n.address, "added_s": n.added_s} for n in self.all()]
+        nodes = [asdict(node) for node in self.all()]
         replace_text(self._copy, json.dumps(nodes, indent=1) + "\n")
 
     def restore_from_copy(self) -> None:
@@ -65,7 +74,12 @@ def _read_copy(path: Path) -> list[NodeRecord]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
         return [
-            NodeRecord(name=r["name"], address=dict(r["address"]), added_s=float(r["added_s"]))
+            NodeRecord(
+                name=r["name"],
+                address=dict(r["address"]),
+                added_s=float(r["added_s"]),
+                identity=dict(r.get("identity") or {}),
+            )
             for r in rows
         ]
     except (OSError, ValueError, TypeError, KeyError):

@@ -392,6 +392,19 @@ class FakeNodes:
         self._core.put_node(self._core.newcomer or make_node(name))
         return self._core.node_map[name]
 
+    def address(self, name: str) -> Any:
+        return self._core.node_map[name].address
+
+    async def set_address(
+        self, name: str, address: Any, accept_host_key: str | None = None
+    ) -> NodeSnapshot:
+        await self._core.act("nodes.set_address", name, str(address), accept_host_key)
+        return self._core.node_map[name]
+
+    async def find(self, name: str) -> NodeSnapshot:
+        await self._core.act("nodes.find", name)
+        return self._core.node_map[name]
+
     async def refresh(self, name: str) -> NodeSnapshot:
         await self._core.act("nodes.refresh", name)
         return self._core.node_map[name]

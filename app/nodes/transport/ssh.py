@@ -41,7 +41,7 @@ _CIPHERS = (
     "aes128-ctr",
     "aes256-ctr",
 )
-_HOST_KEY_ALGORITHMS = {
+HOST_KEY_ALGORITHMS = {
     "ssh-ed25519": ("ssh-ed25519",),
     "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
     "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
@@ -49,7 +49,7 @@ _HOST_KEY_ALGORITHMS = {
     # One RSA key signs in several ways; the one with SHA-1, also called ssh-rsa, is left out.
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
-_ALL_HOST_KEY_ALGORITHMS = tuple(name for names in _HOST_KEY_ALGORITHMS.values() for name in names)
+_ALL_HOST_KEY_ALGORITHMS = tuple(name for names in HOST_KEY_ALGORITHMS.values() for name in names)
 # How a handshake ends when the host has none of the requested key types; the server may disconnect
 # before our own side has noticed.
 _NO_COMMON_KEY_TYPE = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
@@ -132,7 +132,7 @@ class _HostKeyJudge:
         if self._known is None:
             return _ALL_HOST_KEY_ALGORITHMS
         name = self._known.get_algorithm()
-        return _HOST_KEY_ALGORITHMS.get(name, _ALL_HOST_KEY_ALGORITHMS)
+        return HOST_KEY_ALGORITHMS.get(name, _ALL_HOST_KEY_ALGORITHMS)
 
     def accepts(self, key: asyncssh.SSHKey) -> bool:
         shown = fingerprint_of(key)

@@ -13,7 +13,7 @@ from typing import Any
 
 from app.events import ACTIVE_STATES, ArtifactsChanged, Event, EventHub, NodeChanged
 from app.nodes.fleet import Fleet
-from app.nodes.node import Node, address_from_json
+from app.nodes.node import node_from_json
 from app.runs.lifecycle.reconcile import search_nodes
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
@@ -107,13 +107,17 @@ class BackgroundTasks:
                 version = newest
                 self._services.runs.publish_changed()
                 self._events.publish(ArtifactsChanged())
-                self._take_new_nodes()
+                await self._take_nodes()
             self._watch_active()
 
-    def _take_new_nodes(self) -> None:
+    async def _take_nodes(self) -> None:
+        """Take the nodes that another process has added or moved."""
         for record in self._nodes.all():
+            node = node_from_json(record.name, record.address, record.identity)
             if record.name not in self._fleet.names():
-                self._fleet.add(Node(name=record.name, address=address_from_json(record.address)))
+                self._fleet.add(node)
+            elif self._fleet.node(record.name) != node:
+                await self._fleet.change(node)
 
     async def _follow_nodes(self) -> None:
         """Ask every node that comes online for the attempts that it remembers."""

@@ -42,8 +42,8 @@ def database(tmp_path: Path) -> Database:
 def test_nodes_keep_their_order_and_addresses(database: Database, tmp_path: Path) -> None:
     store = NodeStore(database, tmp_path / "nodes.json")
     for name in ("zeta", "alpha", "beta"):
-        store.save(name, {"transport": "ssh", "host": name})
-    store.save("zeta", {"transport": "local"})
+        store.save(name, {"transport": "ssh", "host": name}, {})
+    store.save("zeta", {"transport": "local"}, {})
     store.remove("alpha")
     assert [(n.name, n.address.get("host")) for n in store.all()] == [
         ("zeta", None),
@@ -67,7 +67,7 @@ def test_a_run_from_before_a_rule_of_today_is_listed_and_changed(database: Datab
 
 
 def test_lost_database_takes_the_nodes_from_their_copy(database: Database, tmp_path: Path) -> None:
-    NodeStore(database, tmp_path / "nodes.json").save("alpha", {"transport": "local"})
+    NodeStore(database, tmp_path / "nodes.json").save("alpha", {"transport": "local"}, {})
     database.close()
     (tmp_path / "rackless.sqlite3").unlink()
     again = NodeStore(open_database(tmp_path / "rackless.sqlite3"), tmp_path / "nodes.json")
@@ -86,7 +86,7 @@ def test_copy_that_was_edited_badly_is_passed_over(tmp_path: Path, text: str) ->
 
 def test_removed_node_does_not_come_back_from_the_copy(database: Database, tmp_path: Path) -> None:
     store = NodeStore(database, tmp_path / "nodes.json")
-    store.save("alpha", {"transport": "local"})
+    store.save("alpha", {"transport": "local"}, {})
     store.remove("alpha")
     again = NodeStore(open_database(tmp_path / "new.sqlite3"), tmp_path / "nodes.json")
     again.restore_from_copy()

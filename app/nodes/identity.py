@@ -1,0 +1,100 @@
+"""Recognise a PC by its host key and machine id, whatever its address is now.
+
+Addresses of a home network change hands (DHCP). Only a host key proves who answers; the machine id
+tells cloned disks apart, which share their keys, and the agent's folder two users of one PC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from app.errors import HostKeyChanged, HostKeyUnknown, UserError
+from app.nodes.node import Node, NodeIdentity, SshAddress
+
+
+def find_twin(node: Node, others: Iterable[Node], home: Path) -> Node | None:
+    """Return another node that is the same PC and user as `node`; None: there is none."""
+    for other in others:
+        if other.identity is None or other.identity != node.identity:
+            continue
+        keys = {key for key in (fingerprint_at(node, home), fingerprint_at(other, home)) if key}
+        # This PC itself has no host key here; images of one container share their machine id.
+        if len(keys) < 2:
+            return other
+    return None
+
+
+def refuse_twin(node: Node, twin: Node) -> UserError:
+    """Return the error of a node that is known under another name."""
+    hint = f"Use {twin.name}: one PC is one node."
+    if isinstance(node.address, SshAddress) and isinstance(twin.address, SshAddress):
+        hint = (
+            f"If its address has changed: rackless nodes set-address {twin.name} --ssh "
+            f"{node.address}. Else use {twin.name}: one PC is one node."
+        )
+    return UserError(
+        f"{node.address} is the PC of {twin.name}, which was added as {twin.address}: host key and "
+        "machine id are the same",
+        hint,
+        where=node.name,
+    )
+
+
+def explain_key(error: UserError, node: Node, nodes: Iterable[Node], home: Path) -> UserError:
+    """Return the error of a host key with the node that the key belongs to, if it is one of ours.
+
+    Args:
+        error: what the connection failed with; another error is returned as it is.
+        node: the one that was to be reached.
+        nodes: all that were added.
+        home: folder of the master.
+    """
+    if not isinstance(error, (HostKeyChanged, HostKeyUnknown)):
+        return error
+    shown = error.shown if isinstance(error, HostKeyChanged) else error.fingerprint
+    owner = next(
+        (n for n in nodes if n.name != node.name and fingerprint_at(n, home) == shown), None
+    )
+    if isinstance(error, HostKeyUnknown):
+        if owner is not None:
+            said = f"{error.message} It is the confirmed key of {owner.name}."
+            error.reword(said, error.hint)
+        return error
+    find = f"rackless nodes find {node.name}"
+    if owner is not None:
+        error.reword(
+            f"{error.host} answers with the host key of {owner.name}, not of {node.name}: that PC "
+            "has this address now.",
+            f"Nothing is wrong with either PC. Look for the new address: {find}",
+        )
+    else:
+        hint = f"If another PC has this address now, look for the new one: {find}. {error.hint}"
+        error.reword(error.message, hint)
+    return error
+
+
+def require_same(node: Node, found: NodeIdentity | None) -> None:
+    """Check that what answers at a new address is the PC that `node` was.
+
+    Raises:
+        UserError: its machine id is another one.
+    """
+    known = node.identity
+    if known is not None and found is not None and known.machine_id != found.machine_id:
+        raise UserError(
+            f"{node.address} is another PC than {node.name} was: its machine id differs",
+            "Add it under a name of its own: rackless nodes add NAME --ssh USER@HOST. If it was "
+            f"installed anew, remove {node.name} first.",
+            where=node.name,
+        )
+
+
+def fingerprint_at(node: Node, home: Path) -> str | None:
+    """Return the fingerprint of the node's confirmed host key; None: it has none here."""
+    if not isinstance(node.address, SshAddress):
+        return None
+    from app.nodes.transport.host_keys import HostKeys, fingerprint_of
+
+    key = HostKeys(home).find(node.address)
+    return None if key is None else fingerprint_of(key)

@@ -1,0 +1,97 @@
+"""A PC is known by its host key and machine id, wherever it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.errors import HostKeyChanged, HostKeyUnknown, UserError
+from app.nodes import finder
+from app.nodes.identity import explain_key, require_same
+from app.nodes.node import Node, NodeIdentity, SshAddress
+from app.nodes.transport.loopback import LoopbackNode, power_cut, start_loopback
+from tests.fakes.fleet import Seen, fleet_at
+from tests.fakes.ssh import address_of, loopback_node, make_key
+
+NOBODY = SshAddress(host="192.168.1.2", user="u")
+
+
+async def move_server(server: LoopbackNode, folder: Path, address: str) -> LoopbackNode:
+    """Let the PC answer at another address only, as after a new lease of its router."""
+    await asyncio.to_thread(power_cut, server.home)
+    await server.process.wait()
+    key = make_key(folder).with_name("key.pub")
+    return await start_loopback(server.home, key, address=address, port=server.port)
+
+
+def confirmed(master: Path) -> list[str]:
+    return [line.split()[0] for line in (master / "known_hosts").read_text().splitlines()]
+
+
+async def test_a_node_is_found_and_reached_at_its_new_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = tmp_path / "m"
+    monkeypatch.setattr(finder, "_neighbours", lambda host: iter(["127.0.0.1", "127.0.0.3"]))
+    async with loopback_node(tmp_path) as server, fleet_at(master, Seen()) as fleet:
+        await fleet.join(Node(name="pc", address=address_of(server)), server.fingerprint)
+        old = address_of(server)
+        moved = await move_server(server, tmp_path, "127.0.0.3")
+        twin = Node(name="other", address=address_of(moved))
+        with pytest.raises(HostKeyUnknown, match="the confirmed key of pc"):
+            await fleet.join(twin)
+        with pytest.raises(UserError, match="is the PC of pc, which was added as") as refused:
+            await fleet.join(twin, server.fingerprint)
+        assert f"rackless nodes set-address pc --ssh {address_of(moved)}" in refused.value.hint
+        assert fleet.names() == ("pc",)
+        assert len(confirmed(master)) == 1, "nothing of the one that was turned down stays"
+
+        (found,) = await finder.find_host(old, master)
+        assert found == replace(old, host="127.0.0.3")
+        node = await fleet.move("pc", found)  # the key is known: nobody is asked
+        assert (node.state, node.address) == ("online", str(found))
+        assert confirmed(master) == [f"[127.0.0.3]:{server.port}"]
+        assert (await fleet.client("pc").facts()).machine_id
+        await asyncio.to_thread(power_cut, moved.home)
+        await moved.process.wait()
+
+
+async def test_an_address_that_changed_hands_is_told_from_a_stranger(tmp_path: Path) -> None:
+    master = tmp_path / "m"
+    async with (
+        loopback_node(tmp_path, "one") as one,
+        loopback_node(tmp_path, "two") as two,
+        fleet_at(master, Seen()) as fleet,
+    ):
+        await fleet.join(Node(name="one", address=address_of(one)), one.fingerprint)
+        await fleet.join(Node(name="two", address=address_of(two)), two.fingerprint)
+        with pytest.raises(HostKeyUnknown, match=r"one had another one at .*127\.0\.0\.1"):
+            await fleet.move("one", replace(address_of(two), host="localhost"))
+        await asyncio.to_thread(power_cut, one.home)
+        taken = await move_server(replace(two, port=one.port), tmp_path, "127.0.0.1")
+        with pytest.raises(HostKeyChanged, match="host key of two, not of one") as changed:
+            await fleet.client("one").facts()
+        assert "rackless nodes find one" in changed.value.hint
+        await asyncio.to_thread(power_cut, taken.home)
+        await taken.process.wait()
+
+
+def test_a_key_of_nobody_stays_a_hard_stop(tmp_path: Path) -> None:
+    error = HostKeyChanged("192.168.1.2:22", "SHA256:old", "SHA256:new")
+    node = Node(name="pc", address=NOBODY)
+    told = explain_key(error, node, [node], tmp_path)
+    assert told is error
+    assert "someone is intercepting" in told.message
+    assert "rackless nodes find pc" in told.hint
+
+
+def test_a_cloned_disk_is_another_pc() -> None:
+    known = NodeIdentity(machine_id="a", agent_home="/home/u")
+    node = Node(name="pc", address=NOBODY, identity=known)
+    require_same(node, None)  # a node of an earlier version: its host key has to do
+    require_same(node, replace(known, agent_home="/elsewhere"))
+    with pytest.raises(UserError, match="another PC than pc was: its machine id differs"):
+        require_same(node, replace(known, machine_id="b"))
