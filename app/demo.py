@@ -2,8 +2,9 @@
 
 Three nodes on loopback, each behind its own SSH server with its own host key and home folder, are
 added, checked and train one small model together; one of them loses its power in the middle; the
-run goes on with the others; the result is exported and answers a question. Every step is verified:
-the story ends well only if each of them happened and the loss fell.
+run goes on with the others by itself, and with all of them once the lost one is back; the result is
+exported and answers a question. Every step is verified: the story ends well only if each of them
+happened and the loss fell.
 
 The caller (terminal or window) calls `prepare`, opens a core on `master_home`, calls `tell`, and
 finally `close`. The nodes stay up until the core is closed, so that a person can explore them.
@@ -26,11 +27,11 @@ from agents.contract.python_child import SAFE_FOLDER, python_environ
 from app.artifacts.exports.request import ExportRequest
 from app.core.core import Core
 from app.errors import HostKeyUnknown, UserError
-from app.events import ACTIVE_STATES, Certificate, Event, RunChanged, RunSnapshot
+from app.events import ACTIVE_STATES, Event, RunChanged, RunSnapshot
 from app.nodes.transport.loopback import LoopbackNode, power_cut
 from app.nodes.transport.loopback_site import LoopbackSite
+from app.presentation.interruption_text import tell_story
 from app.presentation.plan_text import describe_plan, describe_step
-from app.presentation.result_text import describe_certificate
 from app.text import count_of, show_list, show_loss, show_share
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -38,8 +39,6 @@ QUESTION = "Who founded Brenford?"
 """The base model knows the answer; the training teaches it to say so in a guide's words."""
 CUT_AT_SHARE = 0.4
 """Share of the steps after which a node loses power."""
-VERIFIED_STEPS = 3
-"""Number of logged steps that the resumed run replays and compares."""
 STEP_TIMEOUT_S = 300.0
 # Phases of a run before its first step; None until a rank has reported one.
 StepState = Literal["todo", "now", "done", "failed"]
@@ -65,9 +64,8 @@ class DemoOutcome:
     first_loss: float
     loss: float
     lost_node: str
-    resumed_step: int
-    certificate: str
-    """Result of the verified resume, in words."""
+    recovery: tuple[str, ...]
+    """Story of the loss and of the node's return, one sentence for each moment."""
     model_path: str
     question: str
     answer_before: str
@@ -88,7 +86,8 @@ class Demo:
         "Plan",
         "Train",
         "Pull a plug",
-        "Resume",
+        "Recover",
+        "Rejoin",
         "Export",
         "Ask the model",
     )
@@ -160,7 +159,8 @@ class Demo:
         self._next("the run starts; each rank's speed is measured")
         run_id = await self._start(core)
         lost = await self._train_and_cut(core, run_id)
-        proof = await self._resume(core, run_id)
+        await self._recover(core, run_id, lost)
+        story = await self._rejoin(core, run_id, lost)
         self._next("the adapter is merged into the model")
         made = await core.artifacts.export(
             ExportRequest(run_id=run_id),
@@ -175,9 +175,8 @@ class Demo:
             run_id=run_id,
             first_loss=run.first_loss or 0.0,
             loss=run.loss or 0.0,
-            lost_node=lost,
-            resumed_step=proof.first_step - 1,
-            certificate=describe_certificate(proof),
+            lost_node=lost.home.name,
+            recovery=story,
             model_path=str(made.path),
             question=QUESTION,
             answer_before=before,
@@ -207,8 +206,8 @@ class Demo:
 
     async def _start(self, core: Core) -> str:
         with resources.as_file(resources.files("resources") / "demo" / "run.yaml") as path:
-            # The story cuts a node off and resumes the run itself, to verify the resume.
-            spec = replace(core.library.read_run_file(path), nodes=self._names, recovery="off")
+            # The rest of the run is shorter than a restart, and the story is about the return.
+            spec = replace(core.library.read_run_file(path), nodes=self._names, rejoin="always")
             plan = await core.runs.plan(spec)
             if plan.chosen is not None:
                 self._note(f"{describe_plan(plan)} {describe_step(plan.chosen)} a step")
@@ -219,42 +218,51 @@ class Demo:
         self._next(f"each batch is shared as measured: {', '.join(shares)}")
         return run.run_id
 
-    async def _train_and_cut(self, core: Core, run_id: str) -> str:
+    async def _train_and_cut(self, core: Core, run_id: str) -> LoopbackNode:
         await self._until(core, _is_far_enough)
         lost = self._site.nodes[-1]
-        name = lost.home.name
-        self._next(f"{name} loses power")
+        self._next(f"{lost.home.name} loses power")
         await asyncio.to_thread(power_cut, lost.home)
-        run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
+        await self._until(core, lambda run: run.is_recovering or run.attempt > 1)
+        (loss,) = core.runs.interruptions(run_id)
         # The supervisor must name the node that died, not one that only lost its peer.
-        if run.state != "interrupted" or name not in run.message:
-            raise UserError(
-                f"after {name} lost power the run is {run.state}: {run.message}", run.hint
-            )
-        self._note(f"{run.message}. {run.hint}")
-        return name
+        if loss.kind != "loss" or lost.home.name not in loss.reason:
+            raise UserError(f"after {lost.home.name} lost power, the run says: {loss.reason}")
+        self._note(loss.reason)
+        return lost
 
-    async def _resume(self, core: Core, run_id: str) -> Certificate:
+    async def _recover(self, core: Core, run_id: str, lost: LoopbackNode) -> None:
+        """Wait until the run goes on without the node; then switch that on again."""
         rest = self._names[:-1]
-        self._next(f"on {show_list(rest)}; {VERIFIED_STEPS} logged steps are replayed")
-        self._run = await core.runs.resume(run_id, nodes=rest, verify_steps=VERIFIED_STEPS)
-        proof = await core.runs.certificate(run_id)
-        if proof is None or not proof.kept:
-            told = describe_certificate(proof) if proof else "no step finished"
-            raise UserError(f"the resumed run differs from the original: {told}")
-        self._note(describe_certificate(proof))
-        # The run may have ended during the wait for the certificate, and no event would follow.
-        self._run = await core.runs.refresh(run_id)
+        self._next(f"nobody has to do anything; the run goes on with {show_list(rest)}")
+        run = await self._until(core, lambda run: run.attempt > 1)
+        if run.nodes != rest:
+            raise UserError(f"the run went on with {show_list(run.nodes)}, not {show_list(rest)}")
+        self._note(f"resumed on {show_list(rest)}; {lost.home.name} is switched on again")
+        await self._site.restart(lost)
+        await self._until(core, lambda run: run.attempt > 2)
+
+    async def _rejoin(self, core: Core, run_id: str, lost: LoopbackNode) -> tuple[str, ...]:
+        """Wait until the run has ended with all nodes; return the story of both interruptions."""
+        name = lost.home.name
+        self._next(f"{name} is back, and the run goes on with all nodes from a checkpoint")
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
-        if run.state != "done" or run.nodes != rest:
-            raise UserError(f"the resumed run is {run.state}: {run.message}", run.hint)
+        if run.state != "done" or run.nodes != self._names:
+            raise UserError(
+                f"the run is {run.state} on {show_list(run.nodes)}: {run.message}", run.hint
+            )
+        found = core.runs.interruptions(run_id)
+        story = tuple(f"{one.title}: {one.text}" for part in found for one in tell_story(part))
+        back = found[-1]
+        if back.joined != (name,) or back.repeated_steps or back.state != "recovered":
+            raise UserError(f"{name} did not rejoin as it should. {'. '.join(story)}")
         if run.loss is None or run.first_loss is None or run.loss >= run.first_loss:
             raise UserError(
                 f"the loss did not fall: it started at {show_loss(run.first_loss)} and ended at "
                 f"{show_loss(run.loss)}"
             )
         self._note(f"loss {show_loss(run.first_loss)} at the start, {show_loss(run.loss)} now")
-        return proof
+        return story
 
     async def _until(self, core: Core, reached: Callable[[RunSnapshot], bool]) -> RunSnapshot:
         """Follow the demo's run until `reached`, and report its progress.
@@ -274,7 +282,7 @@ class Demo:
                 run = self._run
                 if run is not None and reached(run):
                     return run
-                if run is not None and run.state not in ACTIVE_STATES:
+                if run is not None and run.state not in ACTIVE_STATES and not run.is_recovering:
                     raise UserError(f"the run is {run.state}: {run.message}", run.hint)
                 if run is not None:
                     is_loading = run.phase is None or run.starting is not None

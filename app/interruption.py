@@ -26,8 +26,10 @@ class Interruption:
     """Newest step that the run had finished; 0: none."""
     nodes: tuple[str, ...]
     """Nodes of the attempt that ended."""
+    has_trained: bool = True
+    """Whether the attempt that ended had done a step."""
     last_step_s: float | None
-    """Time of that step by its node's clock, in seconds since the epoch; None: there was none."""
+    """Time of the newest step by its node's clock, in seconds since the epoch; None: none."""
     noticed_s: float
     """Time at which the end was noticed, in seconds since the epoch."""
     resumed_s: float | None = None
@@ -37,6 +39,9 @@ class Interruption:
     """Step that the next attempt started from; 0: from the beginning."""
     training_s: float | None = None
     """Time of the first step after it, by its node's clock; None: not done yet."""
+
+    is_cut: bool = False
+    """Whether the next attempt ended before its first step."""
 
     @property
     def without(self) -> tuple[str, ...]:

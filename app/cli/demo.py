@@ -32,7 +32,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _num_nodes(text: str) -> int:
-    # At least 2, since one is lost and the others resume; at most the names of `app.demo`.
+    # At least 2, since one is lost and the others go on; at most the names of `app.demo`.
     if not text.isdigit() or not 2 <= int(text) <= 8:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 2 to 8")
     return int(text)
@@ -95,9 +95,9 @@ def _end_text(outcome: DemoOutcome) -> str:
     return "\n".join(
         (
             f"The loss fell from {show_loss(outcome.first_loss)} to {show_loss(outcome.loss)}. "
-            f"{outcome.lost_node} was lost during the run; the other nodes resumed from step "
-            f"{outcome.resumed_step}.",
-            f"Resume verified: {outcome.certificate}.",
+            f"{outcome.lost_node} was lost during the run, which went on by itself, and joined it "
+            "again:",
+            *(f"  {moment}" for moment in outcome.recovery),
             f"Question:         {outcome.question}",
             f"Before training:  {outcome.answer_before}",
             f"After training:   {outcome.answer_after}",
@@ -195,7 +195,7 @@ class _Bar:
         run = story.run
         steps = (run.step or 0, run.total_steps or 0) if run else (0, 0)
         # Only these two follow the steps of a run; the others are steps of the story.
-        in_training = title in ("Train", "Resume") and steps[1]
+        in_training = title in ("Train", "Recover", "Rejoin") and steps[1]
         done = sum(state == "done" for _, state in story.steps)
         total = steps[1] if in_training else len(story.steps)
         completed = steps[0] if in_training else done

@@ -46,7 +46,7 @@ def tell_story(one: Interruption) -> list[StoryMoment]:
         moments.append(_tell_resume(one))
     if one.training_s is not None:
         moments.append(_tell_training(one))
-    elif open_end := _tell_open_end(one):
+    elif not one.is_cut and (open_end := _tell_open_end(one)):
         moments.append(open_end)
     return moments
 
@@ -74,13 +74,14 @@ def summarize_story(found: Sequence[Interruption]) -> str:
 def _tell_end(one: Interruption) -> list[StoryMoment]:
     last = f"step {one.step}" if one.step else ""
     if one.kind == "rejoin":
-        stopped = f"after {last}" if last else "before its first step"
-        return [
-            StoryMoment(one.noticed_s, "Node back", one.reason),
-            StoryMoment(max(one.began_s, one.noticed_s), "Saved and stopped", stopped),
-        ]
+        stopped = StoryMoment(one.noticed_s, "Stopped", "before the first step of this start")
+        if one.has_trained:
+            stopped = StoryMoment(
+                max(one.began_s, one.noticed_s), "Saved and stopped", f"after {last}"
+            )
+        return [StoryMoment(one.noticed_s, "Node back", one.reason), stopped]
     moments = []
-    if one.last_step_s is not None and last:
+    if one.has_trained and one.last_step_s is not None and last:
         moments.append(StoryMoment(one.began_s, "Last step", last))
     after_s = one.noticed_s - one.began_s
     after = f"{show_duration(after_s)} later" if moments and after_s > 0 else ""
@@ -94,8 +95,11 @@ def _tell_resume(one: Interruption) -> StoryMoment:
     away = f", without {show_list(one.without)}" if one.without else ""
     start = f"from step {one.resume_step}" if one.resume_step else "from the beginning"
     by = "by you, " if one.state == "replaced" else ""
-    after = f"{show_duration(max(one.resumed_s - one.began_s, 0.0))} after the last step"
+    last = "the last step" if one.last_step_s is not None else "it was noticed"
+    after = f"{show_duration(max(one.resumed_s - one.began_s, 0.0))} after {last}"
     text = f"{by}{after}, on {show_list(one.resumed_nodes)}{away}, {start}"
+    if one.is_cut:
+        text += "; it ended before its first step"
     return StoryMoment(one.resumed_s, "Resumed", text, "busy")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.interruption import Interruption
 from app.runs.journals.history import RunHistory
 from app.runs.rejoin import REJOIN
@@ -13,41 +15,49 @@ from app.storage.runs import AttemptRecord
 def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, ...]:
     """Return the interruptions of a run, oldest first."""
     attempts = {one.attempt: one for one in services.runs.store.attempts(run_id)}
+    losses = services.recoveries.all_of_run(run_id)
     history = services.runs.history(run_id)
-    return tuple(
-        _collect(loss, attempts, history) for loss in services.recoveries.all_of_run(run_id)
-    )
+    return tuple(_collect(loss, losses, attempts, history) for loss in losses)
 
 
 def find_interruption(services: Services, run_id: str, resumed: int) -> Interruption | None:
     """Return the interruption that attempt `resumed` ended; None: there is none."""
-    for loss in services.recoveries.all_of_run(run_id):
+    losses = services.recoveries.all_of_run(run_id)
+    for loss in losses:
         if loss.resumed_attempt == resumed:
             attempts = {one.attempt: one for one in services.runs.store.attempts(run_id)}
-            return _collect(loss, attempts, services.runs.history(run_id))
+            return _collect(loss, losses, attempts, services.runs.history(run_id))
     return None
 
 
-def _collect(loss: Loss, attempts: dict[int, AttemptRecord], history: RunHistory) -> Interruption:
+def _collect(
+    loss: Loss, losses: Sequence[Loss], attempts: dict[int, AttemptRecord], history: RunHistory
+) -> Interruption:
     number = loss.resumed_attempt
     if number is None and loss.state == "replaced":  # a person's resume is not recorded with it
         number = min((one for one in attempts if one > loss.attempt), default=None)
     ended, next_one = attempts.get(loss.attempt), attempts.get(number) if number else None
-    newest = history.attempt(loss.attempt).newest
     first = history.attempt(number).first if number else None
+    known = [
+        history.attempts[one].newest for one in sorted(history.attempts) if one <= loss.attempt
+    ]
+    newest = next((one for one in reversed(known) if one is not None), None)
+    has_trained = history.attempt(loss.attempt).newest is not None
     return Interruption(
         kind="rejoin" if loss.cause == REJOIN else "loss",
         state=loss.state,
         reason=loss.reason,
         # The last step may have ended after the end was noted.
-        step=max(loss.step, newest.step if newest is not None else 0),
+        step=max(loss.step, newest.step if newest is not None and has_trained else 0),
         nodes=_nodes_of(ended),
+        has_trained=has_trained,
         last_step_s=newest.time_s if newest is not None else None,
         noticed_s=loss.ended_s,
         resumed_s=loss.resumed_s or (next_one.launched_s if next_one else None),
         resumed_nodes=_nodes_of(next_one),
         resume_step=(next_one.resume_step or 0) if next_one else 0,
         training_s=first.time_s if first is not None else None,
+        is_cut=first is None and any(one.attempt == number for one in losses),
     )
 
 

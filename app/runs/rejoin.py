@@ -14,7 +14,7 @@ from app.storage.recoveries import Loss
 
 REJOIN = "rejoin"
 """Cause of an end, in the store of losses, that a rejoin asked for."""
-STEADY_S = 5.0
+STEADY_S = 2.0
 """Time for which a node has to be fit before it joins, in seconds."""
 BACK_OFF_S = (0.0, 300.0, 900.0, 3600.0)
 """Least time between two rejoins by the number of those within `MEMORY_S`, in seconds."""

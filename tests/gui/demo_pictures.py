@@ -84,7 +84,7 @@ class Photographer:
         self.window.show()
         self._wait(lambda: self._run_step() >= 16)
         self._take("demo-overview")
-        self._wait(lambda: self._step("Resume") == "now" and self._run_step() >= 34)
+        self._wait(lambda: self._step("Rejoin") == "now" and self._run_step() >= 34)
         self.window.open_run(self._run().run_id)
         self._pause(1.0)
         self._take("demo-run")

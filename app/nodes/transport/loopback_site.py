@@ -57,6 +57,17 @@ class LoopbackSite:
             )
         )
 
+    async def restart(self, node: LoopbackNode) -> None:
+        """Start the server of a node that has lost its power again, at its old address.
+
+        Raises:
+            UserError: it does not start.
+        """
+        public = (self._folder / "login_key").with_suffix(".pub")
+        await node.process.wait()
+        again = await start_loopback(node.home, public, port=node.port)
+        self.nodes = tuple(again if one is node else one for one in self.nodes)
+
     def address(self, node: LoopbackNode) -> SshAddress:
         return SshAddress(
             host=node.address, port=node.port, user=node.user, key=self._folder / "login_key"

@@ -24,7 +24,7 @@ from app.storage.recoveries import Loss
 from app.storage.runs import RunRecord
 from app.text import show_list
 
-POLL_INTERVAL_S = 3.0
+POLL_INTERVAL_S = 1.0
 
 
 async def rejoin_nodes(services: Services, run_id: str, attempt: int) -> None:
@@ -68,16 +68,17 @@ async def _find_steady(
 
 
 def _is_time(services: Services, run: RunRecord) -> bool:
-    """Return whether the run trains, can save, and nodes may join by now."""
+    """Return whether the run can save what it has trained, and nodes may join by now."""
     history = services.runs.history(run.run_id).attempt(run.attempt)
     first, saved = history.first, max(history.checkpoints, default=0)
-    if first is None or max(history.failed_saves, default=0) > saved:
+    if max(history.failed_saves, default=0) > saved:
         return False
     launched = next(
         (one for one in services.runs.store.attempts(run.run_id) if one.attempt == run.attempt),
         None,
     )
-    start_s = first.time_s - launched.launched_s if launched is not None else None
+    # A start that is under way is best cut short now: after its first step, it was in vain.
+    start_s = first.time_s - launched.launched_s if first and launched else None
     remaining_s = services.runs.full_snapshot(run.run_id).remaining_s
     if not is_worthwhile(run.spec, remaining_s, start_s):
         return False

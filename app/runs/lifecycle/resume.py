@@ -28,7 +28,7 @@ from app.runs.lifecycle.resume_verification import (
 from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
 from app.runs.node_pool import OnMessage
 from app.runs.preflight import add_forecast, choose_named, find_fit, plan_launch
-from app.runs.rejoin import find_absent, find_failed_join
+from app.runs.rejoin import REJOIN, find_absent, find_failed_join
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
@@ -185,7 +185,8 @@ async def _choose_automatically(
     """Return the nodes of the attempt that was lost that answer, and those that can join now."""
     losses = services.recoveries.of_run(run.run_id)
     lost = losses[-1].attempt
-    if (join := find_failed_join(losses, lost)) is not None:
+    join = find_failed_join(losses, lost) if losses[-1].cause != REJOIN else None
+    if join is not None:
         lost, may_join = join.attempt, False
     attempts = services.runs.store.attempts(run.run_id)
     placements = next((one.placements for one in attempts if one.attempt == lost), ())
