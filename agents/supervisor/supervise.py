@@ -286,10 +286,18 @@ class Supervisor:
             stall = stalls.check(time.monotonic(), is_stopping=True)
             self._name_standstill(stalls.find_standstill(time.monotonic()))
             if stall is not None:
-                self._dump_stacks(stalls)
-                message = describe_stall(stall, self._intent)
-                return AttemptOutcome(state="stopped", message=f"{message} {UNSAVED}")
+                return self._stop_hung(stalls, describe_stall(stall, self._intent))
         return judge_end(self._group.ranks, self._intent, is_stop=True)
+
+    def _stop_hung(self, stalls: StallWatch, message: str) -> AttemptOutcome:
+        """Let ranks that wait for one that hangs save alone, then end all of them."""
+        if len(self._intent.ranks) > 1:
+            let_save(self._group, self._attempt, lambda: self._read_grace_s() == 0)
+        self._dump_stacks(stalls)
+        saved = [rank.read_last("checkpoint") for rank in self._group.ranks]
+        steps = [line["step"] for line in saved if line.get("at_loss") is True]
+        end = f"Step {max(steps)} was saved by a rank that waited for it." if steps else UNSAVED
+        return AttemptOutcome(state="stopped", message=f"{message} {end}")
 
     def _describe_late(self, late: list[int], stalls: StallWatch, grace_s: float) -> AttemptOutcome:
         if not stalls.has_begun:

@@ -186,6 +186,7 @@ class Loop:
         # In fp16 the norm decides whether to step at all, so the host waits for it here; otherwise
         # it waits once the optimizer is queued, too.
         stats = self._layout.read(stats_S, norm) if self._waits_early else None
+        context.group.require_whole()
         had_stepped = self._has_stepped
         with context.guard.changing():
             result = self._complete(batch, stats_S, norm, stats, learning_rate, watch)
@@ -335,6 +336,7 @@ class Loop:
         self._context.enter_phase("evaluating", step)
         # The objective counts the evaluation's examples after those of the training.
         found = evaluate(self._strategy, state.evaluation, first_place=num_rows)
+        self._context.group.require_whole()
         self._context.journal.write("eval", step=step, **found.describe(self._spec.objective))
         self._context.enter_phase("training", step)
 

@@ -239,13 +239,12 @@ def test_a_killed_rank_and_a_lost_node_are_recovered_without_a_person(site: Site
     assert sum("resumed automatically on alpha and beta, " in text for text in told) == 1
     assert sum("resumed automatically on alpha, without beta" in text for text in told) == 1
     assert sum("the loss cost" in text for text in told) == 2, told
-    # Every attempt goes on from a checkpoint, which are five steps apart, and leaves out no step.
+    # Every attempt goes on from what alpha saved at the loss, whatever came every five steps.
     reached = 0
     for attempt in (1, 2, 3):
         steps = site.steps_told("alpha", run_id, 0, attempt)
         assert steps == list(range(steps[0], steps[-1] + 1))
-        assert (steps[0] - 1) % 5 == 0
-        assert reached - 10 < steps[0] - 1 <= reached
+        assert reached - 1 <= steps[0] - 1 <= reached
         reached = steps[-1]
     assert reached == num_steps
     assert not tagged_processes(run_id)

@@ -4,8 +4,9 @@ A rank that survives holds the trained state of the step before. It saves that a
 checkpoint of its node, whose manifest says that it was made at a loss, so that a resume repeats one
 step at most. Ranks need not agree: those that had already done the next step save that one, and the
 newest wins. Of several ranks on a node one writes. There are two ways here: a collective fails in
-the training loop, or the supervisor asks, since a collective may also wait for a silent node for
-ever; then a thread saves while the loop still waits, and ends the process.
+the training loop, or it waits for ever, for a silent node, or for a GPU whose sum will never end.
+Then the supervisor asks, or NCCL reports the loss, and a thread saves while the loop still waits,
+and ends the process.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class LossSaver:
         self._lock = threading.Lock()
         self._is_done = False
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loss-saver", daemon=True)
 
     def note(self, point: ResumePoint) -> None:
         """Take note of a completed step; called while the state may not be seized."""
@@ -52,13 +54,15 @@ class LossSaver:
             self._changed.record()
 
     def watch(self) -> None:
-        """Begin to heed the supervisor."""
+        """Begin to heed the supervisor, and NCCL."""
         if self._context.group.world_size > 1:
-            threading.Thread(target=self._run, name="loss-saver", daemon=True).start()
+            self._thread.start()
 
     def close(self) -> None:
-        """Stop heeding it."""
+        """Stop heeding them."""
         self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(END_S)  # it looks at the group, which is left next
 
     def save(self) -> None:
         """Save the last completed step unless that is done; failures are journaled."""
@@ -91,7 +95,8 @@ class LossSaver:
     def _run(self) -> None:
         path = self._context.attempt.folder / LOSS_FILE
         while not self._ended.wait(POLL_S):
-            if path.exists():
+            # NCCL's own watch notices a rank that has gone, while the loop waits for the GPU.
+            if path.exists() or self._context.group.failure:
                 self._save_and_end()
 
     def _save_and_end(self) -> None:

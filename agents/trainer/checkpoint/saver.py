@@ -209,7 +209,9 @@ class Saver:
         """Return for how many ranks each flag is set."""
         sums = torch.tensor([float(flag) for flag in flags], device=self._context.device)
         self._context.group.sum(sums)
-        return [int(number) for number in sums.tolist()]
+        numbers = [int(number) for number in sums.tolist()]
+        self._context.group.require_whole()
+        return numbers
 
     def save_at_loss(self, point: ResumePoint, changed: torch.cuda.Event | None) -> str:
         """Save what this rank holds without the others; return why that is impossible.

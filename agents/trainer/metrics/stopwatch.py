@@ -44,8 +44,10 @@ class Stopwatch:
     def read(self) -> StepTimes:
         """Return the seconds of the step and of its four parts.
 
-        To be called once the GPU has finished, that is after its results were read.
+        On a GPU this waits for the end of the last part.
         """
+        if self._cuda:
+            self._events[-1].synchronize()
         step_s = time.perf_counter() - self._started_s
         if self._cuda:
             pairs = zip(self._events, self._events[1:], strict=False)

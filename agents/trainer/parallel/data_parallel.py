@@ -168,6 +168,7 @@ class DataParallel:
         shared[-1] = float(flag)
         self._group.sum(shared)
         *digests, num_flags = shared.tolist()
+        self._group.require_whole()
         if len(set(zip(digests[::2], digests[1::2], strict=True))) > 1:
             with self._guard.changing():
                 for tensor in tensors:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from agents.errors import ExpectedError
 from agents.rendezvous.connections import outlast_outages
@@ -99,6 +100,11 @@ class Group:
         # Its monitor asks the store every second, from a thread that would need the interpreter for
         # it, to find ranks that hang; here the supervisor does that.
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        # After an error the communicator is aborted, and this process stays to save what it holds;
+        # see `require_whole`.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        # Its record of collectives is not read by anyone, and the abort would wait for it.
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
         try:
             dist.init_process_group(
                 backend,
@@ -299,6 +305,30 @@ class Group:
         if self._store is None:
             return
         self._collect(lambda: dist.all_reduce(tensor))
+
+    @property
+    def failure(self) -> str:
+        """What NCCL reports of a sum that it gave up; empty: nothing. For any thread."""
+        if self._store is None or not dist.is_initialized() or dist.get_backend() != "nccl":
+            return ""
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+        error = backend.get_error()
+        return "" if error == ErrorType.SUCCESS else str(error.name)
+
+    def require_whole(self) -> None:
+        """Refuse what sums on GPUs have left that were given up: that looks like any result.
+
+        To be called when results have arrived on the host.
+
+        Raises:
+            PeerLost: another rank has gone.
+        """
+        if self.failure:
+            raise PeerLost(
+                f"{self._names[self.rank]} lost its connection to another rank: NCCL reports "
+                f"{self.failure}.",
+                "Find the rank that ended first; its log says why",
+            )
 
     def start_sum(self, tensor: Tensor) -> Callable[[], None]:
         """Begin a `sum`; the returned function waits for it, and raises PeerLost as `sum` does.

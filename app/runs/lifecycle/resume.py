@@ -226,12 +226,18 @@ async def _stop_leftovers(
     services: Services, run_id: str, nodes: Sequence[str], grace_s: float, *, at_loss: bool = False
 ) -> None:
     answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
-    for node, statuses in zip(nodes, answers, strict=True):
-        for status in active_attempts(statuses):
-            if status.run_id == run_id:
-                await stop_parts(
-                    services.pool, [node], run_id, status.attempt, grace_s, at_loss=at_loss
-                )
+    left = [
+        (node, status.attempt)
+        for node, statuses in zip(nodes, answers, strict=True)
+        for status in active_attempts(statuses)
+        if status.run_id == run_id
+    ]
+    await asyncio.gather(
+        *(
+            stop_parts(services.pool, [node], run_id, attempt, grace_s, at_loss=at_loss)
+            for node, attempt in left
+        )
+    )
 
 
 # ---------------------------------------------------------------- from where

@@ -180,6 +180,14 @@ def test_a_part_that_is_ended_since_another_node_was_lost_saves_first(node: Node
     assert kinds == ["checkpoint", "failed"]
 
 
+def test_a_stop_of_ranks_that_hang_saves_what_survivors_hold(node: Node) -> None:
+    attempt = node.launch("survive 1", "hang", environ={"RACKLESS_STALL_S": "3"})
+    node.wait_step(attempt)
+    status = stop(attempt, 30.0)
+    assert status.state == "stopped"
+    assert status.message.endswith("Step 4 was saved by a rank that waited for it.")
+
+
 def test_a_person_waits_for_no_rank_that_saves_at_a_loss(node: Node) -> None:
     attempt = node.launch("survive 60", "killed")
     node.wait(attempt, lambda status: any(rank.phase == "saving" for rank in status.ranks))
