@@ -355,6 +355,10 @@ provide_environment() {
 
 # ------------------------------------------------------------------ what to run
 
+# Tests start hundreds of programs. Without bytecode, each would compile all that it imports: torch,
+# Transformers and our own packages take 2 to 3 times as long.
+unset PYTHONDONTWRITEBYTECODE
+
 run_check() { # $1: its name; the rest: arguments of python
     check=$1
     shift
