@@ -10,6 +10,7 @@ failure.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import shutil
@@ -86,6 +87,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files with slow tests first, so that none is left for one worker alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exclude what was imported so far from garbage collection, as `agents.program` does it.
+
+    A full collection, which tests of the window and of memory make often, would go through all
+    700,000 objects of torch, Transformers and Qt each time.
+    """
+    del session
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
