@@ -73,7 +73,8 @@ def _install(
     except OSError as error:
         raise explain_os_error(error, f"making {folder}") from error
     # Source packages must build against the environment's torch and not download another one.
-    options = ("--no-build-isolation", "--use-pep517", "--target", str(folder))
+    # Without bytecode: most of these modules are never imported; Python keeps that of the others.
+    options = ("--no-build-isolation", "--use-pep517", "--no-compile", "--target", str(folder))
     what = "installing the packages for quantizing failed"
     try:
         environ = _fence_builds(folder)

@@ -1,6 +1,8 @@
 """AWQ and GPTQ of a model that has learned something, with the very packages that nodes get.
 
-The packages are installed from the lock that ships, beside this environment.
+The packages are installed from the lock that ships, beside this environment. GPTQ is packed without
+the kernel that gptqmodel compiles for it, which takes half a minute; with it:
+`GPTQMODEL_DISABLE_PACK_EXT=0 python -m pytest tests/agents/quantizers/formats/test_calibrated.py`.
 """
 
 from __future__ import annotations
@@ -94,7 +96,11 @@ def start(
     path.write_text(json.dumps({**to_wire(job), "agent_home": str(home)}))
     return subprocess.Popen(
         command(sys.executable, module, str(path)),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside)))},
+        env={
+            "GPTQMODEL_DISABLE_PACK_EXT": "1",
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside))),
+        },
         stdout=subprocess.PIPE,
         stderr=(home / "stderr").open("w"),
         text=True,
