@@ -280,6 +280,7 @@ RunEventKind = Literal[
     "requested",
     "launched",
     "found",
+    "taken_over",
     "advice",
     "started",
     "data_read",

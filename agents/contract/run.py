@@ -192,7 +192,10 @@ class AttemptStatus:
     spec: RunSpec | None = None
     all_ranks: tuple[RankPlacement, ...] = ()
     master: MasterIdentity | None = None
-    """Who launched it; None: a master of an earlier version, or its intent cannot be read."""
+    """Whose it is: the master that launched it, or that took it over since; None: a master of an
+    earlier version, or its intent cannot be read."""
+    owner: MasterIdentity | None = None
+    """Who took it over since its launch; None: nobody."""
     is_confirmed: bool = True
     """Whether it goes on without its master. False while that still launches other parts."""
     num_processes: int | None = None

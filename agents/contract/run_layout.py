@@ -2,7 +2,7 @@
 
     runs/RUN_ID/fence                           number of the newest attempt
     runs/RUN_ID/attempts/N/                     intent.json, started.json, confirmed.json,
-                                                stop.json, loss.json, exit.json,
+                                                owner.json, stop.json, loss.json, exit.json,
                                                 supervisor.jsonl, supervisor.log, and per rank
                                                 rank-R.log, rank-R.jsonl, rank-R.heartbeat
     runs/RUN_ID/checkpoints/step-NNNNNNNN/      manifest.json, state.json, tensors
@@ -29,6 +29,8 @@ FENCE = "fence"
 INTENT_FILE = "intent.json"
 STARTED_FILE = "started.json"
 CONFIRMED_FILE = "confirmed.json"
+OWNER_FILE = "owner.json"
+"""Names the master that has taken the attempt over from the one that launched it."""
 STOP_FILE = "stop.json"
 LOSS_FILE = "loss.json"
 """Asks the ranks to save what they hold and to end, since another rank was lost."""

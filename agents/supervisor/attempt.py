@@ -26,6 +26,7 @@ from agents.contract.run import (
     AttemptState,
     AttemptStatus,
     FailureCause,
+    MasterIdentity,
     RankStatus,
 )
 from agents.contract.run_layout import (
@@ -33,6 +34,7 @@ from agents.contract.run_layout import (
     CONFIRMED_FILE,
     EXIT_FILE,
     INTENT_FILE,
+    OWNER_FILE,
     STARTED_FILE,
     STOP_FILE,
     SUPERVISOR_JOURNAL,
@@ -40,9 +42,9 @@ from agents.contract.run_layout import (
     rank_heartbeat,
     rank_journal,
 )
-from agents.contract.wire import WireError, from_wire
+from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
-from agents.state import Home, Identity, boot_id, boot_time_s, identity_from, read_json
+from agents.state import Home, Identity, boot_id, boot_time_s, identity_from, read_json, write_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 
 STATES = ("stopped", "done", "failed")
@@ -152,11 +154,13 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     )
     if intent is None:
         return status
+    owner = read_owner(attempt)
     return replace(
         status,
         spec=intent.spec,
         all_ranks=intent.ranks,
-        master=intent.master,
+        master=owner or intent.master,
+        owner=owner,
         is_confirmed=is_confirmed(attempt, intent),
     )
 
@@ -165,6 +169,24 @@ def _read_cause(ended: dict[str, Any]) -> FailureCause:
     """Return the cause in exit.json; empty when an earlier version wrote the file."""
     known: tuple[FailureCause, ...] = get_args(FailureCause)
     return next((cause for cause in known if cause == ended.get("cause")), "")
+
+
+def read_owner(attempt: AttemptFolder) -> MasterIdentity | None:
+    """Return the master that took the attempt over since its launch; None: nobody did."""
+    try:
+        return from_wire(MasterIdentity, read_json(attempt.file(OWNER_FILE)))
+    except WireError:
+        return None
+
+
+def write_owner(attempt: AttemptFolder, master: MasterIdentity) -> None:
+    """Record that `master` has taken the attempt over.
+
+    Raises:
+        ExpectedError: there is no such attempt here, or the disk is full.
+    """
+    attempt.require()
+    write_json(attempt.file(OWNER_FILE), to_wire(master))
 
 
 def is_confirmed(attempt: AttemptFolder, intent: AttemptIntent) -> bool:

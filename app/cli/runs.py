@@ -68,6 +68,12 @@ def add_parser(commands: Commands) -> None:
         metavar="NAME",
         help="stop a run of another master, or a forgotten one, by its whole id on this node",
     )
+    _with_id(
+        verbs,
+        "take-over",
+        "resume another master's run from here after losses; that one only watches it then",
+        _take_over,
+    )
     resume = _with_id(verbs, "resume", "resume a run from a checkpoint", _resume)
     resume.add_argument(
         "--checkpoint", type=int, metavar="STEP", help="default: the newest complete checkpoint"
@@ -320,6 +326,13 @@ async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
     run = await core.runs.stop(args.run, out.note)
     out.document(run)
     out.text(f"{run.run_id} is {run.state}" + (f": {run.message}" if run.message else ""))
+    return 0
+
+
+async def _take_over(core: Core, args: argparse.Namespace, out: Output) -> int:
+    run = await core.runs.take_over(args.run)
+    out.document(run)
+    out.text(f"{run.run_id} is this master's now: it resumes the run after a loss")
     return 0
 
 

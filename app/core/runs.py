@@ -32,6 +32,7 @@ from app.runs.interruptions import list_interruptions
 from app.runs.journals.logs import LogFile, find_logs
 from app.runs.lifecycle import control_requests, launch, reconcile, resume, stop, waiting
 from app.runs.lifecycle.background_tasks import BackgroundTasks
+from app.runs.lifecycle.takeover import take_over_run
 from app.runs.preflight import choose_nodes
 from app.runs.services import LaunchForecast, Services
 from app.storage.runs import RunRecord
@@ -163,6 +164,18 @@ class CoreRuns:
         if known is not None and known.state in ACTIVE_STATES:
             return await self.stop(run_id)
         return await foreign.stop_on_node(self._services, run_id, node)
+
+    async def take_over(self, run_id: str) -> RunSnapshot:
+        """Make this master the one that resumes a run which another one has launched.
+
+        Raises:
+            UserError: it is this master's already, or done, or too few of its nodes answer.
+        """
+        run_id = self._repository.get(run_id).run_id
+        await take_over_run(self._services, run_id)
+        if self._background.is_on:
+            self._background.watch(run_id)
+        return self._repository.full_snapshot(run_id)
 
     async def save(self, run_id: str) -> SaveResult:
         """Make a run save a checkpoint after its current step and keep training.

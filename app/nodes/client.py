@@ -46,6 +46,7 @@ from agents.contract.run import (
     CheckpointInfo,
     ControlRequest,
     FileEntry,
+    MasterIdentity,
     StreamChunk,
 )
 from agents.contract.run_layout import is_stream
@@ -235,6 +236,11 @@ class NodeClient:
         """Say that all parts of an attempt run (`is_final`), or that it is still being launched."""
         args = {"run_id": run_id, "attempt": attempt, "is_final": is_final}
         await self._request("attempt.confirm", args, QUICK_TIMEOUT_S)
+
+    async def attempt_own(self, run_id: str, attempt: int, master: MasterIdentity) -> None:
+        """Record on the node that `master` takes the attempt over."""
+        args = {"run_id": run_id, "attempt": attempt, "master": to_wire(master)}
+        await self._request("attempt.own", args, QUICK_TIMEOUT_S)
 
     async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
         args = {"run_id": run_id, "attempt": attempt}

@@ -114,9 +114,9 @@ class RunRepository:
         return ()
 
     def is_ours(self, run: RunRecord) -> bool:
-        """Return whether the newest attempt was launched by this master, not found on nodes."""
+        """Return whether this master has launched the newest attempt, or taken it over."""
         return any(
-            attempt.attempt == run.attempt and attempt.inputs
+            attempt.attempt == run.attempt and attempt.is_ours
             for attempt in self.store.attempts(run.run_id)
         )
 

@@ -151,4 +151,5 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE recoveries ADD COLUMN reason TEXT NOT NULL DEFAULT ''",),
     # A JSON object; empty: not known yet.
     ("ALTER TABLE nodes ADD COLUMN identity TEXT NOT NULL DEFAULT '{}'",),
+    ("ALTER TABLE attempts ADD COLUMN taken TEXT NOT NULL DEFAULT ''",),
 )

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.run import RankPlacement
@@ -54,6 +54,9 @@ class RunRecord:
     progress: StoredProgress = field(default_factory=StoredProgress)
 
 
+Taken = Literal["", "here", "away"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
     run_id: str
@@ -63,6 +66,13 @@ class AttemptRecord:
     launched_s: float
     inputs: dict[str, Any] = field(default_factory=dict)
     """Plain form of the sources of model and data at the launch."""
+    taken: Taken = ""
+    """Whether this master took it over (`here`), or another one did (`away`); empty: neither."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this master resumes it: it launched it, or took it over."""
+        return self.taken == "here" or (bool(self.inputs) and self.taken != "away")
 
 
 class RunStore:
@@ -144,7 +154,7 @@ class RunStore:
     def save_attempt(self, attempt: AttemptRecord) -> None:
         with self._database.write() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     attempt.run_id,
                     attempt.attempt,
@@ -152,14 +162,15 @@ class RunStore:
                     attempt.resume_step,
                     attempt.launched_s,
                     json.dumps(attempt.inputs),
+                    attempt.taken,
                 ),
             )
 
     def attempts(self, run_id: str) -> tuple[AttemptRecord, ...]:
         """Return the attempts of a run, oldest first."""
         rows = self._database.read(
-            "SELECT run_id, attempt, placements, resume_step, launched_s, inputs FROM attempts "
-            "WHERE run_id = ? ORDER BY attempt",
+            "SELECT run_id, attempt, placements, resume_step, launched_s, inputs, taken "
+            "FROM attempts WHERE run_id = ? ORDER BY attempt",
             (run_id,),
         )
         return tuple(_attempt_of(row) for row in rows)
@@ -280,4 +291,5 @@ def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:
         resume_step=row[3],
         launched_s=row[4],
         inputs=json.loads(row[5]),
+        taken=cast(Taken, row[6]),
     )

@@ -43,6 +43,7 @@ from agents.contract.run import (
     CheckpointInfo,
     ControlRequest,
     FileEntry,
+    MasterIdentity,
     RankStatus,
     StreamChunk,
 )
@@ -213,6 +214,7 @@ class FakeNode:
             started_s=1000.0,
             spec=intent.spec,
             all_ranks=intent.ranks,
+            master=intent.master,
             is_confirmed=intent.confirm_s is None,
         )
         self.attempts[intent.run_id, intent.attempt] = status
@@ -223,6 +225,11 @@ class FakeNode:
         if is_final:
             status = await self.attempt_status(run_id, attempt)
             self.attempts[run_id, attempt] = replace(status, is_confirmed=True)
+
+    async def attempt_own(self, run_id: str, attempt: int, master: MasterIdentity) -> None:
+        self._answer("attempt_own")
+        status = await self.attempt_status(run_id, attempt)
+        self.attempts[run_id, attempt] = replace(status, master=master, owner=master)
 
     async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
         self._answer("attempt_status")

@@ -565,6 +565,10 @@ class FakeRuns:
         await self._core.act("runs.stop", run_id)
         self._core.put_run(replace(self._core.run_map[run_id], state="stopped", remaining_s=None))
 
+    async def take_over(self, run_id: str) -> RunSnapshot:
+        await self._core.act("runs.take_over", run_id)
+        return self._core.run_map[run_id]
+
     async def stop_on(self, run_id: str, node: str) -> AttemptStatus:
         await self._core.act("runs.stop_on", run_id, node)
         return AttemptStatus(run_id=run_id, attempt=1, node=node, state="stopped")

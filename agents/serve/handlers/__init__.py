@@ -22,6 +22,7 @@ ROUTES = {
     "probe.allreduce": "probes.allreduce",
     "attempt.launch": "attempts.launch",
     "attempt.confirm": "attempts.confirm",
+    "attempt.own": "attempts.own",
     "attempt.status": "attempts.status",
     "attempt.list": "attempts.list_all",
     "attempt.stop": "attempts.stop",

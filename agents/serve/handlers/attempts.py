@@ -9,11 +9,17 @@ from typing import Any
 
 from agents.contract.messages import MAX_LINE_BYTES
 from agents.contract.names import MAX_WAIT_S, check_number
-from agents.contract.run import AttemptIntent, AttemptStatus, ControlRequest
+from agents.contract.run import AttemptIntent, AttemptStatus, ControlRequest, MasterIdentity
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.serve.channel import Call
-from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over, read_status
+from agents.supervisor.attempt import (
+    AttemptFolder,
+    find_attempts,
+    is_over,
+    read_status,
+    write_owner,
+)
 from agents.supervisor.confirmation import confirm as confirm_attempt
 from agents.supervisor.control_requests import write_request
 from agents.supervisor.launch import launch as launch_attempt
@@ -35,6 +41,13 @@ class ConfirmArgs:
     run_id: str
     attempt: int
     is_final: bool
+
+
+@dataclass(frozen=True)
+class OwnArgs:
+    run_id: str
+    attempt: int
+    master: MasterIdentity
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,13 @@ def confirm(call: Call) -> dict[str, Any]:
     """Let this node's part of an attempt go on: for a moment, or for good."""
     args = from_wire(ConfirmArgs, call.args, "args")
     confirm_attempt(AttemptFolder(call.home, args.run_id, args.attempt), args.is_final)
+    return {}
+
+
+def own(call: Call) -> dict[str, Any]:
+    """Remember the master that takes an attempt over."""
+    args = from_wire(OwnArgs, call.args, "args")
+    write_owner(AttemptFolder(call.home, args.run_id, args.attempt), args.master)
     return {}
 
 

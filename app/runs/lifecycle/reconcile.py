@@ -20,9 +20,11 @@ from app.runs.attempt_status import active_attempts, ask_parts, idle_s, newest_s
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.lifecycle.confirmation import confirm_parts
 from app.runs.lifecycle.losses import hint_of_loss, note_loss
+from app.runs.lifecycle.takeover import describe_master, note_takeover, part_statuses
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
+from app.text import show_list
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ async def apply_judgement(
     services: Services, run: RunRecord, parts: tuple[RunPart, ...], idle: float
 ) -> StateJudgement:
     """Judge a run by its parts, then stop parts and store the new state as judged."""
+    note_takeover(services, run, part_statuses(parts))
     verdict = judge(make_situation(services, run, parts, idle))
     if run.stop_asked:
         await _repeat_stop(services, run, parts)
@@ -214,6 +217,7 @@ async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus])
         run = runs.get(run_id)
     if run is None:
         return
+    note_takeover(services, run, statuses)
     await _mirror_all(services, run, statuses)
     await _end_zombies(services, run, statuses)
     await reconcile_run(services, run_id)
@@ -239,8 +243,19 @@ def _add_found(services: Services, run_id: str, newest: list[AttemptStatus]) -> 
     )
     services.runs.add(run)
     _save_attempt(services, run, newest)
-    services.runs.add_event(run_id, "found", f"found again on {', '.join(s.node for s in newest)}")
+    services.runs.add_event(run_id, "found", _describe_found(services, run_id, newest))
     return run
+
+
+def _describe_found(services: Services, run_id: str, newest: Sequence[AttemptStatus]) -> str:
+    nodes = show_list([status.node for status in newest])
+    master = next((s.master for s in newest if s.master is not None), None)
+    if master is None or master == services.identity:
+        return f"found again on {nodes}"
+    return (
+        f"found on {nodes}: a run of {describe_master(services, master)}, which is only watched "
+        f"here. To resume it from here after a loss: rackless runs take-over {run_id}"
+    )
 
 
 def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
@@ -261,12 +276,14 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
 
 def _save_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
     services.runs.store.save_attempt(
-        # Without inputs, which is how `RunRepository.is_ours` recognizes a found attempt.
+        # Without inputs, by which a found attempt is known; but one that this master has launched
+        # before it lost its database is still its own.
         AttemptRecord(
             run_id=run.run_id,
             attempt=run.attempt,
             placements=next((s.all_ranks for s in newest if s.all_ranks), ()),
             launched_s=run.started_s or time.time(),
+            taken="here" if any(s.master == services.identity for s in newest) else "",
         )
     )
 

@@ -26,6 +26,7 @@ from app.runs.lifecycle.resume_verification import (
     require_replayable,
 )
 from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
+from app.runs.lifecycle.takeover import require_not_taken
 from app.runs.node_pool import OnMessage
 from app.runs.preflight import add_forecast, choose_named, find_fit, plan_launch
 from app.runs.rejoin import REJOIN, find_absent, find_failed_join
@@ -79,8 +80,7 @@ async def resume_run(
         if not is_automatic:
             services.recoveries.forget_earlier(run_id, "replaced")
         answering = await _find_answering(services)
-        if is_automatic:
-            await _require_own(services, run, answering)
+        await _require_own(services, run, answering, is_automatic=is_automatic)
         if is_automatic:
             nodes_of_loss = await _choose_automatically(services, run, answering, may_join=may_join)
             chosen = _require_any(run, nodes_of_loss)
@@ -140,10 +140,18 @@ def _require_pending(services: Services, run_id: str) -> None:
         )
 
 
-async def _require_own(services: Services, run: RunRecord, nodes: Sequence[str]) -> None:
-    """Raise UserError if another master has launched a newer attempt, which a fence would end."""
-    _require_pending(services, run.run_id)
+async def _require_own(
+    services: Services, run: RunRecord, nodes: Sequence[str], *, is_automatic: bool
+) -> None:
+    """Raise UserError if another master has launched a newer attempt, which a fence would end, or
+    has taken the run over.
+    """
+    if is_automatic:
+        _require_pending(services, run.run_id)
     answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
+    require_not_taken(services, run, [status for statuses in answers for status in statuses])
+    if not is_automatic:
+        return
     for node, statuses in zip(nodes, answers, strict=True):
         for status in active_attempts(statuses):
             if status.run_id == run.run_id and status.attempt > run.attempt:

@@ -11,7 +11,15 @@ import time
 import pytest
 
 from agents.contract.logcap import HEAD_BYTES, NEWEST_BYTES, SLACK_BYTES, read_pieces, used_bytes
-from agents.supervisor.attempt import find_attempts, read_journal, read_status
+from agents.contract.run import MasterIdentity
+from agents.errors import ExpectedError
+from agents.supervisor.attempt import (
+    AttemptFolder,
+    find_attempts,
+    read_journal,
+    read_status,
+    write_owner,
+)
 from agents.supervisor.stop import stop
 from agents.supervisor.streams import list_streams, read_chunk
 from agents.supervisor.sweep import find_processes
@@ -317,6 +325,18 @@ def test_stopped_supervisor_is_continued_to_stop_its_ranks(node: Node) -> None:
     status = stop(attempt, grace_s=20.0)
     assert (status.state, status.message) == ("stopped", "")
     assert status.ranks[0].exit_code == 0
+
+
+def test_whoever_takes_an_attempt_over_is_its_master(node: Node) -> None:
+    attempt = node.launch("finish")
+    node.wait_end(attempt)
+    assert read_status(attempt).owner is None
+    other = MasterIdentity(host="laptop", user="anna", home="/home/anna/.rackless")
+    write_owner(attempt, other)
+    status = read_status(attempt)
+    assert (status.master, status.owner) == (other, other)
+    with pytest.raises(ExpectedError, match="no attempt 9"):
+        write_owner(AttemptFolder(node.home, attempt.run_id, 9), other)
 
 
 def test_reboot_shows_as_lost(node: Node) -> None:

@@ -1,0 +1,124 @@
+"""Take a run over from the master that launched it, and notice that another one did so.
+
+The nodes of a run remember who took it over, so that its first master learns of it at its next
+question and resumes the run no more: two masters that each resume one run would end each other's
+attempts. Nobody takes over unasked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from agents.contract.run import AttemptStatus, MasterIdentity
+from app.errors import RacklessError, UserError
+from app.runs.attempt_status import ask_parts
+from app.runs.run import RunPart
+from app.runs.services import Services
+from app.storage.runs import RunRecord, Taken
+from app.text import show_list
+
+
+async def take_over_run(services: Services, run_id: str) -> None:
+    """Make this master the one that resumes the run after losses.
+
+    Raises:
+        UserError: it is this master's already, or done, or too few of its nodes can be told.
+    """
+    run = services.runs.get(run_id)
+    parts = await ask_parts(services.pool, run.nodes, run_id, run.attempt)
+    note_takeover(services, run, part_statuses(parts))
+    if run.state == "done":
+        raise UserError(f"run {run_id} is done; there is nothing to take over")
+    if services.runs.is_ours(run):
+        raise UserError(f"run {run_id} is this master's own", "There is nothing to take over.")
+    there = [part.node for part in parts if part.status is not None]
+    _require_most(run, there)
+    answers = await asyncio.gather(*(_tell(services, run, node) for node in there))
+    told = [node for node, error in zip(there, answers, strict=True) if error is None]
+    _require_most(run, told)
+    _set_taken(services, run, "here")
+    masters = {status.master for status in part_statuses(parts) if status.master}
+    before = " and ".join(sorted(describe_master(services, one) for one in masters))
+    services.runs.add_event(
+        run_id,
+        "taken_over",
+        f"taken over from {before or 'another master'}: this master resumes it after a loss from "
+        "now on",
+    )
+    if missed := [node for node in run.nodes if node not in told]:
+        services.runs.add_event(
+            run_id, "warning", f"{show_list(missed)} could not be told that the run was taken over"
+        )
+
+
+def note_takeover(
+    services: Services, run: RunRecord, statuses: Iterable[AttemptStatus]
+) -> MasterIdentity | None:
+    """Give a run up that another master has taken over; return that master."""
+    owners = [s.owner for s in statuses if s.run_id == run.run_id and s.attempt == run.attempt]
+    owner = next((one for one in owners if one is not None), None)
+    if owner is None or owner == services.identity:
+        return None
+    if services.runs.is_ours(run):
+        _set_taken(services, run, "away")
+        services.recoveries.close(run.run_id, "replaced")
+        services.runs.add_event(
+            run.run_id,
+            "taken_over",
+            f"taken over by {describe_master(services, owner)}: this master only watches it from "
+            f"now on. To take it back: rackless runs take-over {run.run_id}",
+        )
+    return owner
+
+
+def require_not_taken(
+    services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
+) -> None:
+    """Raise UserError if another master has taken the run over."""
+    owner = note_takeover(services, run, statuses)
+    if owner is not None:
+        raise UserError(
+            f"run {run.run_id} was taken over by {describe_master(services, owner)}",
+            f"Resume it there, or take it back first: rackless runs take-over {run.run_id}",
+        )
+
+
+def part_statuses(parts: Iterable[RunPart]) -> list[AttemptStatus]:
+    return [part.status for part in parts if part.status is not None]
+
+
+def describe_master(services: Services, master: MasterIdentity) -> str:
+    """Return who that is, as seen from this master."""
+    ours = services.identity
+    if (master.host, master.user) == (ours.host, ours.user):
+        return f"your home {master.home}"
+    return f"{master.user} on {master.host}"
+
+
+def _require_most(run: RunRecord, nodes: Sequence[str]) -> None:
+    """Raise UserError unless these are most nodes of the run; of two, the one of rank 0."""
+    if 2 * len(nodes) > len(run.nodes) or (len(run.nodes) == 2 and run.nodes[0] in nodes):
+        return
+    told = show_list(list(nodes)) if nodes else "none"
+    raise UserError(
+        f"run {run.run_id} cannot be taken over: of {show_list(run.nodes)}, {told} can be told, "
+        "and its first master may still resume it on the others",
+        "Try again once most of them answer.",
+    )
+
+
+async def _tell(services: Services, run: RunRecord, node: str) -> RacklessError | None:
+    try:
+        agent = services.pool.agent(node)
+        await agent.attempt_own(run.run_id, run.attempt, services.identity)
+    except RacklessError as error:
+        return error
+    return None
+
+
+def _set_taken(services: Services, run: RunRecord, taken: Taken) -> None:
+    for attempt in services.runs.store.attempts(run.run_id):
+        if attempt.attempt == run.attempt:
+            services.runs.store.save_attempt(replace(attempt, taken=taken))
