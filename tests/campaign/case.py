@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from tests.campaign.keeper import Line
 from tests.campaign.processes import find_part, wait_for_none
 from tests.campaign.site import Site, Stuck, wait_until
 from tests.campaign.verdict import ALARMS, Finding, find_name, judge
-from tests.cluster.namespaces import Node
+from tests.cluster.namespaces import ClusterError, Node
 
 END_S = 150.0
 """Time for a run to heal and end after its fault, in seconds."""
@@ -46,11 +47,11 @@ class Case:
     def play(self) -> Finding:
         """Start the run, do the fault, wait for the end, and judge."""
         fault, site = self.drawn.fault, self.site
-        fault.prepare(self)
         is_done = False
         state = "not started"
         steps: list[Step] = []
         try:
+            fault.prepare(self)
             self.run_id = self._start()
             site.wait_for_step(self.run_id, self.drawn.at_step)
             self._fault_s = time.time()
@@ -60,8 +61,8 @@ class Case:
             fault.undo(self)
             is_done = False
             state = site.wait_for_end(self.run_id, END_S)
-        except Stuck as error:
-            self.breaks.append(str(error))
+        except (Stuck, ClusterError, OSError, AssertionError, subprocess.SubprocessError) as error:
+            self.breaks.append(f"{type(error).__name__}: {error}")
         finally:
             if is_done:
                 fault.undo(self)

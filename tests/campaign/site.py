@@ -17,7 +17,7 @@ from tests.campaign.keeper import Keeper
 from tests.cluster.master import ROOT, Master
 from tests.cluster.namespaces import Cluster, ClusterError, Node, run_tool
 
-NUM_STEPS = 300
+NUM_STEPS = 240
 EVERY_STEPS = 40
 LOST_AFTER_S = 8.0
 DISK_MIB = 400
