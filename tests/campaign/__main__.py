@@ -100,8 +100,12 @@ def _attack(args: argparse.Namespace) -> int:
         kinds=possible,
         max_cut_s=args.cut,
     )
+    findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="campaign-") as made:
-        findings = _play_all(args, drawn, args.folder or Path(made))
+        try:
+            _play_all(args, drawn, args.folder or Path(made), findings)
+        except KeyboardInterrupt:
+            print("ended early", flush=True)  # what was found until then is worth its table
     campaign = Campaign(
         seed=args.seed,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -118,9 +122,10 @@ def _attack(args: argparse.Namespace) -> int:
     return 1 if campaign.num_broken else 0
 
 
-def _play_all(args: argparse.Namespace, drawn: Sequence[Drawn], folder: Path) -> list[Finding]:
-    """Play all cases, on a new site wherever the one before was left unfit."""
-    findings: list[Finding] = []
+def _play_all(
+    args: argparse.Namespace, drawn: Sequence[Drawn], folder: Path, findings: list[Finding]
+) -> None:
+    """Play all cases, on a new site wherever the one before was left unfit; add to `findings`."""
     began_s = time.monotonic()
     undisturbed: list[Step] = []
     while len(findings) < len(drawn) and not _is_over(args, began_s):
@@ -134,10 +139,9 @@ def _play_all(args: argparse.Namespace, drawn: Sequence[Drawn], folder: Path) ->
                 findings.append(finding)
                 print(f"   {'  '.join(row_of(finding)[2:])}", flush=True)
                 if finding.breaks:
-                    print(f"   told: {finding.told}", flush=True)
+                    print("\n".join(f"      {line}" for line in finding.story), flush=True)
                 if finding.state != "done" or finding.orphans:
                     break  # the next case must not pay for this one
-    return findings
 
 
 def _is_over(args: argparse.Namespace, began_s: float) -> bool:

@@ -38,6 +38,8 @@ class Finding:
     leftovers: tuple[str, ...] = ()
     alarms: tuple[str, ...] = ()
     """What was told about the run that sounds like a failure."""
+    story: tuple[str, ...] = ()
+    """All that the keeper told after the fault, each with the seconds since then."""
     seconds: float = 0.0
     """Time that the whole case took, in seconds."""
     breaks: tuple[str, ...] = field(default=())
