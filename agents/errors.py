@@ -23,6 +23,10 @@ class ExpectedError(Exception):
         self.hint = hint
 
 
+class Diverged(ExpectedError):
+    """A training whose loss or gradients are no longer finite."""
+
+
 def explain_os_error(error: OSError, doing: str) -> ExpectedError:
     """Return `error` in plain words; `doing` names the operation that it interrupted."""
     if isinstance(error, ForeignFile):

@@ -151,11 +151,14 @@ class ControlRequest:
 
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
-FailureCause = Literal["", "error", "killed", "crashed", "stalled", "slept", "peer_lost"]
+FailureCause = Literal[
+    "", "error", "diverged", "killed", "crashed", "stalled", "slept", "peer_lost"
+]
 """What ended a part that failed. `error`: a failure that a restart repeats, such as bad data or an
-exception; `killed`: a signal from outside, such as the kernel's when memory runs out; `crashed`: a
-fault inside a library or a driver; `stalled`: a rank stood still; `slept`: the PC slept and
-lost the other nodes; `peer_lost`: another rank was lost. Empty: nothing failed, or nobody knows."""
+exception; `diverged`: a loss that is not finite; `killed`: a signal from outside, such as the
+kernel's when memory runs out; `crashed`: a fault inside a library or a driver; `stalled`: a rank
+stood still; `slept`: the PC slept and lost the other nodes; `peer_lost`: another rank was lost.
+Empty: nothing failed, or nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -268,6 +268,10 @@ class RunSpec:
     """Whether nodes of the run that come back join it at a checkpoint by themselves; auto: where
     the rest of the run is longer than a restart. Never with `recovery: off`."""
 
+    divergence: Literal["wait", "retry"] = "wait"
+    """What follows a loss that is not finite; retry: the master resumes the run by itself from its
+    newest checkpoint at half the learning rate."""
+
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         _are_finite(self)
         if not self.model:

@@ -113,6 +113,8 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOut
 def _classify_exit(rank: RankProcess) -> FailureCause:
     """Return what ended a rank that lost no other rank."""
     code = rank.exit_code
+    if _read_failure(rank).get("cause") == "diverged":
+        return "diverged"
     if _read_failure(rank) or (code is not None and code >= 0) or code == -signal.SIGVTALRM:
         return "error"
     # Without an exit code its supervisor was replaced; a rank that fails by itself leaves a record.

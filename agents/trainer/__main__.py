@@ -19,7 +19,7 @@ from pathlib import Path
 from agents import foreign_code
 from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
 from agents.contract.secrets import format_trace, hide_secrets
-from agents.errors import ExpectedError
+from agents.errors import Diverged, ExpectedError
 from agents.program import imports_that_stay
 from agents.trainer.model_reading import start_reading
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
@@ -81,7 +81,8 @@ def _run(
         _log("finished normally")
     except ExpectedError as error:
         sys.stderr.write(format_trace(error))
-        journal.write("failed", message=error.message, hint=error.hint)
+        cause = "diverged" if isinstance(error, Diverged) else "error"
+        journal.write("failed", message=error.message, hint=error.hint, cause=cause)
         return EXIT_USER_ERROR
     except Exception as error:  # noqa: BLE001 - the last edge: log and journal get it
         sys.stderr.write(format_trace(error))

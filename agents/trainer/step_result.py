@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from agents.errors import ExpectedError
+from agents.errors import Diverged
 from agents.trainer.data.order import hash_rows
 from agents.trainer.metrics.step_statistics import Stats
 from agents.trainer.objectives.objective import LOSS, SUMS
@@ -45,7 +45,7 @@ def read_result(batch: Batch, stats: Stats, objective: str, *, scales: bool) -> 
         scales: whether an overflow of the gradients merely skips the step.
 
     Raises:
-        ExpectedError: the training has diverged.
+        Diverged: loss or gradients are not finite.
     """
     weight = stats.sums["weight"]
     if weight != batch.weight:
@@ -55,11 +55,11 @@ def read_result(batch: Batch, stats: Stats, objective: str, *, scales: bool) -> 
     (norm,) = stats.local
     skipped = scales and not math.isfinite(norm)
     if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
-        raise ExpectedError(
+        raise Diverged(
             f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
             "the training has diverged.",
-            "Lower learning_rate or raise warmup_share, and start a new run: this one would "
-            "diverge again",
+            "Resume it at a lower learning rate (rackless runs resume ID --learning-rate R), or "
+            "start a new run with a longer warm-up",
         )
     return StepResult(
         loss=loss,

@@ -87,6 +87,12 @@ def add_parser(commands: Commands) -> None:
         metavar="K",
         help="replay the last K logged steps first and compare every loss",
     )
+    resume.add_argument(
+        "--learning-rate",
+        type=float,
+        metavar="R",
+        help="go on at this rate, such as half of the old one after the loss was not finite",
+    )
     resume.add_argument("--watch", action="store_true", help="show progress until the run ends")
     _with_id(verbs, "delete", "delete a run with its checkpoints", _delete)
 
@@ -337,7 +343,12 @@ async def _take_over(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
-    asked = (args.run, args.checkpoint, args.nodes, args.verify, out.progress)
+    asked = (args.run, args.checkpoint, args.nodes, args.verify, out.progress, args.learning_rate)
+    if args.verify is not None and args.learning_rate is not None:
+        raise UsageError(
+            "--verify and --learning-rate exclude each other: at another rate, other losses follow",
+            "Leave one of them out.",
+        )
     if args.watch:
         from app.cli.watching import Watching
 

@@ -201,18 +201,26 @@ class CoreRuns:
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
         progress: OnMessage | None = None,
+        learning_rate: float | None = None,
     ) -> RunSnapshot:
         """Resume from step `checkpoint` (None: the newest) on `nodes` (None: as before).
 
         With `verify_steps`, it starts so far back that as many logged steps are replayed and
-        compared; `certificate` returns the result.
+        compared; `certificate` returns the result. `learning_rate` is that from now on; None: as
+        before.
 
         Raises:
             UserError: the run is active or done, or cannot be launched.
         """
         run_id = self._repository.get(run_id).run_id
         await resume.resume_run(
-            self._services, run_id, checkpoint, nodes, verify_steps, progress or (lambda line: None)
+            self._services,
+            run_id,
+            checkpoint,
+            nodes,
+            verify_steps,
+            progress or (lambda line: None),
+            learning_rate=learning_rate,
         )
         if self._background.is_on:
             self._background.watch(run_id)

@@ -256,4 +256,11 @@ ADVANCED: tuple[Field, ...] = (
         help="Stops the run at a checkpoint and resumes it on all of its nodes. It pays off where "
         "the rest of the run is longer than a restart.",
     ),
+    _saving(
+        key="divergence",
+        label="If the loss is not finite",
+        kind="choice",
+        choices=(("wait", "Wait for me"), ("retry", "Halve the learning rate")),
+        help="Resumes from the newest checkpoint at half the learning rate.",
+    ),
 )

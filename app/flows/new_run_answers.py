@@ -74,6 +74,7 @@ class RunAnswers:
     copies: str = "2"
     recovery: str = "auto"
     rejoin: str = "auto"
+    divergence: str = "wait"
 
 
 def to_spec(answers: RunAnswers) -> RunSpec:
@@ -126,6 +127,7 @@ def to_spec(answers: RunAnswers) -> RunSpec:
         ),
         recovery=cast(Any, answers.recovery),
         rejoin=cast(Any, answers.rejoin),
+        divergence=cast(Any, answers.divergence),
     )
 
 
@@ -179,6 +181,7 @@ def to_answers(spec: RunSpec) -> RunAnswers:
         copies=str(saving.copies),
         recovery=spec.recovery,
         rejoin=spec.rejoin,
+        divergence=spec.divergence,
     )
 
 

@@ -20,7 +20,7 @@ from app.storage.recoveries import Loss
 from app.text import count_of, show_duration
 
 LOSSES: frozenset[EndCause] = frozenset(
-    {"killed", "crashed", "stalled", "slept", "peer_lost", "lost"}
+    {"killed", "crashed", "stalled", "slept", "peer_lost", "lost", "diverged"}
 )
 """Causes of an end that a resume does not repeat."""
 MAX_LOSSES_AT_ONE_STEP = 3
@@ -75,6 +75,8 @@ def find_obstacle(
     """
     if stop_asked:
         return "a person stopped it"
+    if cause == "diverged" and spec.divergence == "wait":
+        return "the run file says divergence: wait"
     # A part that is missing was lost only if all parts had been there.
     if cause not in LOSSES and not (cause == "unlaunched" and state == "running"):
         return "a resume would repeat the failure"

@@ -593,6 +593,7 @@ class FakeRuns:
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
         progress: Callable[[str], None] | None = None,
+        learning_rate: float | None = None,
     ) -> None:
         await self._core.act("runs.resume", run_id, checkpoint, nodes, verify_steps)
         run = self._core.run_map[run_id]

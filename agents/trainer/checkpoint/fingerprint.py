@@ -23,11 +23,11 @@ _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # Files that change without the model; a manifest is that of a bundle or of a checkpoint.
 _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
 # Keys of the spec that may differ between the attempts of a run: they change no number, or only
-# its last bits.
+# its last bits. So may the learning rate, with which a run that diverged goes on.
 _FREE_TO_CHANGE = (
     "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
     "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps", "recovery",
-    "rejoin",
+    "rejoin", "divergence", "learning_rate",
 )  # fmt: skip
 
 

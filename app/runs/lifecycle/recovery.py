@@ -19,7 +19,7 @@ from app.events import ACTIVE_STATES, RESUMABLE_STATES
 from app.presentation.interruption_text import describe_repeated
 from app.runs.interruptions import find_interruption
 from app.runs.lifecycle.losses import per_hour
-from app.runs.lifecycle.resume import resume_run
+from app.runs.lifecycle.resume import Automatic, resume_run
 from app.runs.recovery import Refusals, decide_recovery
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -96,8 +96,8 @@ class _Recovery:
             services.runs.add_event(run_id, "recovery", text)
         try:
             # A node that could not join once must not keep the others waiting.
-            may_join = not self._refusals.count
-            await resume_run(services, run_id, is_automatic=True, may_join=may_join)
+            how = Automatic(may_join=not self._refusals.count)
+            await resume_run(services, run_id, automatic=how)
         except RacklessError as error:
             now_s = time.time()
             self._refusals = Refusals(

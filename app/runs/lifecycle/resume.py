@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
+from agents.contract.spec import RunSpec
+from app.errors import AgentBug, NodeUnreachable, RacklessError, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.runs.attempt_status import active_attempts, stop_parts
 from app.runs.checkpoints import Copy, find_copies, verify_copies
@@ -38,6 +39,14 @@ from app.text import show_list
 LEFTOVER_GRACE_S = 5.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Automatic:
+    """How a resume that no person asked for differs."""
+
+    may_join: bool = True
+    """Whether it takes nodes that the lost attempt did not have."""
+
+
 async def resume_run(
     services: Services,
     run_id: str,
@@ -46,8 +55,8 @@ async def resume_run(
     verify_steps: int | None = None,
     report: OnMessage = lambda line: None,
     *,
-    is_automatic: bool = False,
-    may_join: bool = True,
+    learning_rate: float | None = None,
+    automatic: Automatic | None = None,
 ) -> None:
     """Launch the next attempt of a run.
 
@@ -59,9 +68,9 @@ async def resume_run(
         verify_steps: resume from a checkpoint with this many logged steps after it, and compare
             them with what the new attempt computes; None to compare nothing.
         report: called with a sentence on each stage.
-        is_automatic: whether no person asked for it: then a pending loss has to allow it, also
+        learning_rate: rate from now on, before warm-up and decay; None: as before.
+        automatic: given where no person asked for it: then a pending loss has to allow it, also
             just before the launch, and an attempt of another master is left alone.
-        may_join: whether an automatic resume takes nodes that the lost attempt did not have.
 
     Raises:
         UserError: the run is active or done, no node answers, the checkpoint is missing, too few
@@ -69,6 +78,7 @@ async def resume_run(
     """
     if verify_steps is not None:
         require_replayable(verify_steps)
+    _choose_spec(services.runs.get(run_id).spec, nodes, learning_rate)
     await reconcile_run(services, run_id)
     run = services.runs.get(run_id)
     _require_resumable(run)
@@ -77,13 +87,13 @@ async def resume_run(
         # Read again: another process may have resumed it before this one got the lock.
         run = services.runs.get(run_id)
         _require_resumable(run)
-        if not is_automatic:
+        if automatic is None:
             services.recoveries.forget_earlier(run_id, "replaced")
         answering = await _find_answering(services)
-        await _require_own(services, run, answering, is_automatic=is_automatic)
-        if is_automatic:
-            nodes_of_loss = await _choose_automatically(services, run, answering, may_join=may_join)
-            chosen = _require_any(run, nodes_of_loss)
+        await _require_own(services, run, answering, is_automatic=automatic is not None)
+        if automatic is not None:
+            learning_rate = _choose_rate(services, run)
+            chosen = await _choose_automatically(services, run, answering, automatic)
         else:
             chosen = _choose_nodes(services, run, nodes, answering)
         report(f"checking {show_list(chosen)}")
@@ -95,27 +105,57 @@ async def resume_run(
         # without them, and keep them only where the count still fits.
         plan = await plan_launch(services, replace(run.spec, shares=None), chosen, run_id)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
-        # Nodes that a person names are those of the run from now on; the others do not rejoin.
-        run_spec = run.spec if nodes is None else replace(run.spec, nodes=nodes)
+        run_spec = _choose_spec(run.spec, nodes, learning_rate)
         spec = replace(run_spec, shares=shares)
         plan = await add_forecast(services, spec, plan)
         report("choosing a checkpoint and copying it to every node")
         step, void = await _prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps
         )
-        replay = None
-        if is_automatic and step is not None:  # it repeats these steps in any case
+        # It repeats these steps in any case; at another rate, their losses differ.
+        if automatic is not None and step is not None and learning_rate is None:
             verify_steps = count_logged(services, run_id, step)
+        replay = None
         if step is not None and verify_steps:
             replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
         folders = await send_inputs(services, plan.nodes, inputs, report)
-        if is_automatic:
+        if automatic is not None:
             _require_pending(services, run_id)
         await _delete_all(services, void)  # last: everything else that can fail has succeeded
         report(f"launching on {show_list(plan.nodes)}")
         next_run = replace(run, attempt=attempt, spec=spec)
         await launch(services, next_run, plan, inputs, folders, step, replay)
         services.runs.change(run_id, lambda old: replace(old, spec=run_spec))
+        _report_rate(services, run, run_spec.learning_rate, (step or 0) + 1)
+
+
+def _choose_spec(
+    spec: RunSpec, nodes: tuple[str, ...] | None, learning_rate: float | None
+) -> RunSpec:
+    """Return the settings of the run from now on.
+
+    Raises:
+        UsageError: the learning rate is out of range.
+    """
+    # Nodes that a person names are those of the run; the others do not rejoin.
+    spec = spec if nodes is None else replace(spec, nodes=nodes)
+    try:
+        return spec if learning_rate is None else replace(spec, learning_rate=learning_rate)
+    except ValueError as error:
+        raise UsageError(str(error), "Give a lower rate than before.") from error
+
+
+def _choose_rate(services: Services, run: RunRecord) -> float | None:
+    """Return half the learning rate where the run diverged; None: it stays."""
+    losses = services.recoveries.of_run(run.run_id)
+    return run.spec.learning_rate / 2 if losses and losses[-1].cause == "diverged" else None
+
+
+def _report_rate(services: Services, run: RunRecord, learning_rate: float, step: int) -> None:
+    if learning_rate != run.spec.learning_rate:
+        rates = f"{learning_rate:g} instead of {run.spec.learning_rate:g}"
+        text = f"the learning rate is {rates} from step {step} on"
+        services.runs.add_event(run.run_id, "setting", text)
 
 
 def _require_resumable(run: RunRecord) -> None:
@@ -188,22 +228,26 @@ def _choose_nodes(
 
 
 async def _choose_automatically(
-    services: Services, run: RunRecord, answering: Sequence[str], *, may_join: bool
+    services: Services, run: RunRecord, answering: Sequence[str], how: Automatic
 ) -> tuple[str, ...]:
-    """Return the nodes of the attempt that was lost that answer, and those that can join now."""
+    """Return the nodes of the attempt that was lost that answer, and those that can join now.
+
+    Raises:
+        UserError: there are none.
+    """
     losses = services.recoveries.of_run(run.run_id)
     lost = losses[-1].attempt
     join = find_failed_join(losses, lost) if losses[-1].cause != REJOIN else None
     if join is not None:
-        lost, may_join = join.attempt, False
+        lost, how = join.attempt, Automatic(may_join=False)
     attempts = services.runs.store.attempts(run.run_id)
     placements = next((one.placements for one in attempts if one.attempt == lost), ())
     before = tuple(dict.fromkeys(place.node for place in placements)) or run.nodes
     nodes = [node for node in before if node in answering]
-    absent = find_absent(run.spec, before, answering) if may_join else ()
+    absent = find_absent(run.spec, before, answering) if how.may_join else ()
     joining = await find_fit(services, absent, run.run_id)
     if not joining:
-        return tuple(nodes)
+        return _require_any(run, tuple(nodes))
     # In the order of the first start, which decides who has which rank.
     order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
     return tuple(node for node in order if node in (*nodes, *joining))

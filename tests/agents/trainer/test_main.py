@@ -218,7 +218,8 @@ def test_a_diverged_training_ends_and_keeps_the_older_checkpoint(tmp_path, tiny_
     run = Run(tmp_path / "run", tiny_model, spec)
     assert finish(run.start()) == [3]
     assert "the training has diverged" in failure(run)["message"]
-    assert "start a new run" in failure(run)["hint"]  # the master then offers no resume
+    assert failure(run)["cause"] == "diverged"
+    assert "lower learning rate" in failure(run)["hint"]
     steps = [line["step"] for line in run.journal() if line["kind"] == "step"]
     assert steps
     assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {

@@ -62,7 +62,7 @@ def test_the_state_holds_no_pickle_and_no_path_of_this_node(finished):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"learning_rate": 0.5}, "learning_rate was 0.01 and is 0.5"),
+        ({"weight_decay": 0.5}, "weight_decay was 0.0 and is 0.5"),
         ({"adapter": AdapterSpec(rank=4, alpha=8, dropout=0.2)}, "adapter.dropout was 0.1 and is"),
         ({"max_steps": 9}, "max_steps was 8 and is 9"),
     ],
@@ -73,7 +73,7 @@ def test_other_settings_are_refused_by_name(finished, changes, words):
     hashes = {"data_sha256": manifest.data_sha256, "model_sha256": manifest.model_sha256}
     progress = read_resume_point(checkpoint)
     refuse_other_run(checkpoint, progress, finished.spec, hashes)
-    free = replace(finished.spec, name="other", nodes=("a",), shares=(1.0,))
+    free = replace(finished.spec, name="other", nodes=("a",), learning_rate=0.5)
     refuse_other_run(checkpoint, progress, free, hashes)
     with pytest.raises(ExpectedError, match=words):
         refuse_other_run(checkpoint, progress, replace(finished.spec, **changes), hashes)

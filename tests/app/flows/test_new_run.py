@@ -228,6 +228,7 @@ OTHER = {
     "checkpoint": CheckpointSpec(every_minutes=None, every_steps=5, keep=1, copies=1),
     "recovery": "off",
     "rejoin": "off",
+    "divergence": "retry",
 }
 """Of every key a value that is not the default."""
 

@@ -72,6 +72,7 @@ def test_only_losses_of_our_own_runs_are_recovered_unless_a_person_says_no() -> 
             stop_asked=stop_asked,
             per_hour=per_hour,
         )
+        # With `divergence: wait`, which is the default, a person decides.
         is_loss = cause in losses or (cause, state) == ("unlaunched", "running")
         is_allowed = recovery == "auto" and is_ours and not stop_asked and per_hour > 0
         assert (obstacle is None) == (is_loss and is_allowed), (cause, state, obstacle)

@@ -136,7 +136,8 @@ def test_a_lost_rank_is_started_again_on_all_nodes(
 
 
 @pytest.mark.parametrize(
-    ("cause", "recovery"), [("error", "auto"), ("", "auto"), ("killed", "off")]
+    ("cause", "recovery"),
+    [("error", "auto"), ("", "auto"), ("killed", "off"), ("diverged", "auto")],
 )
 def test_a_failure_of_its_own_and_a_run_that_says_no_are_left(
     services: Services, cluster: FakeCluster, spec: RunSpec, cause: str, recovery: str
@@ -151,6 +152,29 @@ def test_a_failure_of_its_own_and_a_run_that_says_no_are_left(
     assert attempt_of(services, run_id) == (1, "failed")
     assert "automatically" not in services.runs.get(run_id).hint
     assert not services.runs.full_snapshot(run_id).is_recovering
+
+
+def test_a_run_that_diverged_goes_on_at_half_the_rate_where_it_says_so(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    rate = spec.learning_rate
+    run_id = asyncio.run(start_run(services, replace(spec, divergence="retry")))
+
+    async def scenario(task: asyncio.Task[None], run_id: str) -> None:
+        cluster["alpha"].add_checkpoint(run_id, 10)
+        cluster["beta"].set_state(run_id, 1, "failed", "It diverged.", cause="diverged")
+        await until(lambda: attempt_of(services, run_id) == (2, "running"))
+        finish(cluster, run_id, 2)
+        await task
+
+    watched(services, scenario, run_id)
+    intent = cluster["alpha"].intents[-1]
+    assert (intent.resume_step, intent.spec.learning_rate) == (10, rate / 2)
+    # What a person sees and repeats is what trains.
+    assert services.runs.get(run_id).spec.learning_rate == rate / 2
+    assert f"the learning rate is {rate / 2:g} instead of {rate:g} from step 11 on" in texts(
+        services, run_id
+    )
 
 
 def test_three_losses_without_a_step_end_in_a_reason(
