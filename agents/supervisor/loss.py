@@ -20,7 +20,8 @@ from agents.supervisor.stalls import LOOP_PHASES
 LOSS_GRACE_S = 20.0
 """Time for a rank that saves, in seconds; then it is ended without."""
 ANSWER_S = 2.0
-"""Time for a rank to begin to save or to end, in seconds: one that hangs does neither."""
+"""Time for a rank to begin to save, and to end after that, in seconds; one that hangs does
+neither."""
 _LOOK_S = 0.1
 
 
@@ -33,10 +34,12 @@ def let_save(group: RankGroup, attempt: AttemptFolder, is_over: Callable[[], boo
         return
     with contextlib.suppress(ExpectedError):  # the disk is full: nothing can be saved either
         write_json(attempt.file(LOSS_FILE), {"requested_s": time.time()})
-    began_s = time.monotonic()
+    began_s = saving_s = time.monotonic()
     while group.is_any_alive and not is_over():
-        limit_s = LOSS_GRACE_S if "saving" in _read_phases(group) else ANSWER_S
-        if time.monotonic() - began_s >= limit_s:
+        now_s = time.monotonic()
+        if "saving" in _read_phases(group):
+            saving_s = now_s
+        if now_s - began_s >= LOSS_GRACE_S or now_s - saving_s >= ANSWER_S:
             return
         group.wait(_LOOK_S)
 

@@ -27,7 +27,7 @@ from agents.trainer.rank.state_guard import SEIZED
 POLL_S = 0.2
 SEIZE_S = 5.0
 """Time for a change of the state that is under way, in seconds."""
-END_S = 2.0
+END_S = 0.5
 """Time for the training loop to end by itself after a save, in seconds."""
 _EXIT_CODE = 3
 
@@ -70,18 +70,24 @@ class LossSaver:
             if self._is_done:
                 return
             self._is_done = True
-            is_whole = self._context.guard.seize(SEIZE_S)
-            point = self._point
-            if point is None:
+            if self._point is None:
                 return  # this attempt has done no step: what it began from is saved
-            if not is_whole:
-                self._warn(point.step, "it was in the middle of an optimizer step")
-                return
-            self._context.enter_phase("saving", point.step)
-            obstacle = self._saver.save_at_loss(point, self._changed)
+            # First of all: the supervisor waits for a rank that saves.
+            self._context.enter_phase("saving", self._point.step)
+            obstacle = self._save()
             if obstacle:
-                self._warn(point.step, obstacle)
-            self._context.enter_phase("training", point.step)
+                self._warn(self._point.step, obstacle)
+            self._context.enter_phase("training", self._point.step)
+
+    def _save(self) -> str:
+        """Save the newest point; return why that is impossible."""
+        if not self._context.guard.seize(SEIZE_S):
+            return "it was in the middle of an optimizer step"
+        assert self._point is not None
+        try:
+            return self._saver.save_at_loss(self._point, self._changed)
+        except (OSError, RuntimeError) as error:  # a full disk, a GPU that fails
+            return f"{type(error).__name__}: {error}".strip().split("\n", 1)[0]
 
     def _warn(self, step: int, reason: str) -> None:
         name = self._context.attempt.rank_names[self._context.attempt.rank]
