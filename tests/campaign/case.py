@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.campaign.draw import Drawn
-from tests.campaign.history import Damage, Step, compare, find_return_s
+from tests.campaign.history import Damage, Step, compare, find_return_s, read_load_s
 from tests.campaign.keeper import Line
 from tests.campaign.processes import find_part, wait_for_none
 from tests.campaign.site import Site, Stuck, wait_until
@@ -37,6 +37,7 @@ class Case:
         self._undisturbed = undisturbed
         self._began_s = time.time()
         self._fault_s = 0.0
+        self._load_s = 0.0
 
     @property
     def others(self) -> list[Node]:
@@ -71,6 +72,8 @@ class Case:
         if self.run_id:
             state = state if state == "done" else site.run_state(self.run_id)
             steps = site.steps(self.run_id)
+            folders = [site.run_folder(node, self.run_id) for node in site.nodes]
+            self._load_s = read_load_s(folders, 2)  # the attempt that took over, if any did
         orphans, leftovers = self._clean_up(state)
         return self._describe(state, steps, orphans, leftovers)
 
@@ -127,6 +130,7 @@ class Case:
             detected_s=named[0] - self._fault_s if named else None,
             told=named[1] if named else _join(alarms),
             back_s=self._returned(steps, state, attempts),
+            load_s=self._load_s,
             attempts=attempts,
             is_on_same_ranks=all(seen == all_ranks for seen in ranks.values()),
             damage=compare(steps, self._undisturbed) if steps else Damage(),

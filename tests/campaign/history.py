@@ -6,6 +6,7 @@ that checkpoint is undone with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -65,6 +66,19 @@ def read_steps(runs: Iterable[Path]) -> list[Step]:
                     words = (record["samples"], record["loss_hex"])
                     found.append(Step(attempt, rank, *values, *words))
     return sorted(found, key=lambda step: step.time_s)
+
+
+def read_load_s(runs: Iterable[Path], attempt: int) -> float:
+    """Return the time from an attempt's first rank to its first step, in seconds; 0: not known."""
+    began, first = [], []
+    for run in runs:
+        for journal in run.glob(f"attempts/{attempt}/rank-*.jsonl"):
+            for line in journal.read_bytes().rpartition(b"\n")[0].splitlines():
+                with contextlib.suppress(ValueError):  # a line that a full disk cut
+                    record = json.loads(line)
+                    kinds = {"phase": began, "step": first}
+                    kinds.get(record["kind"], []).append(record["time_s"])
+    return min(first) - min(began) if began and first else 0.0
 
 
 def trace_lineage(steps: Sequence[Step]) -> tuple[list[Step], int]:

@@ -16,6 +16,7 @@ HEADINGS = (
     "detected",
     "named",
     "back",
+    "of it load",
     "repeated",
     "lost",
     "doubled",
@@ -36,7 +37,6 @@ class Campaign:
     machine: str
     version: str
     findings: tuple[Finding, ...]
-    requires: str = ""
 
     @property
     def num_broken(self) -> int:
@@ -82,8 +82,9 @@ def row_of(finding: Finding) -> tuple[str, ...]:
         f"{finding.fault}{detail}",
         finding.victim,
         _seconds(finding.detected_s),
-        "yes" if finding.detected_s is not None else "no" if finding.alarms else "-",
+        "yes" if finding.detected_s is not None else "no" if _was_due(finding) else "-",
         "no pause" if finding.back_s == 0.0 else _seconds(finding.back_s),
+        f"{finding.load_s:.1f} s" if finding.back_s and finding.load_s else "-",
         str(damage.repeated),
         str(damage.lost),
         str(damage.doubled),
@@ -92,6 +93,10 @@ def row_of(finding: Finding) -> tuple[str, ...]:
         losses,
         "; ".join(finding.breaks) or "none",
     )
+
+
+def _was_due(finding: Finding) -> bool:
+    return "it was not named" in finding.breaks
 
 
 def _seconds(value: float | None) -> str:

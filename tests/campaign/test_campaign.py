@@ -14,7 +14,7 @@ from tests.campaign.__main__ import main
 from tests.campaign.draw import draw_faults
 from tests.campaign.faults import FAULTS
 from tests.campaign.faults.fault import Expectation
-from tests.campaign.history import Damage, Step, compare, find_return_s, read_steps
+from tests.campaign.history import Damage, Step, compare, find_return_s, read_load_s, read_steps
 from tests.campaign.report import PAGE, replace_part
 from tests.campaign.table import Campaign, as_markdown, as_text, count_totals
 from tests.campaign.verdict import Finding, judge
@@ -96,6 +96,9 @@ def test_journals_are_read_with_a_line_that_a_full_disk_cut(tmp_path: Path) -> N
     journal.write_text("\n".join(lines))
     found = read_steps([tmp_path])
     assert [(step.attempt, step.rank, step.step) for step in found] == [(2, 1, 1), (2, 1, 2)]
+    (tmp_path / "attempts/2/rank-0.jsonl").write_text('{"kind": "phase", "time_s": 0.5}\n')
+    assert read_load_s([tmp_path], 2) == 1.5
+    assert read_load_s([tmp_path], 1) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,8 @@ def test_journals_are_read_with_a_line_that_a_full_disk_cut(tmp_path: Path) -> N
         ({"state": "interrupted"}, KILL, "did not heal"),
         ({"detected_s": None}, KILL, "not named"),
         ({"detected_s": 4.0}, KILL, "named after 4.0 s"),
-        ({"back_s": 99.0}, KILL, "back after 99.0 s"),
+        ({"back_s": 99.0, "load_s": 9.0}, KILL, "back after 90.0 s and the load"),
+        ({"back_s": 99.0, "load_s": 90.0}, KILL, ""),
         ({"orphans": ("rank",)}, KILL, "1 processes left"),
         ({"leftovers": ("port 1",)}, KILL, "left behind: port 1"),
         ({"damage": Damage(difference=1e-9)}, KILL, "differ on the same ranks"),

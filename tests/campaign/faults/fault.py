@@ -23,8 +23,8 @@ class Expectation:
     within_s: float = 5.0
     """Time in which it has to be named, in seconds."""
     recovery: Recovery = "untouched"
-    back_s: float = 30.0
-    """Time in which the training has to go on after it, load of the model included, in seconds."""
+    back_s: float = 20.0
+    """Time in which training has to go on after it, beside the load of the model, in seconds."""
     alarms: bool = False
     """Whether the keeper may call the run lost or standing still."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from signal import SIGCONT, SIGSTOP
+from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING
 
 from tests.campaign.faults.fault import Expectation, Fault
@@ -45,13 +45,11 @@ class MasterAndRank(MasterKill):
             named=named,
             within_s=self.lasts_s + 6.0,
             recovery="recovered",
-            back_s=self.lasts_s + 30.0,
+            back_s=self.lasts_s + 20.0,
             alarms=True,
         )
 
     def do(self, case: Case) -> None:
-        from signal import SIGKILL
-
         super().do(case)
         send(case.find("rank"), SIGKILL)
 

@@ -60,7 +60,7 @@ class LongCut(Cut):
             named=(("{node}", "was lost"),),
             within_s=LOST_AFTER_S + 5.0,
             recovery="recovered",
-            back_s=LOST_AFTER_S + 25.0,
+            back_s=LOST_AFTER_S + 20.0,
             alarms=True,
         )
 

@@ -39,7 +39,7 @@ class RankStop(Fault):
     def expectation(self) -> Expectation:
         named = (("rank {rank}", "node {node}", "stopped", "phase training"),)
         return Expectation(
-            named=named, within_s=3.0, recovery="recovered", back_s=45.0, alarms=True
+            named=named, within_s=3.0, recovery="recovered", back_s=30.0, alarms=True
         )
 
     def do(self, case: Case) -> None:
