@@ -133,7 +133,9 @@ class Case:
             load_s=self._load_s,
             attempts=attempts,
             is_on_same_ranks=all(seen == all_ranks for seen in ranks.values()),
-            damage=compare(steps, self._undisturbed) if steps else Damage(),
+            damage=compare(steps, self._undisturbed, is_done=state == "done")
+            if steps
+            else Damage(),
             orphans=tuple(orphans),
             leftovers=tuple(leftovers),
             alarms=tuple(line.text for line in alarms),

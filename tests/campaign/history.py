@@ -121,10 +121,16 @@ def _passes(steps: Sequence[Step]) -> list[list[Step]]:
     return passes
 
 
-def compare(steps: Sequence[Step], undisturbed: Sequence[Step]) -> Damage:
-    """Compare a run with the undisturbed one of the same seed."""
+def compare(steps: Sequence[Step], undisturbed: Sequence[Step], *, is_done: bool = True) -> Damage:
+    """Compare a run with the undisturbed one of the same seed.
+
+    What a run that is not done has still to train is not lost.
+    """
     lineage, undone = trace_lineage(steps)
     reference, _ = trace_lineage(undisturbed)
+    if not is_done:
+        reached = max((step.step for step in lineage), default=0)
+        reference = [step for step in reference if step.step <= reached]
     # A batch is known by its step too: later epochs may draw the same rows.
     got = Counter((step.step, step.samples) for step in lineage)
     due = Counter((step.step, step.samples) for step in reference)

@@ -78,6 +78,8 @@ def test_what_is_wrong_with_a_history_is_found() -> None:
     whole = steps(1, range(1, 11), 0.0)
     skipped = [*steps(1, range(1, 5), 0.0), *steps(2, range(6, 11), 20.0)]
     assert compare(skipped, whole).lost == 1
+    assert compare(whole[:7], whole).lost == 3
+    assert compare(whole[:7], whole, is_done=False).lost == 0
     assert compare([*whole, *steps(2, range(11, 12), 30.0)], whole).doubled == 1
     zombie = [*steps(1, range(1, 9), 0.0), *steps(2, range(6, 11), 6.5)]
     assert compare(zombie, whole).double_run
