@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from agents.contract.secrets import hide_secrets
 
@@ -133,6 +133,10 @@ class LoginRefused(UserError):
     """Raised when there is no usable key, or the node accepts none of them."""
 
     code = "login-refused"
+
+
+REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)
+"""Errors of a node with which no agent could speak: they say nothing about its runs."""
 
 
 class NotAvailableYet(UserError):

@@ -19,14 +19,7 @@ from typing import Any, Final
 
 from agents.contract.messages import WireError, from_wire
 from agents.contract.node import NodeFacts, Sample
-from app.errors import (
-    HostKeyChanged,
-    HostKeyUnknown,
-    LoginRefused,
-    NodeUnreachable,
-    RacklessError,
-    UserError,
-)
+from app.errors import REFUSALS, NodeUnreachable, RacklessError, UserError
 from app.events import EventHub, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.channel import read_lines
 from app.nodes.link import Link
@@ -48,7 +41,6 @@ REST_S: Final = 2.0
 """Age below which a failure answers the next request without a new try, in seconds."""
 REFUSED_REST_S: Final = 15.0
 """The same for a refused login, which counts towards the limits of fail2ban."""
-REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)
 
 # A node cannot be told from one that lies, so it is shown and nothing else is done.
 _DISTRUST: Final = (

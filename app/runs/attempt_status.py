@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from agents.contract.run import AttemptStatus
-from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
+from app.errors import REFUSALS, AgentBug, NodeUnreachable, RacklessError, UserError
 from app.runs.node_pool import NodePool
 from app.runs.run import RunPart
 
@@ -19,8 +19,9 @@ async def ask_part(pool: NodePool, node: str, run_id: str, attempt: int) -> RunP
     began_s = time.monotonic()
     try:
         status = await pool.agent(node).attempt_status(run_id, attempt)
-    # An answer that fails inside the agent says no more than none.
-    except (NodeUnreachable, AgentBug):
+    # An answer that fails inside the agent says no more than none, nor does a PC that our SSH
+    # refuses: the run there may be as well as ever.
+    except (NodeUnreachable, AgentBug, *REFUSALS):
         return RunPart(node=node, silent_s=time.monotonic() - began_s)
     except UserError:
         # It answers but does not know this attempt, or it was removed from the nodes.

@@ -16,7 +16,7 @@ from agents.contract.messages import Progress
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import DataSpec, RunSpec
 from app.artifacts.exports.export import export_run
-from app.errors import UsageError, UserError
+from app.errors import HostKeyChanged, UsageError, UserError
 from app.events import Event, EventHub, LogArrived, RunChanged, StepsArrived
 from app.runs.checkpoints import find_copies, group_by_step, verify_copies
 from app.runs.lifecycle.launch import start_run
@@ -78,6 +78,20 @@ def test_one_look_does_not_give_up_a_silent_node_while_others_train(
     asyncio.run(reconcile_run(services, run_id))
     assert state(services, run_id) == "running"
     assert "gamma cannot be reached" in services.runs.get(run_id).message
+
+
+def test_a_node_whose_host_key_has_changed_has_not_lost_its_part(
+    services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(run_id: str, attempt: int) -> AttemptStatus:
+        raise HostKeyChanged("gamma", "SHA256:old", "SHA256:new")
+
+    monkeypatch.setattr(cluster["gamma"], "attempt_status", refuse)
+    for name in ("alpha", "beta"):
+        cluster[name].set_rank(run_id, 1, phase="training", step=5, heartbeat_age_s=0.2)
+    asyncio.run(reconcile_run(services, run_id))
+    assert state(services, run_id) == "running"
+    assert not any(cluster[name].stops for name in ("alpha", "beta"))
 
 
 def test_one_look_gives_up_a_silent_node_when_the_others_have_waited_for_long(
