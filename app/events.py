@@ -167,6 +167,8 @@ class RunSnapshot:
     """Result of the newest attempt's verified resume; None until the replay is over."""
     is_recovering: bool = False
     """Whether the run has lost a rank or a node and is to be resumed automatically."""
+    is_foreign: bool = False
+    """Whether another master resumes it after a loss, and this one only watches it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

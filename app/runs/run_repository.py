@@ -100,7 +100,7 @@ class RunRepository:
         snapshot = make_snapshot(run, self.placements(run), history)
         has_ended = run.state in RESUMABLE_STATES
         is_recovering = has_ended and self._recoveries.is_pending(run.run_id)
-        return replace(snapshot, is_recovering=is_recovering)
+        return replace(snapshot, is_recovering=is_recovering, is_foreign=not self.is_ours(run))
 
     def snapshots(self) -> tuple[RunSnapshot, ...]:
         """Return every run, newest first."""

@@ -130,7 +130,12 @@ def _open(path: Path) -> Database:
     try:
         _configure(connection)
         database = Database(connection, path)
-        _migrate(connection, path)
+        backup = _migrate(connection, path)
+        if backup is not None:
+            database.notice = (
+                f"{path.name} of an earlier version was converted; {backup} is a copy of it as it "
+                "was, which you can delete."
+            )
         return database
     except BaseException:
         connection.close()
@@ -165,7 +170,12 @@ def _schema_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+def _migrate(connection: sqlite3.Connection, path: Path) -> Path | None:
+    """Bring the schema to that of this version; return the copy that was made before; None: none.
+
+    Raises:
+        UserError: a newer version wrote the file.
+    """
     schema = _schema_of(connection)
     if schema > len(MIGRATIONS):
         raise UserError(
@@ -173,10 +183,13 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             f"{len(MIGRATIONS)}). It was not touched.",
             "Install the newer version again, or set RACKLESS_HOME to another folder.",
         )
+    backup = None
     if 0 < schema < len(MIGRATIONS):
-        _back_up(connection, path.with_name(f"{path.name}.schema-{schema}"))
+        backup = path.with_name(f"{path.name}.schema-{schema}")
+        _back_up(connection, backup)
     for step in range(schema, len(MIGRATIONS)):
         _apply(connection, step)
+    return backup
 
 
 def _apply(connection: sqlite3.Connection, step: int) -> None:

@@ -461,6 +461,17 @@ def test_stop_asks_and_tells_the_end(busy, page):
     assert not page.head.buttons["stop"].isVisible()
 
 
+def test_another_masters_run_can_be_taken_over(busy, page):
+    button = page.head.buttons["take_over"]
+    assert not button.isVisible(), "it is this master's own"
+    busy.core.on_loop(busy.core.put_run, replace(running_run(), is_foreign=True))
+    busy.wait_for(button.isVisible)
+    answer_question("Take over")
+    press(page.head, "Take over\u2026")
+    busy.wait_for(lambda: "Took over" in page.banner.message())
+    assert busy.called("runs.take_over") == [(RUN,)]
+
+
 def test_save_now_tells_the_step_and_the_stall(busy, page):
     press(page.head, "Save now")
     busy.wait_for(lambda: "checkpoint of step 412 is saved" in page.banner.message())

@@ -35,6 +35,10 @@ def can_resume(run: RunSnapshot) -> bool:
     return run.state in ("stopped", "interrupted", "failed")
 
 
+def can_take_over(run: RunSnapshot) -> bool:
+    return run.is_foreign and run.state not in ("created", "done")
+
+
 def can_delete(run: RunSnapshot) -> bool:
     return run.state not in ACTIVE_STATES
 
@@ -103,6 +107,22 @@ class RunActions:
             progress=lambda line: self._banner.show_message("busy", title, capitalize(line)),
             success=lambda result: self._show_result(
                 run, f"Stopped {run.name}", "None of its processes is left on any node."
+            ),
+            failure=partial(show_run_error, self._context, self._banner, run.run_id),
+        )
+
+    def take_over(self, run: RunSnapshot) -> None:
+        text = (
+            "After a loss, this PC then resumes the run. The master that started it is told, and "
+            "only watches it. Training goes on meanwhile."
+        )
+        theme = self._context.theme
+        if not confirm(self._parent, theme, f"Take over {run.name}?", text, "Take over"):
+            return
+        self._context.bridge.run(
+            lambda core, report: core.runs.take_over(run.run_id),
+            success=lambda result: self._show_result(
+                run, f"Took over {run.name}", "This PC resumes it after a loss."
             ),
             failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )

@@ -18,6 +18,7 @@ from app.gui.runs.run_actions import (
     can_resume,
     can_save,
     can_stop,
+    can_take_over,
 )
 from app.gui.runs.run_strip import show_time_left
 from app.gui.runs.start_line import StartLine
@@ -94,6 +95,7 @@ class RunHead(QWidget):
         self.buttons["save"].setVisible(can_save(run))
         self.buttons["trace"].setVisible(can_save(run))
         self.buttons["resume"].setVisible(can_resume(run))
+        self.buttons["take_over"].setVisible(can_take_over(run))
         self.buttons["chat"].setVisible(can_export(run))
         self.buttons["export"].setVisible(can_export(run))
 
@@ -121,6 +123,13 @@ class RunHead(QWidget):
                 icon="resume",
                 role="primary",
                 tip="Continue from a checkpoint, on the same or different nodes",
+            ),
+            "take_over": Button(
+                theme,
+                "Take over\u2026",
+                self._with_run(self._actions.take_over),
+                icon="resume",
+                tip="Let this PC resume another master's run after a loss",
             ),
             "trace": Button(
                 theme,

@@ -240,11 +240,19 @@ def _add_found(services: Services, run_id: str, newest: list[AttemptStatus]) -> 
         nodes=nodes,
         created_s=started_s or time.time(),
         started_s=started_s,
+        ended_s=_find_end(newest),
     )
     services.runs.add(run)
     _save_attempt(services, run, newest)
     services.runs.add_event(run_id, "found", _describe_found(services, run_id, newest))
     return run
+
+
+def _find_end(statuses: Sequence[AttemptStatus]) -> float | None:
+    """Return when an attempt ended on its last node; None: it has not, or nobody knows."""
+    ends_s = [status.ended_s for status in statuses]
+    known_s = [end_s for end_s in ends_s if end_s is not None]
+    return max(known_s) if known_s and len(known_s) == len(ends_s) else None
 
 
 def _describe_found(services: Services, run_id: str, newest: Sequence[AttemptStatus]) -> str:

@@ -134,6 +134,9 @@ def test_migration_backs_up_first_and_keeps_the_rows(
     assert database.read("SELECT x FROM later") == [("old",)]
     backup = path.with_name(f"{path.name}.schema-{len(MIGRATIONS)}")
     assert pragma(backup, "user_version") == len(MIGRATIONS)
+    assert str(backup) in database.notice
+    database.close()
+    assert not open_database(path).notice, "said once"
 
 
 @pytest.mark.parametrize("broken_at", [0, 1])

@@ -101,3 +101,14 @@ def test_a_master_that_lost_its_database_still_owns_its_runs(
     assert again.runs.is_ours(again.runs.get(run_id))
     cluster["gamma"].set_state(run_id, 1, "lost")
     assert resumes(again, run_id)
+
+
+def test_a_run_that_is_found_again_ended_when_its_nodes_say(
+    tmp_path: Path, cluster: FakeCluster, run_id: str
+) -> None:
+    for number, node in enumerate(cluster.nodes.values()):
+        node.set_state(run_id, 1, "done", ended_s=2000.0 + number)
+    again = make_services(tmp_path / "again", cluster)
+    asyncio.run(search_nodes(again, cluster.names()))
+    run = again.runs.get(run_id)
+    assert (run.state, run.ended_s) == ("done", 2002.0)
