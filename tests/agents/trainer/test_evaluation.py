@@ -13,6 +13,7 @@ from agents.trainer.evaluation import evaluate
 from agents.trainer.parallel import data_parallel
 from agents.trainer.parallel.data_parallel import DataParallel
 from agents.trainer.rank.group import Group, Ranks
+from agents.trainer.rank.state_guard import StateGuard
 from tests.agents.trainer.ranks import make_spec
 
 
@@ -44,7 +45,7 @@ class Counting:
 
 
 def make_strategy(executor, group, shares):
-    context = SimpleNamespace(group=group, device=torch.device("cpu"))
+    context = SimpleNamespace(group=group, device=torch.device("cpu"), guard=StateGuard())
     strategy = DataParallel(make_spec(shares=shares), context)
     strategy._flat = SimpleNamespace(buckets=())
     strategy._transport = SimpleNamespace(is_lossy=False)
