@@ -3,6 +3,7 @@
     serve NONCE            speak the protocol on stdin and stdout
     record                 sample the sensors until the lease expires
     supervise ATTEMPT_DIR  own the ranks of one attempt
+    election ATTEMPT_DIR   recover one attempt while no master does
     receive DESTINATION    store the files that come on stdin
     send PATH              write files to stdout
 

@@ -12,7 +12,10 @@ import sys
 from agents.errors import ExpectedError
 from agents.state import open_home
 
-USAGE = "usage: serve NONCE | record | supervise ATTEMPT_DIR | receive DESTINATION | send PATH"
+USAGE = (
+    "usage: serve NONCE | record | supervise ATTEMPT_DIR | election ATTEMPT_DIR"
+    " | receive DESTINATION | send PATH"
+)
 
 
 def run_command(argv: list[str]) -> int:
@@ -29,6 +32,10 @@ def run_command(argv: list[str]) -> int:
         from agents.supervisor.supervise import supervise
 
         return supervise(*arguments)
+    if command == "election" and len(arguments) == 1:
+        from agents.election.process import elect
+
+        return elect(arguments[0])
     if command in ("receive", "send") and len(arguments) == 1:
         return _transfer(command, arguments[0])
     sys.stderr.write(USAGE + "\n")

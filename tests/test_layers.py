@@ -78,7 +78,8 @@ ORDER = {
     ),
     "agents": (
         "contract errors | foreign_code | state disk_space children program | rendezvous"
-        " | supervisor | telemetry | node | serve trainer | quantizers | commands | __main__"
+        " | supervisor | telemetry | node | election | serve trainer | quantizers | commands"
+        " | __main__"
     ),
     "agents.trainer": (
         "rank kernels data optim | model metrics | objectives | execution | parallel | checkpoint"

@@ -22,6 +22,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
                       each run with its spec; the oldest are left out when they do not fit
     attempt.stop      {run_id, attempt, grace_s, at_loss: bool} -> AttemptStatus, when no process is
                       left; `at_loss`: another node was lost, so the ranks save by themselves
+    attempt.keep      {run_id, attempt, is_closed}    -> {}; this master recovers it if it is
+                      lost, or (`is_closed`) nobody does: its nodes leave it alone
     attempt.wish      {run_id, attempt, wish: ControlRequest} -> {}; to the node of rank 0, whose
                       journal records as `wish` after which step all ranks act on it
     stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
@@ -33,6 +35,7 @@ The kinds of request, with their arguments (dataclass or names) and results:
     checkpoint.verify {run_id, step}                  -> CheckpointInfo (verified filled in)
     checkpoint.delete {run_id, step}                  -> {}
     run.fence         {run_id, attempt}               -> {attempt}
+    run.claim         {run_id, attempt, replaces}     -> Claim; grants each number once
     run.delete        {run_id}                        -> {freed_bytes}
     bundle.status     {destination, files: [FileEntry]} -> BundleStatus
     artifact.hash     {path}                          -> {files: [FileEntry]}

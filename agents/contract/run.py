@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,6 +24,9 @@ from agents.contract.wire import WireError
 
 MAX_STREAM_BYTES = 1 << 50
 """Size of a log in bytes that no disk of a node holds: a larger one is a lie."""
+MAX_PORT = 65535
+MAX_LOSSES = 10_000
+"""Number of losses of a run that no home cluster reaches: a list of more is a lie."""
 UNKNOWN_NODE = "?"
 """Name of the node in the status of an attempt whose intent cannot be read."""
 
@@ -43,6 +47,17 @@ class RankPlacement:
         check_name("node", self.node)
         check_text("device", self.device)
         check_text("device_id", self.device_id)
+
+
+def choose_checkpoint_ranks(ranks: Sequence[RankPlacement], copies: int) -> tuple[int, ...]:
+    """Return the ranks that write checkpoints: the first rank of each of the first `copies`
+    nodes.
+    """
+    first: dict[str, int] = {}
+    for place in ranks:
+        # A second copy on the same PC would be lost with it.
+        first.setdefault(place.node, place.rank)
+    return tuple(list(first.values())[:copies])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +93,67 @@ class MasterIdentity:
     user: str
     home: str
     """Its `$RACKLESS_HOME`: one user can have several masters on one PC."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptLoss:
+    """An earlier attempt that lost a rank or node, for the limits of automatic recoveries."""
+
+    attempt: int
+    step: int
+    """Newest step that the run had finished; 0: none."""
+    ended_s: float
+    """Time of the end, in seconds since the epoch."""
+    resumed_s: float | None = None
+    """Time at which the run was launched again, in seconds since the epoch; None: it was not."""
+
+    def check_foreign(self) -> None:
+        check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+        check_number("step", self.step, 0, MAX_STEP)
+        check_time("ended_s", self.ended_s)
+        check_time("resumed_s", self.resumed_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """Answer to a claim of an attempt number, which each node grants once."""
+
+    is_granted: bool
+    fence: int
+    """Newest attempt number that the node has promised."""
+    launched: int = 0
+    """Newest attempt that was launched there."""
+
+    def check_foreign(self) -> None:
+        check_number("fence", self.fence, 0, MAX_ATTEMPT)
+        check_number("launched", self.launched, 0, MAX_ATTEMPT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElectionPlan:
+    """How the nodes of an attempt recover it themselves while no master does."""
+
+    ports: dict[str, int]
+    """Port at which each node listens for the others, at its address in the intent."""
+    patience_s: float
+    """Time without a master after which a lost attempt is theirs, in seconds."""
+    per_hour: int
+    """Maximum number of recoveries within an hour."""
+    losses: tuple[AttemptLoss, ...] = ()
+    """Losses of the run since a person last started or resumed it, oldest first."""
+    started_by: str = ""
+    """Node that started this attempt; empty: a master did."""
+    reason: str = ""
+    """Why it did, as a sentence; empty: a master did."""
+
+    def check_foreign(self) -> None:
+        check_number("losses", len(self.losses), 0, MAX_LOSSES)
+        for node, port in self.ports.items():
+            check_name("ports", node)
+            check_number("ports", port, 1, MAX_PORT)
+        check_text("reason", self.reason)
+        if self.started_by:
+            check_name("started_by", self.started_by)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +198,8 @@ class AttemptIntent:
     confirm_s: float | None = None
     """Time in seconds without a word of the master after which the part ends by itself, unless the
     master has confirmed that every node has launched its part; None: it confirms nothing."""
+    election: ElectionPlan | None = None
+    """How its nodes recover the attempt without a master; None: they never do."""
 
     outage_s: float = 60.0
     """Time in seconds for which ranks wait for a node that cannot be reached."""
@@ -212,6 +290,10 @@ class AttemptStatus:
     restarted_s: float | None = None
     """Time at which the PC was started after it had lost the attempt, in seconds since 1970; None:
     it is not known, or it was not restarted."""
+    resume_step: int | None = None
+    """Step of the checkpoint that it started from; None: from the beginning."""
+    election: ElectionPlan | None = None
+    """How its nodes recover it without a master; None: they never do."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
@@ -221,6 +303,7 @@ class AttemptStatus:
             check_name("node", self.node)
         for name in self.lost_nodes:
             check_name("lost_nodes", name)
+        check_number("resume_step", self.resume_step or 0, 0, MAX_STEP)
         check_time("started_s", self.started_s)
         check_time("ended_s", self.ended_s)
 

@@ -3,6 +3,7 @@
     runs/RUN_ID/fence                           number of the newest attempt
     runs/RUN_ID/attempts/N/                     intent.json, started.json, confirmed.json,
                                                 owner.json, stop.json, loss.json, exit.json,
+                                                kept, closed.json, election.json,
                                                 supervisor.jsonl, supervisor.log, and per rank
                                                 rank-R.log, rank-R.jsonl, rank-R.heartbeat
     runs/RUN_ID/checkpoints/step-NNNNNNNN/      manifest.json, state.json, tensors
@@ -34,6 +35,9 @@ OWNER_FILE = "owner.json"
 STOP_FILE = "stop.json"
 LOSS_FILE = "loss.json"
 """Asks the ranks to save what they hold and to end, since another rank was lost."""
+KEPT_FILE = "kept"
+CLOSED_FILE = "closed.json"
+ELECTION_FILE = "election.json"
 EXIT_FILE = "exit.json"
 SUPERVISOR_JOURNAL = "supervisor.jsonl"
 SUPERVISOR_LOG = "supervisor.log"

@@ -263,7 +263,8 @@ class RunSpec:
     """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     recovery: Literal["auto", "off"] = "auto"
-    """Whether the master resumes the run by itself after it lost a rank or a node."""
+    """Whether the run is resumed by itself after it lost a rank or a node: by the master, or by its
+    nodes while no master is there."""
     rejoin: Literal["auto", "always", "off"] = "auto"
     """Whether nodes of the run that come back join it at a checkpoint by themselves; auto: where
     the rest of the run is longer than a restart. Never with `recovery: off`."""

@@ -161,6 +161,8 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         all_ranks=intent.ranks,
         master=owner or intent.master,
         owner=owner,
+        resume_step=intent.resume_step,
+        election=intent.election,
         is_confirmed=is_confirmed(attempt, intent),
     )
 

@@ -25,6 +25,7 @@ from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, require_name, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
+from agents.supervisor.election_process import start_election
 from agents.supervisor.fence import raise_fence, read_fence
 from agents.supervisor.launcher import choose_interface
 from agents.supervisor.leases import lease_devices, release
@@ -72,6 +73,7 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         held = lease_devices(attempt.home, attempt.tag, devices, intent.node)
         try:
             _write_intent(attempt, intent)
+            start_election(attempt, intent)
             start_supervisor(attempt, held)
         finally:
             release(held)  # the supervisor has inherited the locks

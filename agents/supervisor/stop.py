@@ -16,6 +16,7 @@ from agents.contract.run_layout import EXIT_FILE, STOP_FILE
 from agents.errors import ExpectedError
 from agents.state import take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
+from agents.supervisor.election_process import close, end_election
 from agents.supervisor.ownership import keep_owned
 from agents.supervisor.sweep import (
     SETTLE_S,
@@ -43,6 +44,11 @@ def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> At
         ExpectedError: there is no such attempt here, or a process cannot be killed.
     """
     attempt.require()
+    # First, so that the other nodes do not take a part that was stopped for one that was lost. With
+    # `at_loss` it was, and they go on without the master should that vanish before it resumes.
+    if not at_loss:
+        with contextlib.suppress(ExpectedError):  # a full disk
+            close(attempt, "it was stopped")
     grace_s = min(max(0.0, grace_s), MAX_GRACE_S)
     if grace_s > 0:
         # Ranks whose supervisor was killed get another one, which lets them save.
@@ -57,6 +63,8 @@ def stop(attempt: AttemptFolder, grace_s: float, *, at_loss: bool = False) -> At
         if left:
             node = read_status(attempt).node
             raise ExpectedError(describe_unkillable(left, node), "Restart that PC")
+    if not at_loss:
+        end_election(attempt)
     if not _is_recorded(attempt):
         _record(attempt)
     return read_status(attempt)

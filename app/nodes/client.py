@@ -44,6 +44,7 @@ from agents.contract.run import (
     AttemptStatus,
     BundleStatus,
     CheckpointInfo,
+    Claim,
     ControlRequest,
     FileEntry,
     MasterIdentity,
@@ -242,6 +243,13 @@ class NodeClient:
         args = {"run_id": run_id, "attempt": attempt, "master": to_wire(master)}
         await self._request("attempt.own", args, QUICK_TIMEOUT_S)
 
+    async def keep(self, run_id: str, attempt: int, *, is_closed: bool) -> None:
+        """Leave the recovery of an attempt to this master for a while, or (`is_closed`) to nobody
+        for good.
+        """
+        args = {"run_id": run_id, "attempt": attempt, "is_closed": is_closed}
+        await self._request("attempt.keep", args, QUICK_TIMEOUT_S)
+
     async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
         args = {"run_id": run_id, "attempt": attempt}
         status = await self._ask(AttemptStatus, "attempt.status", args)
@@ -356,6 +364,11 @@ class NodeClient:
         """
         args = {"run_id": run_id, "attempt": attempt}
         return await self._ask_number("attempt", "run.fence", args)
+
+    async def run_claim(self, run_id: str, attempt: int, replaces: int) -> Claim:
+        """Ask for an attempt number that nobody else gets, and raise the fence to it."""
+        args = {"run_id": run_id, "attempt": attempt, "replaces": replaces}
+        return await self._ask(Claim, "run.claim", args)
 
     async def run_delete(self, run_id: str) -> int:
         """Delete all files of a run on the node; return the bytes freed."""

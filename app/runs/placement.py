@@ -59,14 +59,3 @@ def shares_a_gpu(ranks: Sequence[RankPlacement]) -> bool:
 def keep_single(ranks: Sequence[RankPlacement]) -> tuple[RankPlacement, ...]:
     """Return rank 0 alone, for `parallel: single`."""
     return tuple(ranks[:1])
-
-
-def choose_checkpoint_ranks(ranks: Sequence[RankPlacement], copies: int) -> tuple[int, ...]:
-    """Return the ranks that write checkpoints: the first rank of each of the first `copies`
-    nodes.
-    """
-    first: dict[str, int] = {}
-    for place in ranks:
-        # A second copy on the same PC would be lost with it.
-        first.setdefault(place.node, place.rank)
-    return tuple(list(first.values())[:copies])

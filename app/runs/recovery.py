@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.contract.election import BACK_OFF_S, HOUR_S, MAX_LOSSES_AT_ONE_STEP, stands_still
 from agents.contract.spec import RunSpec
 from app.events import RunState
 from app.runs.rejoin import REJOIN
@@ -23,11 +24,6 @@ LOSSES: frozenset[EndCause] = frozenset(
     {"killed", "crashed", "stalled", "slept", "peer_lost", "lost", "diverged"}
 )
 """Causes of an end that a resume does not repeat."""
-MAX_LOSSES_AT_ONE_STEP = 3
-HOUR_S = 3600.0
-BACK_OFF_S = (0.0, 5.0, 15.0, 60.0, 120.0, 300.0)
-"""Wait after a loss by the number of recoveries within the last hour, in seconds; the last one
-applies to all further ones."""
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """Wait after a refused resume by the number of refusals, in seconds."""
 MAX_REFUSED_S = HOUR_S
@@ -105,7 +101,7 @@ def decide_recovery(
     is_rejoin, losses = newest.cause == REJOIN, [one for one in losses if one.cause != REJOIN]
     if per_hour < 1:
         return RecoveryDecision(act="give_up", reason="the setting recoveries_per_hour is 0")
-    if not is_rejoin and _stands_still(losses):
+    if not is_rejoin and stands_still([loss.step for loss in losses]):
         at = f"at step {newest.step}" if newest.step else "before its first step"
         return RecoveryDecision(
             act="give_up",
@@ -143,11 +139,3 @@ def decide_recovery(
                 act="wait", until_s=refusals.last_s + pause_s, reason=refusals.text
             )
     return RecoveryDecision(act="resume")
-
-
-def _stands_still(losses: Sequence[Loss]) -> bool:
-    """Return whether the newest losses came without a step beyond the first one of them."""
-    newest = losses[-MAX_LOSSES_AT_ONE_STEP:]
-    if len(newest) < MAX_LOSSES_AT_ONE_STEP:
-        return False
-    return all(loss.step <= newest[0].step for loss in newest[1:])

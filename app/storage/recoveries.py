@@ -53,6 +53,16 @@ class RecoveryStore:
             )
             return cursor.rowcount == 1
 
+    def put(self, loss: Loss) -> None:
+        """Store a loss as it is, in place of what is known of its attempt."""
+        self._change(
+            f"INSERT OR REPLACE INTO recoveries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(loss.run_id, loss.attempt, loss.cause, loss.step, loss.ended_s),
+                *(loss.state, loss.resumed_s, loss.resumed_attempt, loss.reason),
+            ),
+        )
+
     def of_run(self, run_id: str) -> tuple[Loss, ...]:
         """Return the losses of a run since a person last stopped or resumed it, oldest first."""
         losses = self.all_of_run(run_id)

@@ -41,6 +41,7 @@ from agents.contract.run import (
     AttemptState,
     AttemptStatus,
     CheckpointInfo,
+    Claim,
     ControlRequest,
     FileEntry,
     MasterIdentity,
@@ -196,7 +197,8 @@ class FakeNode:
 
     async def port_choose(self, address: str) -> int:
         self._answer("port_choose")
-        return 29500
+        # All nodes have one address, where each port can be used once.
+        return 29500 + 100 * ord(self.name[0]) + self.calls.count("port_choose")
 
     async def launch(self, intent: AttemptIntent) -> AttemptStatus:
         self._answer("launch")
@@ -216,6 +218,7 @@ class FakeNode:
             all_ranks=intent.ranks,
             master=intent.master,
             is_confirmed=intent.confirm_s is None,
+            election=intent.election,
         )
         self.attempts[intent.run_id, intent.attempt] = status
         return status
@@ -230,6 +233,9 @@ class FakeNode:
         self._answer("attempt_own")
         status = await self.attempt_status(run_id, attempt)
         self.attempts[run_id, attempt] = replace(status, master=master, owner=master)
+
+    async def keep(self, run_id: str, attempt: int, *, is_closed: bool) -> None:
+        self._answer("keep_closed" if is_closed else "keep")
 
     async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
         self._answer("attempt_status")
@@ -332,6 +338,15 @@ class FakeNode:
         self._answer("run_fence")
         self.fences[run_id] = max(attempt, self.fences.get(run_id, 0))
         return self.fences[run_id]
+
+    async def run_claim(self, run_id: str, attempt: int, replaces: int) -> Claim:
+        self._answer("run_claim")
+        launched = max((number for run, number in self.attempts if run == run_id), default=0)
+        fence = self.fences.get(run_id, 0)
+        if launched > replaces or attempt <= fence:
+            return Claim(is_granted=False, fence=fence, launched=launched)
+        self.fences[run_id] = attempt
+        return Claim(is_granted=True, fence=attempt, launched=launched)
 
     async def run_delete(self, run_id: str) -> int:
         self._answer("run_delete")

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def write_journal(kind: str, **fields: object) -> None:
 def train(num_steps: int) -> None:
     """Take steps until they are done or SIGTERM comes."""
     stopped = []
-    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     step = 0
     while step < num_steps and not stopped:
         step += 1
@@ -76,6 +78,13 @@ def main(behaviour: str) -> int:
     elif behaviour == "daemon":
         leave_daemon()
         train(10_000)
+    elif behaviour == "train_together":
+        # Like the ranks of a real attempt, all of which fail once one of them is gone.
+        threading.Thread(target=lambda: train(10_000), daemon=True).start()
+        while not Path(os.environ["FAKE_CUT"]).exists():
+            time.sleep(0.05)
+        write_journal("failed", message="It lost its connection to another rank: reset.", hint="")
+        return 3
     elif behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_heartbeat(1, "training")

@@ -1,4 +1,4 @@
-"""Two loopback nodes and the `rackless` command of one person, for tests of the whole path."""
+"""Loopback nodes and the `rackless` command of one person, for tests of the whole path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Answer:
 
 
 class Site:
-    """Made by `open_site`; node names are `alpha` and `beta`."""
+    """Made by `open_site`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,11 +161,11 @@ class Site:
 
 
 @contextlib.contextmanager
-def open_site(folder: Path) -> Iterator[Site]:
-    """Start both nodes, add them, and let them train with this Python."""
+def open_site(folder: Path, names: Sequence[str] = ("alpha", "beta")) -> Iterator[Site]:
+    """Start the nodes, add them, and let them train with this Python."""
     site = Site(folder)
     try:
-        for name in ("alpha", "beta"):
+        for name in names:
             site.start_node(name)
             site.add_node(name)
             site.answer("nodes", "setup", name, "--python", sys.executable)

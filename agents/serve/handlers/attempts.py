@@ -22,6 +22,8 @@ from agents.supervisor.attempt import (
 )
 from agents.supervisor.confirmation import confirm as confirm_attempt
 from agents.supervisor.control_requests import write_request
+from agents.supervisor.election_process import close
+from agents.supervisor.election_process import keep as record_keep
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
 from agents.supervisor.stop import stop as stop_attempt
@@ -48,6 +50,13 @@ class OwnArgs:
     run_id: str
     attempt: int
     master: MasterIdentity
+
+
+@dataclass(frozen=True)
+class KeepArgs:
+    run_id: str
+    attempt: int
+    is_closed: bool
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,17 @@ def own(call: Call) -> dict[str, Any]:
     """Remember the master that takes an attempt over."""
     args = from_wire(OwnArgs, call.args, "args")
     write_owner(AttemptFolder(call.home, args.run_id, args.attempt), args.master)
+    return {}
+
+
+def keep(call: Call) -> dict[str, Any]:
+    """Leave the attempt to the master that asks, or close it, so that no node recovers it."""
+    args = from_wire(KeepArgs, call.args, "args")
+    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
+    if args.is_closed:
+        close(attempt, "a master said so")
+    else:
+        record_keep(attempt)
     return {}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.run import BundleStatus, CheckpointInfo, FileEntry
+from agents.contract.run import BundleStatus, CheckpointInfo, Claim, FileEntry
 from agents.contract.wire import from_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node import checkpoints
@@ -16,7 +16,8 @@ from agents.node.files import describe_file, list_files, read_bundle_status, spl
 from agents.serve.channel import Call
 from agents.state import Home
 from agents.supervisor.attempt import find_attempts, is_over, read_status
-from agents.supervisor.fence import raise_fence
+from agents.supervisor.election_process import end_election
+from agents.supervisor.fence import claim_attempt, raise_fence
 from agents.supervisor.sweep import describe_unkillable, sweep
 
 
@@ -35,6 +36,13 @@ class CheckpointArgs:
 class FenceArgs:
     run_id: str
     attempt: int
+
+
+@dataclass(frozen=True)
+class ClaimArgs:
+    run_id: str
+    attempt: int
+    replaces: int
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,12 @@ def fence(call: Call) -> dict[str, Any]:
     return {"attempt": raise_fence(call.home, args.run_id, args.attempt)}
 
 
+def claim(call: Call) -> Claim:
+    """Grant an attempt number to one claimer, unless it does not know the newest attempt here."""
+    args = from_wire(ClaimArgs, call.args, "args")
+    return claim_attempt(call.home, args.run_id, args.attempt, args.replaces)
+
+
 def delete(call: Call) -> dict[str, Any]:
     """Delete all files of a finished run on this node, and end what is left of its processes."""
     args = from_wire(RunArgs, call.args, "args")
@@ -90,6 +104,7 @@ def delete(call: Call) -> dict[str, Any]:
                 f"Run {args.run_id} is still running on this node.",
                 f"Stop it first: rackless runs stop {args.run_id}",
             )
+        end_election(attempt)
         # They would still write into the folder.
         if left := sweep(attempt.tag, 0.0):
             node = read_status(attempt).node

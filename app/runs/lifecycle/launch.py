@@ -17,7 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.contract.messages import to_wire
-from agents.contract.run import AttemptIntent, MasterIdentity, RankPlacement, Replay
+from agents.contract.run import (
+    AttemptIntent,
+    MasterIdentity,
+    RankPlacement,
+    Replay,
+    choose_checkpoint_ranks,
+)
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.filelock import locked
@@ -32,9 +38,10 @@ from app.runs.inputs import (
     send_inputs,
 )
 from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, saying_it_goes_on
+from app.runs.lifecycle.election import plan_election
 from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
 from app.runs.node_pool import OnMessage
-from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
+from app.runs.placement import shares_a_gpu
 from app.runs.preflight import (
     LaunchPlan,
     add_forecast,
@@ -138,6 +145,8 @@ async def launch(
     # Ranks meet at rank 0, and only its node knows which of its ports are free.
     port = await services.pool.agent(plan.nodes[0]).port_choose(master.address)
     credential = await asyncio.to_thread(make_credential)
+    endpoints = {node: plan.endpoints[node] for node in plan.nodes}
+    election = await plan_election(services, run, endpoints)
     record_intent(services, run, plan, inputs, resume_step)
     _store_forecast(services, run, plan.forecast)
     try:
@@ -156,6 +165,7 @@ async def launch(
                 replay=replay,
                 outage_s=services.settings.number("lost_after_s"),
                 credential=credential,
+                election=election,
             )
             for node in plan.nodes
         ]

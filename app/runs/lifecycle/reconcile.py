@@ -1,7 +1,8 @@
 """Reconcile the stored runs with what the nodes report, once per call.
 
 This is how a run is found again after its master was killed, how the runs of a lost database come
-back, and how a zombie (an old attempt on a node that returns) is stopped.
+back, how attempts are recorded that nodes have started themselves, and how a zombie (an old attempt
+on a node that returns) is stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from agents.contract.run import AttemptStatus
 from app.errors import RacklessError
@@ -19,6 +21,12 @@ from app.events import ACTIVE_STATES, RunEventKind, RunState
 from app.runs.attempt_status import active_attempts, ask_parts, idle_s, newest_step, stop_parts
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.lifecycle.confirmation import confirm_parts
+from app.runs.lifecycle.election import (
+    close_replaced,
+    find_self_started,
+    keep_parts,
+    record_election,
+)
 from app.runs.lifecycle.losses import hint_of_loss, note_loss
 from app.runs.lifecycle.takeover import describe_master, note_takeover, part_statuses
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
@@ -155,6 +163,9 @@ async def _close(
     services: Services, run: RunRecord, parts: Sequence[RunPart], verdict: StateJudgement
 ) -> None:
     """Store the end of an attempt, after its journals have been fetched to the last byte."""
+    is_shared = any(part.status is not None and part.status.election for part in parts)
+    if is_shared and await adopt_newer(services, run):
+        return
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run.run_id)
     message, hint = verdict.message, verdict.hint
@@ -166,6 +177,8 @@ async def _close(
     elif verdict.state == "stopped" and services.recoveries.is_pending(run.run_id):
         text = "stopped at a checkpoint so that nodes can join; it goes on by itself"
         message, hint = f"{text}. {message}".rstrip(". "), hint_of_loss(run.run_id)
+    elif is_loss:
+        await keep_parts(services, run, is_closed=True)
     moved = services.runs.move(run.run_id, run.attempt, verdict.state, message, hint)
     # Several masters may see the same end: the one that stored it learns from it and reports it.
     if moved:
@@ -193,6 +206,24 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
         except RacklessError as error:
             _log.warning("run %s of %s cannot be taken over: %s", run_id, statuses[0].node, error)
     return tuple(n for n, answer in zip(nodes, answers, strict=True) if answer is None)
+
+
+async def adopt_newer(services: Services, run: RunRecord) -> bool:
+    """Take over an attempt that the run's own nodes have started since; return whether they did."""
+    known = set(services.pool.names())
+    nodes = [node for node in run.nodes if node in known]
+    answers = await asyncio.gather(*(_attempts_on(services, node) for node in nodes))
+    found = [
+        replace(status, node=node)
+        for node, statuses in zip(nodes, answers, strict=True)
+        for status in statuses or ()
+        if status.run_id == run.run_id
+    ]
+    newer = [s for s in active_attempts(found) if s.attempt > run.attempt]
+    if find_self_started(services, newer) is None:
+        return False
+    await _adopt(services, run.run_id, found)
+    return services.runs.get(run.run_id).attempt > run.attempt
 
 
 async def _attempts_on(services: Services, node: str) -> tuple[AttemptStatus, ...] | None:
@@ -267,10 +298,12 @@ def _describe_found(services: Services, run_id: str, newest: Sequence[AttemptSta
 
 
 def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
-    """Store a newer attempt, which another master has launched."""
+    """Store a newer attempt, which another master or the run's own nodes have launched."""
     ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
     nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
-    services.recoveries.forget_earlier(run.run_id, "replaced")
+    plan = find_self_started(services, newest)
+    if plan is None:
+        services.recoveries.forget_earlier(run.run_id, "replaced")
     # A guess that the reconciliation after it corrects.
     state: RunState = "running"
     services.runs.change(
@@ -279,10 +312,21 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
             old, attempt=newest[0].attempt, nodes=nodes, state=state, message="", ended_s=None
         ),
     )
-    _save_attempt(services, services.runs.get(run.run_id), newest)
+    adopted = services.runs.get(run.run_id)
+    earlier = services.runs.store.attempts(run.run_id)
+    # Its nodes go on with what this master has sent, so it is this master's as before.
+    inputs = next((one.inputs for one in earlier if one.inputs), {}) if plan is not None else {}
+    _save_attempt(services, adopted, newest, inputs)
+    if plan is not None:
+        record_election(services, adopted, plan)
 
 
-def _save_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
+def _save_attempt(
+    services: Services,
+    run: RunRecord,
+    newest: list[AttemptStatus],
+    inputs: dict[str, Any] | None = None,
+) -> None:
     services.runs.store.save_attempt(
         # Without inputs, by which a found attempt is known; but one that this master has launched
         # before it lost its database is still its own.
@@ -290,7 +334,9 @@ def _save_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus
             run_id=run.run_id,
             attempt=run.attempt,
             placements=next((s.all_ranks for s in newest if s.all_ranks), ()),
-            launched_s=run.started_s or time.time(),
+            resume_step=newest[0].resume_step,
+            launched_s=newest[0].started_s or time.time(),
+            inputs=inputs or {},
             taken="here" if any(s.master == services.identity for s in newest) else "",
         )
     )
@@ -324,6 +370,8 @@ async def _end_zombies(
             f"attempt {status.attempt} was still running on {status.node}; it is stopped",
         )
         await stop_parts(services.pool, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S)
+    # A node that was cut off waits for the others, which have gone on.
+    await close_replaced(services, run, statuses)
 
 
 async def _end_deleted(services: Services, run_id: str, statuses: Sequence[AttemptStatus]) -> None:

@@ -4,13 +4,15 @@ Whoever watches the run does it: the window, `rackless watch`, or a command with
 the resume of a person in every respect: older attempts are fenced and stopped, the newest intact
 checkpoint that can be reached is copied, and the run is planned again on its nodes that answer.
 Two processes of one home that watch the same run exclude each other by the lock of a launch;
-another master only watches, since it did not launch the run.
+another master only watches, since it did not launch the run. The nodes of the run wait while a
+master says that it recovers it (`election`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from dataclasses import replace
 
@@ -18,7 +20,9 @@ from app.errors import RacklessError, UserError
 from app.events import ACTIVE_STATES, RESUMABLE_STATES
 from app.presentation.interruption_text import describe_repeated
 from app.runs.interruptions import find_interruption
+from app.runs.lifecycle.election import keep_interval_s, keep_parts
 from app.runs.lifecycle.losses import per_hour
+from app.runs.lifecycle.reconcile import adopt_newer
 from app.runs.lifecycle.resume import Automatic, resume_run
 from app.runs.recovery import Refusals, decide_recovery
 from app.runs.services import Services
@@ -52,6 +56,7 @@ class _Recovery:
         self._run_id = run_id
         self._refusals = Refusals()
         self._waits_for = ""
+        self._kept_s = -math.inf
 
     async def advance(self) -> bool | None:
         """Do what is due; return whether the run is active, or None while nobody knows yet."""
@@ -66,17 +71,24 @@ class _Recovery:
             return False
         if services.is_launching(run_id):  # by a person, or another process of this home
             return None
+        await self._keep(run)
         now_s = time.time()
         losses = services.recoveries.of_run(run_id)
         decision = decide_recovery(losses, self._refusals, now_s, per_hour(services))
         if decision.act == "give_up":
-            _give_up(services, run, decision.reason)
+            await _give_up(services, run, decision.reason)
             return False
         if decision.act == "wait":
             self._say_wait(decision.reason, decision.until_s - now_s)
             return None
         await self._try_resume()
         return None
+
+    async def _keep(self, run: RunRecord) -> None:
+        """Tell the nodes now and then that the loss is not theirs to recover."""
+        if time.monotonic() - self._kept_s >= keep_interval_s(self._services):
+            self._kept_s = time.monotonic()
+            await keep_parts(self._services, run)
 
     def _say_wait(self, reason: str, left_s: float) -> None:
         if reason != self._waits_for:
@@ -106,6 +118,8 @@ class _Recovery:
                 last_s=now_s,
                 text=error.message if isinstance(error, UserError) else str(error),
             )
+            if not services.recoveries.is_pending(run_id):
+                await adopt_newer(services, services.runs.get(run_id))
             return
         run = services.runs.get(run_id)
         services.recoveries.mark_resumed(run_id, run.attempt, time.time())
@@ -152,7 +166,7 @@ async def report_cost(services: Services, run_id: str, attempt: int) -> None:
         )
 
 
-def _give_up(services: Services, run: RunRecord, reason: str) -> None:
+async def _give_up(services: Services, run: RunRecord, reason: str) -> None:
     if not services.recoveries.close(run.run_id, "given_up"):
         return
     text = f"no longer resumed automatically: {reason}"
@@ -166,3 +180,4 @@ def _give_up(services: Services, run: RunRecord, reason: str) -> None:
         ),
     )
     services.runs.add_event(run.run_id, "recovery_given_up", text)
+    await keep_parts(services, run, is_closed=True)

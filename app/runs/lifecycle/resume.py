@@ -18,8 +18,9 @@ from app.events import RESUMABLE_STATES
 from app.runs.attempt_status import active_attempts, stop_parts
 from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.inputs import recall_inputs, send_inputs
+from app.runs.lifecycle.election import claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
-from app.runs.lifecycle.reconcile import LOSS_GRACE_S, reconcile_run
+from app.runs.lifecycle.reconcile import LOSS_GRACE_S, adopt_newer, reconcile_run
 from app.runs.lifecycle.resume_verification import (
     choose_starts,
     count_logged,
@@ -80,6 +81,8 @@ async def resume_run(
         require_replayable(verify_steps)
     _choose_spec(services.runs.get(run_id).spec, nodes, learning_rate)
     await reconcile_run(services, run_id)
+    if automatic is None:
+        await adopt_newer(services, services.runs.get(run_id))
     run = services.runs.get(run_id)
     _require_resumable(run)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
@@ -90,7 +93,7 @@ async def resume_run(
         if automatic is None:
             services.recoveries.forget_earlier(run_id, "replaced")
         answering = await _find_answering(services)
-        await _require_own(services, run, answering, is_automatic=automatic is not None)
+        is_shared = await _require_own(services, run, answering, is_automatic=automatic is not None)
         if automatic is not None:
             learning_rate = _choose_rate(services, run)
             chosen = await _choose_automatically(services, run, answering, automatic)
@@ -99,11 +102,14 @@ async def resume_run(
         report(f"checking {show_list(chosen)}")
         # Before the fence, behind which they could not save any more.
         await _stop_leftovers(services, run_id, answering, LOSS_GRACE_S, at_loss=True)
-        attempt = await _raise_fence(services, run, answering)
+        claimed = await claim_attempt(services, run, chosen) if is_shared else run.attempt + 1
+        attempt = await _raise_fence(services, run, answering, claimed, is_claimed=is_shared)
         await _stop_leftovers(services, run_id, answering, LEFTOVER_GRACE_S)
         # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
         # without them, and keep them only where the count still fits.
         plan = await plan_launch(services, replace(run.spec, shares=None), chosen, run_id)
+        if is_shared:
+            require_majority(run, plan.nodes)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         run_spec = _choose_spec(run.spec, nodes, learning_rate)
         spec = replace(run_spec, shares=shares)
@@ -182,24 +188,32 @@ def _require_pending(services: Services, run_id: str) -> None:
 
 async def _require_own(
     services: Services, run: RunRecord, nodes: Sequence[str], *, is_automatic: bool
-) -> None:
-    """Raise UserError if another master has launched a newer attempt, which a fence would end, or
-    has taken the run over.
+) -> bool:
+    """Return whether the nodes of a run that no person resumes may recover it as well.
+
+    Raises:
+        UserError: they have, or another master has launched a newer attempt, which a fence would
+            end, or has taken the run over.
     """
     if is_automatic:
         _require_pending(services, run.run_id)
+    is_shared = False
     answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
     require_not_taken(services, run, [status for statuses in answers for status in statuses])
     if not is_automatic:
-        return
+        return False
     for node, statuses in zip(nodes, answers, strict=True):
-        for status in active_attempts(statuses):
-            if status.run_id == run.run_id and status.attempt > run.attempt:
+        ours = [status for status in statuses if status.run_id == run.run_id]
+        is_shared |= any(s.attempt == run.attempt and s.election is not None for s in ours)
+        for status in active_attempts(ours):
+            if status.attempt > run.attempt:
                 services.recoveries.close(run.run_id, "replaced")
+                who = "its nodes have" if status.election else "another master has"
                 raise UserError(
-                    f"another master has resumed run {run.run_id} on {node}",
+                    f"{who} resumed run {run.run_id} on {node}",
                     f"Stop it there: rackless runs stop {run.run_id} --node {node}",
                 )
+    return is_shared
 
 
 # ---------------------------------------------------------------- who takes part
@@ -262,15 +276,22 @@ def _require_any(run: RunRecord, nodes: tuple[str, ...]) -> tuple[str, ...]:
     return nodes
 
 
-async def _raise_fence(services: Services, run: RunRecord, nodes: Sequence[str]) -> int:
-    """Agree on the next attempt number with all `nodes`; older attempts can no longer commit."""
-    attempt = run.attempt + 1
+async def _raise_fence(
+    services: Services, run: RunRecord, nodes: Sequence[str], attempt: int, *, is_claimed: bool
+) -> int:
+    """Agree on the next attempt number with all `nodes`; older attempts can no longer commit.
+
+    Raises:
+        UserError: the number was claimed, and a node knows a newer one.
+    """
     while True:
         newest = await asyncio.gather(
             *(services.pool.agent(node).run_fence(run.run_id, attempt) for node in nodes)
         )
         if max(newest, default=attempt) <= attempt:
             return attempt
+        if is_claimed:
+            raise UserError(f"run {run.run_id} is being resumed elsewhere")
         attempt = max(newest) + 1  # another master has resumed this run before
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from agents.contract.run import choose_checkpoint_ranks
 from app.errors import UserError
 from app.runs.checkpoints import Copy, is_current, resume_steps
-from app.runs.placement import choose_checkpoint_ranks
 from app.runs.services import Services
 from app.text import capitalize, show_list
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ from app.events import ACTIVE_STATES, EventHub, LogArrived, RunEvent, RunEventAr
 from app.runs.attempt_status import ask_part, idle_s
 from app.runs.journals.mirror import MirrorBlocked
 from app.runs.journals.streams import follow_part
+from app.runs.lifecycle.election import keep_interval_s, keep_part
 from app.runs.lifecycle.reconcile import apply_judgement, end_unsafe
 from app.runs.run import RunPart
 from app.runs.services import Services
@@ -48,6 +50,7 @@ class RunWatch:
         self._parts = {node: RunPart(node=node, silent_s=0.0) for node in run.nodes}
         self._news = asyncio.Event()
         self._silent_since_s: dict[str, float] = {}
+        self._kept_s: dict[str, float] = {}
         self._warned: set[str] = set()
 
     async def run_until_end(self) -> None:
@@ -143,6 +146,7 @@ class RunWatch:
         try:
             async with asyncio.timeout(JUDGE_INTERVAL_S * 3):
                 part = await ask_part(self._services.pool, node, self._run_id, self._attempt)
+                await self._keep(part)
         except (TimeoutError, NodeUnreachable):
             part = RunPart(node=node, silent_s=0.0)
         now_s = time.monotonic()
@@ -151,3 +155,13 @@ class RunWatch:
             return part
         since_s = self._silent_since_s.setdefault(node, now_s)
         return RunPart(node=node, silent_s=now_s - since_s)
+
+    async def _keep(self, part: RunPart) -> None:
+        """Tell a node now and then that this master recovers the run, so that its nodes do not."""
+        now_s = time.monotonic()
+        is_due = now_s - self._kept_s.get(part.node, -math.inf) >= keep_interval_s(self._services)
+        if is_due and part.status is not None and part.status.election is not None:
+            self._kept_s[part.node] = now_s
+            run = self._services.runs.get(self._run_id)
+            if run.attempt == self._attempt and self._services.runs.is_ours(run):
+                await keep_part(self._services, run, part.node)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agents.contract.node import GpuFacts, InterfaceFacts
+from agents.contract.run import choose_checkpoint_ranks
 from app.errors import UserError
 from app.nodes.endpoints import choose_endpoints
-from app.runs.placement import choose_checkpoint_ranks, place_ranks, shares_a_gpu
+from app.runs.placement import place_ranks, shares_a_gpu
 from tests.fakes.cluster import make_facts
 
 

@@ -66,6 +66,10 @@ def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
     error = agent.ask("run.delete", run_id="run-1")["error"]
     assert error["message"] == "Run run-1 is still running on this node."
     assert ask(agent, "attempt.confirm", run_id="run-1", attempt=1, is_final=True) == {}
+    assert ask(agent, "attempt.keep", run_id="run-1", attempt=1, is_closed=False) == {}
+    assert (node.home.attempt("run-1", 1) / "kept").exists()
+    assert ask(agent, "attempt.keep", run_id="run-1", attempt=1, is_closed=True) == {}
+    assert (node.home.attempt("run-1", 1) / "closed.json").exists()
     kill_supervisor(AttemptFolder(node.home, "run-1", 1))
     error = agent.ask("run.delete", run_id="run-1")["error"]
     assert error["message"] == "Run run-1 is still running on this node."
@@ -83,6 +87,8 @@ def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
     assert (status["state"], status["num_processes"]) == ("stopped", 0)
     assert "supervisor.jsonl" in ask(agent, "stream.list", run_id="run-1", attempt=1)["streams"]
     assert ask(agent, "run.fence", run_id="run-1", attempt=3) == {"attempt": 3}
+    claim = ask(agent, "run.claim", run_id="run-1", attempt=4, replaces=1)
+    assert claim == {"is_granted": True, "fence": 4, "launched": 1}
     assert ask(agent, "run.delete", run_id="run-1")["freed_bytes"] > 0
     assert not node.home.run("run-1").exists()
     assert ask(agent, "run.delete", run_id="run-1") == {"freed_bytes": 0}

@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import UserError
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
-from app.runs.lifecycle.resume import resume_run
+from app.runs.lifecycle.resume import Automatic, resume_run
 from app.runs.lifecycle.takeover import take_over_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
@@ -59,7 +59,7 @@ def test_a_loss_that_was_to_be_recovered_is_left_to_the_new_master(
     assert resumes(services, run_id)
     asyncio.run(take_over_run(second, run_id))
     with pytest.raises(UserError, match="was taken over by"):
-        asyncio.run(resume_run(services, run_id, is_automatic=True))
+        asyncio.run(resume_run(services, run_id, automatic=Automatic()))
     assert not services.recoveries.is_pending(run_id)
 
 

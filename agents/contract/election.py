@@ -1,0 +1,217 @@
+"""What the nodes of an attempt say to each other when a loss ends it and no master recovers it.
+
+Each node listens at its own address for the time of the attempt (`agents/election`), and both ends
+of a connection prove by TLS 1.3 that they have the attempt's credential. A request is one line of
+JSON with a `kind`, and so is its answer:
+
+    state    {}                          -> NodeState
+    close    {reason}                    -> {}; the attempt is not recovered by nodes
+    claim    AttemptClaim               -> ClaimAnswer; at most one claim gets each number
+    verify   {step}                      -> CheckpointInfo, every file compared with its hash
+    fetch    {step, node}                -> {}; copy that checkpoint from another node, and delete
+             later ones and one of the same step that differs; no step: nothing is copied
+    send     {step}                      -> the files of that checkpoint, as bytes
+    launch   Relaunch                    -> {}; start this node's part of the next attempt
+    confirm  {attempt}                   -> {}; every part of it was launched
+
+A part that is launched and never confirmed ends by itself, as in a launch by the master.
+An answer `{"error": text}` is a refusal. The arithmetic of votes and limits is here too, because
+the master follows the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.contract.names import MAX_ATTEMPT, MAX_STEP, check_name, check_number, check_text
+from agents.contract.run import AttemptLoss, CheckpointInfo, ElectionPlan, RankPlacement
+
+MIN_NODES = 3
+"""Nodes from which on an attempt of the master may be taken over. Of two, the one without rank 0
+could never be sure that the other one does not go on, so the master alone recovers it."""
+MAX_LOSSES_AT_ONE_STEP = 3
+MAX_PARKED_S = 3600.0
+"""Time after a loss in which nodes may recover it, in seconds."""
+HOUR_S = 3600.0
+BACK_OFF_S = (0.0, 5.0, 15.0, 60.0, 120.0, 300.0)
+"""Wait after a loss by the number of recoveries within the last hour, in seconds; the last one
+applies to all further ones."""
+
+
+def is_majority(present: Collection[str], nodes: Sequence[str]) -> bool:
+    """Return whether `present` may decide for a run on `nodes`, which are in the order of ranks.
+
+    Of two halves of equal size it is the one with rank 0. Two groups without a common node can
+    never both decide.
+
+    >>> is_majority({"b", "c"}, ["a", "b", "c"]), is_majority({"a"}, ["a", "b", "c"])
+    (True, False)
+    >>> is_majority({"a"}, ["a", "b"]), is_majority({"b"}, ["a", "b"])
+    (True, False)
+    """
+    votes = sum(node in present for node in nodes)
+    return 2 * votes > len(nodes) or (2 * votes == len(nodes) and nodes[0] in present)
+
+
+def stands_still(steps: Sequence[int]) -> bool:
+    """Return whether the newest losses came without a step beyond the first one of them.
+
+    Args:
+        steps: newest finished step at each loss, oldest loss first.
+
+    >>> stands_still([4, 7, 7, 7]), stands_still([7, 7]), stands_still([7, 7, 8])
+    (True, False, False)
+    """
+    newest = steps[-MAX_LOSSES_AT_ONE_STEP:]
+    if len(newest) < MAX_LOSSES_AT_ONE_STEP:
+        return False
+    return all(step <= newest[0] for step in newest[1:])
+
+
+def back_off_s(num_recent: int) -> float:
+    """Return the wait after a loss, in seconds, by the number of recoveries within an hour."""
+    return BACK_OFF_S[min(num_recent, len(BACK_OFF_S) - 1)]
+
+
+PartState = Literal["active", "lost", "closed"]
+"""State of one node's part of an attempt. `active`: its ranks live; `lost`: it ended because a rank
+or node was lost; `closed`: nodes do nothing about it: it is done, a person stopped it, it failed
+by itself, a master said so, or a newer attempt exists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeState:
+    """What one node knows of the attempt."""
+
+    node: str
+    part: PartState
+    is_free: bool = False
+    """Whether no master has asked for the attempt for the patience of the plan."""
+    fence: int = 0
+    """Newest attempt number that this node has promised to somebody."""
+    step: int = 0
+    """Newest step that its ranks have finished."""
+    reason: str = ""
+    """Why it is lost or closed, as a sentence."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.part == "lost" and self.is_free
+
+    def check_foreign(self) -> None:
+        check_name("node", self.node)
+        check_number("fence", self.fence, 0, MAX_ATTEMPT)
+        check_number("step", self.step, 0, MAX_STEP)
+        check_text("reason", self.reason)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptClaim:
+    """A request for the right to start an attempt."""
+
+    attempt: int
+
+    def check_foreign(self) -> None:
+        check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimAnswer:
+    """Whether a node grants a claim, and what the next attempt needs to know of it."""
+
+    is_granted: bool
+    fence: int
+    """Newest attempt number that this node has promised, which the next claim has to exceed."""
+    port: int = 0
+    """Free port at its address for the ranks' store, should rank 0 be there."""
+    peer_port: int = 0
+    """Free port at its address for the messages of this module."""
+    checkpoints: tuple[CheckpointInfo, ...] = ()
+    saved_steps: tuple[int, ...] = ()
+    """Newest steps after which this node has saved or got a checkpoint, whether it has it still."""
+
+    def check_foreign(self) -> None:
+        check_number("fence", self.fence, 0, MAX_ATTEMPT)
+        for step in self.saved_steps:
+            check_number("saved_steps", step, 0, MAX_STEP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relaunch:
+    """The next attempt, as far as it is the same on all nodes; the rest is in each one's intent."""
+
+    attempt: int
+    ranks: tuple[RankPlacement, ...]
+    master_address: str
+    master_port: int
+    resume_step: int | None
+    checkpoint_ranks: tuple[int, ...]
+    addresses: dict[str, str]
+    plan: ElectionPlan
+
+    def check_foreign(self) -> None:
+        check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+        check_number("resume_step", self.resume_step or 0, 0, MAX_STEP)
+
+
+# ------------------------------------------------------------------------------------- election
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ElectionDecision:
+    """What one node does next. `wait` is what a minority does for ever: it parks."""
+
+    act: Literal["wait", "close", "propose"]
+    members: tuple[str, ...] = ()
+    """Nodes of the next attempt, in the order of ranks."""
+    reason: str = ""
+
+
+def decide_election(
+    me: str, nodes: Sequence[str], states: dict[str, NodeState]
+) -> ElectionDecision:
+    """Decide what a node does about an attempt that was lost. Pure.
+
+    Safety does not hang on this: a claim that no majority grants starts nothing. This only keeps
+    nodes from claiming against each other.
+
+    Args:
+        me: name of the node.
+        nodes: all nodes of the attempt, in the order of ranks.
+        states: state of each node that answers, its own included.
+    """
+    for state in states.values():
+        if state.part == "closed":
+            return ElectionDecision(act="close", reason=state.reason)
+    ready = tuple(node for node in nodes if node in states and states[node].is_ready)
+    if len(ready) < len(states):
+        return ElectionDecision(act="wait", reason="another node still trains or has a master")
+    if not is_majority(ready, nodes):
+        return ElectionDecision(act="wait", reason="too few of the run's nodes can be reached")
+    if ready[0] != me:
+        return ElectionDecision(act="wait", reason=f"{ready[0]} decides")
+    return ElectionDecision(act="propose", members=ready)
+
+
+def renumber(ranks: Sequence[RankPlacement], members: Collection[str]) -> tuple[RankPlacement, ...]:
+    """Return the ranks on `members`, numbered from 0 in their old order."""
+    kept = [place for place in ranks if place.node in members]
+    return tuple(
+        RankPlacement(
+            rank=rank,
+            local_rank=place.local_rank,
+            node=place.node,
+            device=place.device,
+            device_id=place.device_id,
+        )
+        for rank, place in enumerate(kept)
+    )
+
+
+def recent_recoveries(losses: Sequence[AttemptLoss], now_s: float) -> list[float]:
+    """Return the times of the recoveries within the last hour, oldest first."""
+    # A clock that was set back must not block a run for long, hence `<= now_s`.
+    times = (loss.resumed_s for loss in losses if loss.resumed_s is not None)
+    return sorted(time_s for time_s in times if now_s - HOUR_S < time_s <= now_s)

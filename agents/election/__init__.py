@@ -1,0 +1,1 @@
+"""Recover an attempt by its own nodes while no master does."""

@@ -1,0 +1,297 @@
+"""One node's part of an attempt: what it knows, and what it does when another node asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+from agents.contract.election import (
+    AttemptClaim,
+    ClaimAnswer,
+    NodeState,
+    PartState,
+    Relaunch,
+)
+from agents.contract.run import AttemptIntent, AttemptStatus, CheckpointInfo
+from agents.contract.run_layout import (
+    CLOSED_FILE,
+    EXIT_FILE,
+    KEPT_FILE,
+    STOP_FILE,
+    checkpoint_path,
+    rank_journal,
+)
+from agents.contract.wire import WireError, from_wire, to_wire
+from agents.election.channel import MAX_LINE_BYTES, Peer
+from agents.errors import ExpectedError
+from agents.node import checkpoints, files
+from agents.node.probes import choose_port
+from agents.state import Home, read_json
+from agents.supervisor.attempt import AttemptFolder, read_journal, read_status
+from agents.supervisor.confirmation import confirm
+from agents.supervisor.election_process import close
+from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fence
+from agents.supervisor.launch import launch
+
+LOST_CAUSES = frozenset({"killed", "crashed", "stalled", "slept", "peer_lost"})
+"""Causes of an end that a restart does not repeat."""
+
+MAX_SAVED_STEPS = 8
+
+
+@dataclass
+class Patience:
+    """How long no master has asked for the attempt, by this process's own clock."""
+
+    patience_s: float
+    _mark: float = 0.0
+    _since_s: float = field(default_factory=time.monotonic)
+
+    def is_over(self, mark: float, now_s: float) -> bool:
+        """Return whether `mark`, which each request changes, has stood still for too long."""
+        if mark != self._mark:
+            self._mark, self._since_s = mark, now_s
+        return now_s - self._since_s >= self.patience_s
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Arguments of `fetch`."""
+
+    step: int
+    node: str = ""
+    """Node that has the checkpoint; empty: this one has it."""
+
+
+@dataclass(frozen=True)
+class OfStep:
+    step: int
+
+
+@dataclass(frozen=True)
+class OfAttempt:
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Reason:
+    reason: str
+
+
+class Part:
+    """This node's part of one attempt."""
+
+    def __init__(self, attempt: AttemptFolder, intent: AttemptIntent) -> None:
+        if intent.election is None:
+            raise ValueError(f"attempt {intent.attempt} has no plan for a election")
+        self.attempt = attempt
+        self.intent = intent
+        self.plan = intent.election
+        self.nodes = tuple(dict.fromkeys(place.node for place in intent.ranks))
+        self.peers = {
+            node: Peer(node, intent.addresses[node], self.plan.ports[node], intent.credential)
+            for node in self.nodes
+            if node != intent.node and node in intent.addresses and node in self.plan.ports
+        }
+        self._patience = Patience(self.plan.patience_s)
+
+    @property
+    def home(self) -> Home:
+        return self.attempt.home
+
+    @property
+    def node(self) -> str:
+        return self.intent.node
+
+    # ------------------------------------------------------------ what it knows
+
+    def state(self) -> NodeState:
+        """Return what this node knows of the attempt now."""
+        part, reason, step = self._judge()
+        return NodeState(
+            node=self.node,
+            part=part,
+            is_free=self._patience.is_over(self._read_mark(), time.monotonic()),
+            fence=read_fence(self.home, self.attempt.run_id),
+            step=step,
+            reason=reason,
+        )
+
+    def _read_mark(self) -> float:
+        try:
+            return self.attempt.file(KEPT_FILE).stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _judge(self) -> tuple[PartState, str, int]:
+        """Return the state of the part with the reason, and the newest step of its ranks."""
+        closed = read_json(self.attempt.file(CLOSED_FILE))
+        if closed is not None:
+            return "closed", str(closed.get("reason", "")), 0
+        newest = find_newest_launched(self.home, self.attempt.run_id)
+        if newest > self.attempt.number:
+            return "closed", f"attempt {newest} has replaced it", 0
+        supervisor = self.attempt.read_supervisor()
+        # First what costs little: a status reads the environment of every process of this PC.
+        if not self.attempt.file(EXIT_FILE).exists() and supervisor and supervisor.is_alive():
+            return "active", "", 0
+        status = read_status(self.attempt)
+        step = max((rank.step or 0 for rank in status.ranks), default=0)
+        if status.state in ("starting", "running", "stopping"):
+            return "active", "", step
+        if self._is_lost(status):
+            return "lost", status.message, step
+        return "closed", status.message or f"it is {status.state} on {self.node}", step
+
+    def _is_lost(self, status: AttemptStatus) -> bool:
+        """Return whether an attempt that has ended was lost here, by this node or by another."""
+        if status.state == "stopped":
+            # By a master that meant to resume it.
+            return (read_json(self.attempt.file(STOP_FILE)) or {}).get("at_loss") is True
+        if status.state != "failed" or status.cause in LOST_CAUSES:
+            return status.state in ("lost", "failed")
+        # Started by nodes, and one of them went before all had started: the others start again.
+        return not status.cause and bool(self.plan.started_by) and not status.is_confirmed
+
+    # ------------------------------------------------------------ what others ask
+
+    def answer(self, request: dict[str, Any], stream: BinaryIO) -> dict[str, Any] | None:
+        """Answer a request of another node.
+
+        Raises:
+            ExpectedError: it is refused.
+            WireError: it is no request of ours.
+        """
+        if request.get("kind") == "send":
+            self._send(from_wire(OfStep, request, "send").step, stream)
+            return None
+        return self.ask(str(request.get("kind")), request)
+
+    def ask(self, kind: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request of another node, or of this one. Raises what `answer` does."""
+        answers: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "state": lambda _: self.state(),
+            "close": lambda a: self._close(from_wire(Reason, a, "close").reason),
+            "claim": lambda a: self._claim(from_wire(AttemptClaim, a, "claim")),
+            "verify": lambda a: self._verify(from_wire(OfStep, a, "verify").step),
+            "fetch": lambda a: self._fetch(from_wire(Fetch, a, "fetch")),
+            "launch": lambda a: self._launch(from_wire(Relaunch, a, "launch")),
+            "confirm": lambda a: self._confirm(from_wire(OfAttempt, a, "confirm").attempt),
+        }
+        if kind not in answers:
+            raise WireError(f"there is no request {kind[:40]!a}")
+        result: dict[str, Any] = to_wire(answers[kind](args))
+        return result
+
+    def _close(self, reason: str) -> dict[str, Any]:
+        close(self.attempt, reason[:500])
+        return {}
+
+    def _claim(self, claim: AttemptClaim) -> ClaimAnswer:
+        # Asked again: a master may have come, or a person may have stopped the run.
+        if not self.state().is_ready:
+            return ClaimAnswer(is_granted=False, fence=read_fence(self.home, self.attempt.run_id))
+        found = claim_attempt(
+            self.home, self.attempt.run_id, claim.attempt, replaces=self.attempt.number
+        )
+        if not found.is_granted:
+            return ClaimAnswer(is_granted=False, fence=found.fence)
+        return ClaimAnswer(
+            is_granted=True,
+            fence=found.fence,
+            port=choose_port(self.intent.address),
+            peer_port=choose_port(self.intent.address),
+            checkpoints=tuple(checkpoints.list_checkpoints(self.home, self.attempt.run_id)),
+            saved_steps=self._find_saved_steps(),
+        )
+
+    def _find_saved_steps(self) -> tuple[int, ...]:
+        """Return the newest steps of which the ranks of this node say that they were saved."""
+        steps = {self.intent.resume_step} if self.intent.resume_step else set()
+        for place in self.intent.ranks:
+            lines = read_journal(self.attempt.file(rank_journal(place.rank)))
+            saved = [line.get("step") for line in lines if line.get("kind") == "checkpoint"]
+            steps.update(step for step in saved if isinstance(step, int))
+        return tuple(sorted(steps)[-MAX_SAVED_STEPS:])
+
+    def _verify(self, step: int) -> CheckpointInfo:
+        return checkpoints.verify(self.home, self.attempt.run_id, step)
+
+    def _fetch(self, wanted: Fetch) -> dict[str, Any]:
+        for info in checkpoints.list_checkpoints(self.home, self.attempt.run_id):
+            # What comes later was damaged everywhere, or is void with the next attempt.
+            if info.step > wanted.step or (info.step == wanted.step and wanted.node):
+                checkpoints.delete(self.home, self.attempt.run_id, info.step)
+        if wanted.node:
+            if wanted.node not in self.peers:
+                raise ExpectedError(f"{wanted.node} is no other node of this attempt.")
+            with self.peers[wanted.node].receive("send", step=wanted.step) as stream:
+                path = checkpoint_path(self.attempt.run_id, wanted.step)
+                files.receive(self.home, path, _with_manifest(stream))
+        return {}
+
+    def _send(self, step: int, stream: BinaryIO) -> None:
+        path = checkpoint_path(self.attempt.run_id, step)
+        if not (self.home.path / path).is_dir():
+            raise ExpectedError(f"Node {self.node} has no checkpoint of step {step}.")
+        stream.write(b"{}\n")
+        files.send(self.home, path, stream)
+
+    def _launch(self, wanted: Relaunch) -> dict[str, Any]:
+        if wanted.attempt != read_fence(self.home, self.attempt.run_id):
+            raise ExpectedError(f"Attempt {wanted.attempt} is not the one that was granted here.")
+        launch(self.home, self.next_intent(wanted))
+        return {}
+
+    def next_intent(self, wanted: Relaunch) -> AttemptIntent:
+        """Return the intent of this node's part of the next attempt."""
+        old = self.intent
+        # Shares belong to ranks by position: the trainer balances the new ones itself.
+        is_same = len(wanted.ranks) == len(old.ranks)
+        return replace(
+            old,
+            attempt=wanted.attempt,
+            # Another master may have taken the run over.
+            master=read_status(self.attempt).master,
+            spec=old.spec if is_same else replace(old.spec, shares=None),
+            ranks=wanted.ranks,
+            master_address=wanted.master_address,
+            master_port=wanted.master_port,
+            resume_step=wanted.resume_step,
+            replay=None,
+            checkpoint_ranks=wanted.checkpoint_ranks,
+            addresses=wanted.addresses,
+            election=wanted.plan,
+        )
+
+    def _confirm(self, number: int) -> dict[str, Any]:
+        confirm(AttemptFolder(self.home, self.attempt.run_id, number), is_final=True)
+        return {}
+
+
+class _WithManifest:
+    """The stream of `files.send` as `files.receive` reads it: what is sent is the whole bundle."""
+
+    def __init__(self, line: bytes, rest: BinaryIO) -> None:
+        self._line = line
+        self._rest = rest
+
+    def readline(self, limit: int = -1) -> bytes:
+        del limit
+        line, self._line = self._line, b""
+        return line
+
+    def read(self, size: int = -1) -> bytes:
+        return self._rest.read(size)
+
+
+def _with_manifest(stream: BinaryIO) -> BinaryIO:
+    line = stream.readline(MAX_LINE_BYTES)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        header = json.loads(line)
+        line = json.dumps({**header, "manifest": header["files"]}).encode("ascii") + b"\n"
+    return _WithManifest(line, stream)  # type: ignore[return-value]

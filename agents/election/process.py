@@ -1,0 +1,218 @@
+"""The process that watches an attempt beside its supervisor, and recovers it if nobody else does.
+
+It listens for the other nodes of the attempt, at the node's one address, from the launch to the
+attempt's end. While ranks live it only answers. Once they were lost, and no master has asked for
+the patience of the plan, it asks the other nodes now and then and does what they agree on
+(`agents/contract/election.py`). It ends with the attempt, with a newer one, on a stop, and after an
+hour in which too few nodes could be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agents.contract.election import (
+    MAX_LOSSES_AT_ONE_STEP,
+    MAX_PARKED_S,
+    NodeState,
+    back_off_s,
+    decide_election,
+    recent_recoveries,
+    stands_still,
+)
+from agents.contract.run_layout import ELECTION_FILE
+from agents.contract.wire import WireError, from_wire
+from agents.election.channel import Listener, Peer, PeerError
+from agents.election.part import Part
+from agents.election.proposal import Proposal, RefusedError
+from agents.errors import ExpectedError
+from agents.state import Home, identify, write_json
+from agents.supervisor.attempt import AttemptFolder, is_confirmed
+from agents.supervisor.election_process import close
+from agents.supervisor.fence import find_newest_launched
+
+TICK_S = 0.5
+SETTLE_S = 2.0
+"""Time for which the same nodes have to be reachable before one of them claims, in seconds."""
+BIND_RETRY_S = 5.0
+_RETRY_S = (2.0, 6.0)
+"""Shortest and longest wait after a claim that failed, in seconds."""
+
+
+def elect(folder: str) -> int:
+    """Watch the attempt in `folder`; the calling process ends at once, its child at the end."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    path = Path(folder)
+    attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
+    intent, identity = attempt.read_intent(), identify(os.getpid())
+    if intent is None or identity is None:
+        raise SystemExit(f"{folder}: the intent or /proc cannot be read")
+    write_json(attempt.file(ELECTION_FILE), identity.to_json())
+    # Ranks that it launches are children of their own supervisors; SIGTERM ends this one alone.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ElectionWatch(Part(attempt, intent)).run()
+    return 0
+
+
+class ElectionWatch:
+    """The loop of the process."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._listener: Listener | None = None
+        self._bind_due_s = 0.0
+        self._lost_since_s: float | None = None
+        self._members: tuple[str, ...] = ()
+        self._members_since_s = 0.0
+        self._not_before_s = 0.0
+        self._said = ""
+
+    def run(self) -> None:
+        """Return when there is nothing more to do."""
+        try:
+            while self._part.attempt.folder.is_dir():
+                self._listen()
+                if not self._look(time.monotonic()):
+                    return
+                time.sleep(TICK_S)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+
+    def _listen(self) -> None:
+        """Listen, unless that was tried moments ago: another program may use the port."""
+        part, now_s = self._part, time.monotonic()
+        if self._listener is not None or not part.peers or now_s < self._bind_due_s:
+            return
+        intent, port = part.intent, part.plan.ports[part.node]
+        try:
+            self._listener = Listener(intent.address, port, intent.credential, part.answer)
+        except OSError as error:
+            self._bind_due_s = now_s + BIND_RETRY_S
+            self._say(f"cannot listen at {intent.address} port {port}: {error}")
+
+    def _look(self, now_s: float) -> bool:
+        """Do what is due; return whether to go on."""
+        try:
+            own = self._part.state()
+        except ExpectedError:  # the run is being deleted
+            return False
+        if own.part == "closed":
+            self._await_confirmation()
+            self._tell_others(own.reason)
+            return False
+        if own.part == "active":
+            self._lost_since_s = None
+            return True
+        if self._lost_since_s is None:
+            self._lost_since_s = now_s
+        if now_s - self._lost_since_s > MAX_PARKED_S:
+            self._say("parked for an hour: a master or a person has to resume it")
+            return False
+        return not own.is_free or self._decide(own, now_s)
+
+    def _await_confirmation(self) -> None:
+        """Answer on until the attempt that nodes have started instead is confirmed, or has ended.
+
+        The node that started it asks this process for that, since the new attempt has a process of
+        its own that knows nothing of the old ports.
+        """
+        part = self._part
+        newest = find_newest_launched(part.home, part.attempt.run_id)
+        following = AttemptFolder(part.home, part.attempt.run_id, newest)
+        deadline = time.monotonic() + (part.intent.confirm_s or 0.0)
+        while newest > part.attempt.number and time.monotonic() < deadline:
+            intent = following.read_intent()
+            if intent is None or is_confirmed(following, intent):
+                return
+            time.sleep(0.1)
+
+    def _decide(self, own: NodeState, now_s: float) -> bool:
+        part = self._part
+        states = {part.node: own, **self._ask_states()}
+        found = decide_election(part.node, part.nodes, states)
+        if found.act == "close":
+            self._close(found.reason)
+            return False
+        if found.members != self._members:
+            self._members, self._members_since_s = found.members, now_s
+        if found.act == "wait":
+            self._say(f"waiting: {found.reason}")
+            return True
+        proposal = Proposal(part, states)
+        if now_s < max(self._members_since_s + SETTLE_S, self._not_before_s):
+            return True
+        if not self._is_within_limits(proposal.newest_step(), now_s):
+            return True
+        try:
+            number = proposal.carry_out(found.members)
+        except RefusedError as error:
+            self._say(f"not started: {error}")
+            # Two nodes that claim against each other must not do so in step.
+            self._not_before_s = time.monotonic() + random.uniform(*_RETRY_S)
+            return True
+        self._say(f"started attempt {number} on {', '.join(found.members)}")
+        return False
+
+    def _is_within_limits(self, step: int, now_s: float) -> bool:
+        """Return whether the run may be recovered now; close it for good where it may not."""
+        losses, per_hour = self._part.plan.losses, self._part.plan.per_hour
+        if stands_still([*(loss.step for loss in losses), step]):
+            times = MAX_LOSSES_AT_ONE_STEP
+            self._close(f"it was lost {times} times at step {step} without getting further")
+            return False
+        recent = recent_recoveries(losses, time.time())
+        since_s = now_s - (self._lost_since_s if self._lost_since_s is not None else now_s)
+        if len(recent) >= per_hour or since_s < back_off_s(len(recent)):
+            self._say(f"waiting: {len(recent)} recoveries within an hour")
+            return False
+        return True
+
+    def _ask_states(self) -> dict[str, NodeState]:
+        """Return the states of the other nodes that answer."""
+
+        def ask(peer: Peer) -> NodeState | None:
+            try:
+                return from_wire(NodeState, peer.ask("state"), "state")
+            except (PeerError, WireError):
+                return None
+
+        peers = list(self._part.peers.values())
+        if not peers:
+            return {}
+        with ThreadPoolExecutor(len(peers)) as pool:
+            answers = list(pool.map(ask, peers))
+        return {p.node: s for p, s in zip(peers, answers, strict=True) if s is not None}
+
+    def _tell_others(self, reason: str) -> None:
+        """Tell the other nodes once that the attempt is none of theirs to recover."""
+
+        def tell(peer: Peer) -> None:
+            with contextlib.suppress(PeerError):
+                peer.ask("close", reason=reason or "it has ended")
+
+        if peers := list(self._part.peers.values()):
+            with ThreadPoolExecutor(len(peers)) as pool:
+                list(pool.map(tell, peers))
+
+    def _close(self, reason: str) -> None:
+        self._say(f"closed: {reason}")
+        with contextlib.suppress(ExpectedError):
+            close(self._part.attempt, reason)
+        self._tell_others(reason)
+
+    def _say(self, text: str) -> None:
+        """Write a line to the log, the same one once."""
+        if text != self._said:
+            self._said = text
+            print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)

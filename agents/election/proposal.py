@@ -1,0 +1,203 @@
+"""Start the next attempt from the node that was elected.
+
+In the order of a resume by the master: the right to the next number from a majority, a checkpoint,
+its copies, the launch on all nodes at once, the confirmation. What fails before the launch changes
+nothing but the number; a launch that fails on one node is never confirmed, so its parts end by
+themselves, and those nodes decide anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from agents.contract.election import ClaimAnswer, NodeState, Relaunch, is_majority, renumber
+from agents.contract.run import (
+    AttemptLoss,
+    CheckpointInfo,
+    ElectionPlan,
+    choose_checkpoint_ranks,
+)
+from agents.contract.wire import WireError, from_wire, to_wire
+from agents.election.channel import PeerError
+from agents.election.part import Part
+from agents.errors import ExpectedError
+
+CLAIM_TIMEOUT_S = 30.0
+VERIFY_TIMEOUT_S = 1800.0
+FETCH_TIMEOUT_S = 3600.0
+"""Time to copy a checkpoint, in seconds: 100 GB over a gigabit need 15 minutes."""
+LAUNCH_TIMEOUT_S = 180.0
+T = TypeVar("T")
+
+
+class RefusedError(Exception):
+    """Raised when the next attempt cannot be started now."""
+
+
+class Proposal:
+    """One try to start the next attempt."""
+
+    def __init__(self, part: Part, states: dict[str, NodeState]) -> None:
+        self._part = part
+        self._states = states
+
+    def carry_out(self, members: Sequence[str]) -> int:
+        """Start the next attempt on those of `members` that grant it; return its number.
+
+        Raises:
+            RefusedError: no majority grants it, or no checkpoint can be used.
+        """
+        part = self._part
+        fences = [state.fence for state in self._states.values()]
+        number = max(part.attempt.number, *fences) + 1
+        answers = self._ask_all(members, "claim", ClaimAnswer, CLAIM_TIMEOUT_S, attempt=number)
+        granted = {node: answer for node, answer in answers.items() if answer.is_granted}
+        if not is_majority(granted, part.nodes):
+            raise RefusedError(f"attempt {number} was granted by {sorted(granted) or 'no node'}")
+        step = self._prepare_checkpoint(granted)
+        wanted = self._plan(number, granted, step)
+        self._ask_each(granted, "launch", LAUNCH_TIMEOUT_S, **to_wire(wanted))
+        self._ask_each(granted, "confirm", CLAIM_TIMEOUT_S, attempt=number)
+        return number
+
+    # ------------------------------------------------------------ checkpoint
+
+    def _prepare_checkpoint(self, granted: dict[str, ClaimAnswer]) -> int | None:
+        """Copy the newest intact checkpoint to all nodes; return its step, None: none was saved.
+
+        Training is repeated from there, so nothing older is taken than a resume by the master
+        would take: at most one newer checkpoint, a damaged one, is given up.
+        """
+        self._require_writer(granted)
+        saved = {step for answer in granted.values() for step in answer.saved_steps}
+        found = {node: answer.checkpoints for node, answer in granted.items()}
+        steps = {info.step for infos in found.values() for info in infos if not info.problem}
+        for step in sorted(steps, reverse=True):
+            holders = self._verify(step, found)
+            if holders:
+                if sum(newer > step for newer in saved) > 1:
+                    break
+                self._copy(step, holders, list(granted))
+                return step
+        if saved or steps:
+            raise RefusedError(f"no intact copy of the checkpoint of step {max(saved | steps)}")
+        return None
+
+    def _require_writer(self, granted: dict[str, ClaimAnswer]) -> None:
+        """Refuse to go on without any node that saved the checkpoints of this attempt."""
+        intent = self._part.intent
+        writers = {intent.ranks[rank].node for rank in intent.checkpoint_ranks}
+        # Other nodes save only at a loss, and nothing newer than that.
+        writers.update(
+            node
+            for node, answer in granted.items()
+            if any(info.attempt == intent.attempt for info in answer.checkpoints)
+        )
+        if not writers & set(granted):
+            names = " and ".join(sorted(writers))
+            raise RefusedError(f"the checkpoints are on {names}, which cannot be reached")
+
+    def _verify(self, step: int, found: dict[str, tuple[CheckpointInfo, ...]]) -> list[str]:
+        """Return the nodes with the newest intact copy of a step."""
+        nodes = [node for node, infos in found.items() if any(i.step == step for i in infos)]
+        checked = self._ask_all(nodes, "verify", CheckpointInfo, VERIFY_TIMEOUT_S, step=step)
+        good = {node: info for node, info in checked.items() if info.verified}
+        if not good:
+            return []
+        newest = max(good.values(), key=lambda info: (info.attempt, info.created_s))
+        return [n for n, info in good.items() if info.manifest_sha256 == newest.manifest_sha256]
+
+    def _copy(self, step: int, holders: list[str], nodes: list[str]) -> None:
+        def fetch(node: str) -> None:
+            source = "" if node in holders else holders[0]
+            self._ask(node, "fetch", FETCH_TIMEOUT_S, {"step": step, "node": source})
+
+        _each(nodes, fetch)
+
+    # ------------------------------------------------------------ launch
+
+    def _plan(self, number: int, granted: dict[str, ClaimAnswer], step: int | None) -> Relaunch:
+        part, now_s = self._part, time.time()
+        ranks = renumber(part.intent.ranks, granted)
+        first = ranks[0].node
+        addresses = {node: part.intent.addresses[node] for node in granted}
+        loss = AttemptLoss(
+            attempt=part.attempt.number, step=self.newest_step(), ended_s=now_s, resumed_s=now_s
+        )
+        plan: ElectionPlan = replace(
+            part.plan,
+            ports={node: answer.peer_port for node, answer in granted.items()},
+            losses=(*part.plan.losses, loss),
+            started_by=part.node,
+            reason=self._describe(list(granted)),
+        )
+        return Relaunch(
+            attempt=number,
+            ranks=ranks,
+            master_address=addresses[first],
+            master_port=granted[first].port,
+            resume_step=step,
+            checkpoint_ranks=choose_checkpoint_ranks(ranks, part.intent.spec.checkpoint.copies),
+            addresses=addresses,
+            plan=plan,
+        )
+
+    def newest_step(self) -> int:
+        """Return the newest step that a node which answers has finished."""
+        return max(state.step for state in self._states.values())
+
+    def _describe(self, members: list[str]) -> str:
+        away = [node for node in self._part.nodes if node not in members]
+        patience = f"no master asked for {self._part.plan.patience_s:g} s"
+        if away:
+            verb = "was" if len(away) == 1 else "were"
+            return f"{' and '.join(away)} {verb} lost, and {patience}"
+        first = next((s.reason for s in self._states.values() if s.reason), "a rank was lost")
+        return f"{first.rstrip('.')}, and {patience}"
+
+    # ------------------------------------------------------------ requests
+
+    def _ask(self, node: str, kind: str, timeout_s: float, args: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if node == self._part.node:
+                return self._part.ask(kind, args)
+            return self._part.peers[node].ask(kind, timeout_s, **args)
+        except (PeerError, ExpectedError, WireError) as error:
+            raise RefusedError(f"{kind}: {getattr(error, 'message', error)}") from error
+
+    def _ask_each(
+        self,
+        nodes: Sequence[str] | dict[str, ClaimAnswer],
+        kind: str,
+        timeout_s: float,
+        **args: Any,
+    ) -> None:
+        _each(list(nodes), lambda node: self._ask(node, kind, timeout_s, args))
+
+    def _ask_all(
+        self, nodes: Sequence[str], kind: str, cls: type[T], timeout_s: float, **args: Any
+    ) -> dict[str, T]:
+        """Return the answers of the nodes that give one."""
+
+        def ask(node: str) -> T | None:
+            try:
+                return from_wire(cls, self._ask(node, kind, timeout_s, args), kind)
+            except (RefusedError, WireError):
+                return None
+
+        if not nodes:
+            return {}
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            answers = zip(nodes, pool.map(ask, nodes), strict=True)
+            return {node: answer for node, answer in answers if answer is not None}
+
+
+def _each(nodes: list[str], work: Callable[[str], object]) -> None:
+    """Do work for all nodes at once; raise the first error when all have ended."""
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        for future in [pool.submit(work, node) for node in nodes]:
+            future.result()

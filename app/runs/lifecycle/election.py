@@ -1,0 +1,168 @@
+"""Share the recovery of a run with its nodes, so that never both of them start it.
+
+While a master watches a run of its own, it says so to the nodes every few seconds, and they leave a
+loss to it. Once it has been silent for as long as a node may be, they recover the run themselves
+(`agents/election`). From then on both sides follow one rule: whoever goes on needs a claim that a
+majority of the attempt's nodes has granted, and each node grants a number once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from agents.contract.election import MAX_PARKED_S, MIN_NODES, is_majority
+from agents.contract.run import AttemptLoss, AttemptStatus, ElectionPlan
+from app.errors import RacklessError, UserError
+from app.nodes.endpoints import Endpoint
+from app.runs.lifecycle.losses import per_hour
+from app.runs.services import Services
+from app.storage.recoveries import Loss
+from app.storage.runs import RunRecord
+from app.text import show_list
+
+KEEPS_WITHIN_PATIENCE = 5
+"""Number of words to the nodes within the time after which they take a master for gone."""
+_KEEP_TIMEOUT_S = 3.0
+_MAX_CLAIMS = 5
+
+
+async def plan_election(
+    services: Services, run: RunRecord, endpoints: Mapping[str, Endpoint]
+) -> ElectionPlan | None:
+    """Return how the nodes of the next attempt recover it without a master; None: they never do.
+
+    Raises:
+        UserError: a node does not answer.
+    """
+    if run.spec.recovery == "off" or per_hour(services) < 1 or len(endpoints) < MIN_NODES:
+        return None
+    ports = await asyncio.gather(
+        *(services.pool.agent(n).port_choose(e.address) for n, e in endpoints.items())
+    )
+    places = {(e.address, port) for e, port in zip(endpoints.values(), ports, strict=True)}
+    if len(places) < len(endpoints):  # nodes of one PC got one port by chance
+        return None
+    losses = services.recoveries.of_run(run.run_id)
+    return ElectionPlan(
+        ports=dict(zip(endpoints, ports, strict=True)),
+        patience_s=services.settings.number("lost_after_s"),
+        per_hour=per_hour(services),
+        losses=tuple(
+            AttemptLoss(
+                attempt=loss.attempt,
+                step=loss.step,
+                ended_s=loss.ended_s,
+                resumed_s=loss.resumed_s,
+            )
+            for loss in losses
+        ),
+    )
+
+
+def keep_interval_s(services: Services) -> float:
+    """Return the time between two words to a node, in seconds."""
+    return services.settings.number("lost_after_s") / KEEPS_WITHIN_PATIENCE
+
+
+async def keep_parts(services: Services, run: RunRecord, *, is_closed: bool = False) -> None:
+    """Tell the nodes of a run that this master recovers it, or (`is_closed`) that nobody does."""
+    if services.runs.is_ours(run):
+        known = set(services.pool.names())
+        nodes = [node for node in run.nodes if node in known]
+        await asyncio.gather(*(keep_part(services, run, n, is_closed=is_closed) for n in nodes))
+
+
+async def keep_part(
+    services: Services, run: RunRecord, node: str, *, is_closed: bool = False
+) -> None:
+    """Tell one node; a node that cannot be told, or that an older version runs on, is left out."""
+    with contextlib.suppress(RacklessError, TimeoutError):
+        async with asyncio.timeout(_KEEP_TIMEOUT_S):
+            agent = services.pool.agent(node)
+            await agent.keep(run.run_id, run.attempt, is_closed=is_closed)
+
+
+async def close_replaced(
+    services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
+) -> None:
+    """Tell nodes that still wait to recover an older attempt that the run has gone on."""
+    for status in statuses:
+        is_waiting = status.state in ("failed", "lost") and status.election is not None
+        ended_s = status.ended_s or time.time()  # a lost attempt recorded no end
+        if is_waiting and status.attempt < run.attempt and time.time() - ended_s < MAX_PARKED_S:
+            await keep_part(
+                services, replace(run, attempt=status.attempt), status.node, is_closed=True
+            )
+
+
+def require_majority(run: RunRecord, nodes: Collection[str]) -> None:
+    """Raise UserError if nodes may not decide for a run that the others may recover as well."""
+    if not is_majority(nodes, run.nodes):
+        away = [node for node in run.nodes if node not in nodes]
+        raise UserError(
+            f"{show_list(away)} cannot be reached and may go on without this PC, so the others "
+            "alone do not",
+            f"If they are off, resume it: rackless runs resume {run.run_id}",
+        )
+
+
+async def claim_attempt(services: Services, run: RunRecord, chosen: Collection[str]) -> int:
+    """Return the number of the next attempt, which those of the run's nodes that were chosen grant.
+
+    Raises:
+        UserError: they are no majority, or others have claimed it.
+    """
+    require_majority(run, chosen)
+    nodes = [node for node in run.nodes if node in chosen]
+    attempt = run.attempt + 1
+    for _ in range(_MAX_CLAIMS):
+        claims = await asyncio.gather(
+            *(services.pool.agent(n).run_claim(run.run_id, attempt, run.attempt) for n in nodes)
+        )
+        if any(claim.launched > run.attempt for claim in claims):
+            services.recoveries.close(run.run_id, "replaced")
+            raise UserError(f"run {run.run_id} goes on already, started elsewhere")
+        if all(claim.is_granted for claim in claims):
+            return attempt
+        attempt = max(attempt, *(claim.fence for claim in claims)) + 1
+    raise UserError(f"the nodes of run {run.run_id} are starting it by themselves")
+
+
+def find_self_started(services: Services, newest: Sequence[AttemptStatus]) -> ElectionPlan | None:
+    """Return the plan of an attempt of this master that its nodes have started; None: another."""
+    for status in newest:
+        plan = status.election
+        if plan is not None and plan.started_by and status.master == services.identity:
+            return plan
+    return None
+
+
+def record_election(services: Services, run: RunRecord, plan: ElectionPlan) -> None:
+    """Record what the nodes of a run have done about its losses, once its attempt is stored."""
+    known = {loss.attempt for loss in services.recoveries.of_run(run.run_id) if loss.resumed_s}
+    following = [*(loss.attempt for loss in plan.losses[1:]), run.attempt]
+    for loss, resumed in zip(plan.losses, following, strict=True):
+        if loss.attempt not in known:
+            services.recoveries.put(
+                Loss(
+                    run_id=run.run_id,
+                    attempt=loss.attempt,
+                    cause="lost",
+                    step=loss.step,
+                    ended_s=loss.ended_s,
+                    state="resumed",
+                    resumed_s=loss.resumed_s,
+                    resumed_attempt=resumed,
+                    reason=plan.reason if resumed == run.attempt else "",
+                )
+            )
+    services.runs.add_event(
+        run.run_id,
+        "recovery",
+        f"{plan.started_by} started attempt {run.attempt} without this PC, on "
+        f"{show_list(run.nodes)}: {plan.reason}. Nothing to do.",
+    )

@@ -1,0 +1,139 @@
+"""Three nodes of one PC with an attempt, and no master."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+from dataclasses import replace
+
+import pytest
+
+from agents.contract.run import AttemptLoss
+from agents.contract.wire import to_wire
+from agents.election.channel import Peer, PeerError
+from agents.election.part import Part
+from agents.election.process import ElectionWatch
+from agents.node.checkpoints import verify
+from agents.supervisor.election_process import close, keep
+from agents.supervisor.stop import stop
+from app.nodes.credential import make_credential
+from tests.agents.election.conftest import Nodes
+
+
+def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(nodes: Nodes) -> None:
+    nodes.launch()
+    for name, step in (("a", 20), ("b", 20), ("b", 40), ("b", 60), ("c", 20)):
+        nodes.add_checkpoint(name, step)
+    damaged = nodes.home("b").checkpoints("run-1") / "step-00000060" / "state.json"
+    damaged.write_text("{}")
+    nodes.lose("a")
+    found = nodes.wait("b", 2, lambda status: status.is_confirmed and status.state == "running")
+    other = nodes.wait("c", 2, lambda status: status.is_confirmed and status.state == "running")
+    assert [(place.rank, place.node) for place in found.all_ranks] == [(0, "b"), (1, "c")]
+    assert other.all_ranks == found.all_ranks
+    plan = found.election
+    assert plan is not None
+    assert plan.started_by == "b", "the first of those that are left"
+    assert plan.reason == "a was lost, and no master asked for 1 s"
+    assert [loss.attempt for loss in plan.losses] == [1]
+    assert plan.losses[0].step >= 2
+    intent = nodes.attempt("b", 2).read_intent()
+    assert intent is not None
+    assert (intent.master_address, intent.resume_step) == (nodes.address("b"), 40)
+    assert verify(nodes.home("c"), "run-1", 40).verified, "copied from the node that had it"
+    assert not damaged.exists(), "no node keeps what is newer than the start"
+    assert set(intent.addresses) == {"b", "c"}
+    # The processes of the old attempt are gone, and nothing of it listens.
+    nodes.wait_gone("b", "c")
+    assert not nodes.attempt("a", 2).folder.exists()
+
+
+def test_a_minority_parks(nodes: Nodes) -> None:
+    nodes.launch()
+    nodes.lose("a", "b")
+    time.sleep(6.0)
+    assert "waiting: too few of the run's nodes can be reached" in nodes.say("c")
+    assert not nodes.attempt("c", 2).folder.exists()
+
+
+def test_a_master_that_asks_a_stop_and_a_closed_loss_keep_nodes_from_starting(nodes: Nodes) -> None:
+    nodes.launch()
+    nodes.lose("a")
+    for _ in range(10):
+        keep(nodes.attempt("b", 1))
+        time.sleep(0.5)
+    assert not nodes.attempt("b", 2).folder.exists(), "one node with a master holds both back"
+    close(nodes.attempt("c", 1), "a person stopped it")
+    nodes.wait_gone("b", "c")
+    assert not nodes.attempt("b", 2).folder.exists()
+
+
+def test_a_run_that_is_stopped_leaves_nothing_that_listens(nodes: Nodes) -> None:
+    nodes.launch()
+    intent = nodes.attempt("a", 1).read_intent()
+    assert intent is not None
+    assert intent.election is not None
+    place = (intent.address, intent.election.ports["a"])
+    socket.create_connection(place, 5).close()
+    # The same port of another address of this PC: it listens on one interface alone.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((nodes.address("c"), place[1]), 5)
+    for name in nodes.names:
+        stop(nodes.attempt(name, 1), 2.0)
+        assert nodes.helper(name) is None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(place, 5)
+
+
+def test_who_has_another_credential_or_none_gets_no_answer(nodes: Nodes) -> None:
+    nodes.launch()
+    intent = nodes.attempt("a", 1).read_intent()
+    assert intent is not None
+    assert intent.election is not None
+    ours = Peer("a", intent.address, intent.election.ports["a"], nodes.credential)
+    assert ours.ask("state")["part"] == "active"
+    assert ours.ask("claim", attempt=2)["is_granted"] is False, "while its ranks live"
+    with pytest.raises(PeerError, match="no request"):
+        ours.ask("delete_all")
+    with pytest.raises(PeerError, match=r"does not answer|closed"):
+        replace(ours, credential=make_credential()).ask("state")
+    assert not is_answered((ours.address, ours.port))
+
+
+def is_answered(place: tuple[str, int]) -> bool:
+    """Return whether one who shows no certificate gets an answer."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(place, 5) as plain,
+            context.wrap_socket(plain) as channel,
+        ):
+            channel.sendall(b'{"kind": "state"}\n')
+            return bool(channel.recv(100))
+    except OSError:
+        return False
+
+
+def test_limits_hold_as_for_a_master(nodes: Nodes) -> None:
+    def is_within_limits(*losses: AttemptLoss) -> bool:
+        nodes.plan = {"losses": losses}
+        intent = nodes.intents()[1]
+        attempt = nodes.attempt("b", 1)
+        attempt.folder.mkdir(parents=True, exist_ok=True)
+        attempt.file("intent.json").write_text(json.dumps(to_wire(intent)))
+        return ElectionWatch(Part(attempt, intent))._is_within_limits(7, time.monotonic())
+
+    def loss(step: int, ago_s: float = 4000.0) -> AttemptLoss:
+        now_s = time.time()
+        return AttemptLoss(attempt=1, step=step, ended_s=now_s, resumed_s=now_s - ago_s)
+
+    assert is_within_limits()
+    assert is_within_limits(loss(7))
+    assert is_within_limits(loss(6), loss(7))
+    assert not is_within_limits(loss(6, ago_s=10.0)), "a second loss within an hour waits"
+    assert not (nodes.attempt("b", 1).file("closed.json")).exists()
+    assert not is_within_limits(loss(7), loss(7)), "the third loss at one step"
+    assert "lost 3 times at step 7" in nodes.attempt("b", 1).file("closed.json").read_text()
