@@ -51,7 +51,7 @@ def multiply(
     started = [] if low_MR is None else _expand(low_MR, ups)
     found = []
     for weight, rank in zip(weights, sizes[2::2], strict=True):
-        weight_IO = _read(weight).T
+        weight_IO = read_weight(weight).T
         is_adapted = low_MR is not None and rank
         found.append(started.pop(0).addmm_(x_MI, weight_IO) if is_adapted else x_MI @ weight_IO)
     return found
@@ -88,12 +88,12 @@ def _multiply_backward(
         if x_MI is None or down_RI is None:
             more.insert(0, low_gradient_MR)
         else:
-            more.insert(0, _multiply_wide(low_gradient_MR.T, x_MI, dtype))
+            more.insert(0, multiply_wide(low_gradient_MR.T, x_MI, dtype))
             found_MI = low_gradient_MR @ down_RI if wants_input else None
     if not wants_input:
         return [gradients[0].new_empty((0, sizes[0])), *more]
     for gradient_MO, weight in zip(gradients, weights, strict=True):
-        weight_OI = _read(weight)
+        weight_OI = read_weight(weight)
         if found_MI is None:
             found_MI = gradient_MO @ weight_OI
         else:
@@ -149,11 +149,11 @@ def _differentiate_adapters(
     parts = _split(of_low_MR, ups), _split(low_MR if scale == 1.0 else low_MR * scale, ups)
     for gradient_MO, up_OQ, of_low_MQ, low_MQ in zip(gradients, ups, *parts, strict=True):
         torch.mm(gradient_MO, up_OQ, out=of_low_MQ)
-        of_ups.append(_multiply_wide(gradient_MO.T, low_MQ, dtype))
+        of_ups.append(multiply_wide(gradient_MO.T, low_MQ, dtype))
     return of_low_MR, of_ups
 
 
-def _multiply_wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def multiply_wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a @ b in type `dtype`, accumulated and stored without rounding to theirs."""
     if a.is_cuda and dtype == torch.float32 != a.dtype:
         return torch.mm(a, b, out_dtype=dtype)
@@ -196,7 +196,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
 set_gradient(multiply, _differentiate, keep=_keep)
 
 
-def _read(weight: Tensor) -> Tensor:
+def read_weight(weight: Tensor) -> Tensor:
     """Return the weight (O, I) of one layer, dequantized if necessary."""
     return nf4.read_weights(weight) if weight.dtype == torch.uint8 else weight
 

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.trainer.kernels import nf4
 from agents.trainer.kernels.fused_linear_op import multiply
+from agents.trainer.kernels.masked_linear_op import multiply_masked
 from agents.trainer.model import dora
 
 # Adapters copied per call. Their scaled intermediates take memory.
@@ -95,26 +96,19 @@ def _is_decomposed(layer: Any) -> bool:
 
 
 def _compute_masked(layer: Any, x: Tensor, masked: Tensor) -> Tensor:
-    """Return the output of a layer of which the base weights see two inputs: DoRA with dropout.
-
-    Both go through the layer at once, as weights may have to be dequantized first.
-    """
+    """Return the output of a layer of which the base weights see two inputs: DoRA with dropout."""
     if masked is x:
         return _compute([layer], x)[0]
     base = _base(layer)
     dtype = _compute_dtype(base)
     removed_MI, masked_MI = (one.to(dtype).flatten(0, -2) for one in (x - masked, masked))
     down_QI = layer.lora_A["default"].weight.to(dtype)
-    padding = len(layer.fused_down) - len(down_QI)
-    low_MQ = F.pad(masked_MI @ down_QI.T, (0, padding, len(masked_MI), 0))
+    low_MQ = F.pad(masked_MI @ down_QI.T, (0, len(layer.fused_down) - len(down_QI)))
     weight = nf4.get_handle(base) if nf4.is_registered(base) else base.weight
-    (both_MO,) = multiply(
-        torch.cat([removed_MI, masked_MI]), low_MQ, None, [layer.fused_up],
-        [layer.lora_B["default"].weight], [weight],
-        [base.in_features, base.out_features, len(layer.fused_down)],
-        float(layer.scaling["default"]),
+    removed_MO, y_MO = multiply_masked(
+        removed_MI, masked_MI, low_MQ, layer.fused_up, layer.lora_B["default"].weight, weight,
+        [base.in_features, base.out_features], float(layer.scaling["default"]),
     )  # fmt: skip
-    removed_MO, y_MO = both_MO.chunk(2)
     return _finish(layer, dora.apply(layer, y_MO, removed_MO), x)
 
 
