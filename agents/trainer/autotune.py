@@ -45,7 +45,7 @@ Warn = Callable[[str, str], None]
 # More than any model has; the layers take as many as there are.
 _ALL_LAYERS = 1 << 20
 # Raised when the search changes so that it would not find the settings kept by earlier versions.
-_SEARCH_VERSION = 4
+_SEARCH_VERSION = 5
 # Largest part of the PC's available memory that offloaded activations of all its ranks may take.
 _HOST_SHARE = 0.35
 # Shapes of micro-batches that are recorded before they occur.

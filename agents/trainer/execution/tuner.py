@@ -118,7 +118,7 @@ class Tuner:
         self._deadline_s = time.monotonic() + _SEARCH_S  # does not include compilation
         best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
         if best is None:
-            return ExecutionSetting(micro_tokens=needs.tokens, num_recomputed=self._max_recomputed)
+            return self._try_least(needs.tokens)
         while tokens < self._max_tokens and num_slower < _MAX_SLOWER and self._is_in_time:
             tokens = min(2 * tokens, self._max_tokens)
             found = self._try(needs, tokens)
@@ -129,6 +129,18 @@ class Tuner:
         return self._run_final(
             self._offload_for_weights(needs, self._try_neighbours(needs, best, tokens))
         )
+
+    def _try_least(self, tokens: int) -> ExecutionSetting:
+        """Return the setting that needs the least memory, replayed if that fits.
+
+        Memory is planned with some to spare; a card may be so full that it has none.
+        """
+        least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._max_recomputed)
+        for is_repeating in dict.fromkeys((*self._choose_modes(tokens), False)):
+            found, is_roomy = self._try_setting(replace(least, is_repeating=is_repeating))
+            if found is not None and is_roomy:
+                return found
+        return least
 
     def _try_neighbours(
         self, needs: Needs, best: ExecutionSetting, max_tokens: int

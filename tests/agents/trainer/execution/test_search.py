@@ -304,6 +304,13 @@ def test_passes_are_replayed_where_the_host_is_slower_than_the_card(play):
     assert stuck.tokens_per_s < 0.2 * slow.tokens_per_s
 
 
+def test_a_card_without_memory_to_spare_replays_the_smallest_setting(play):
+    card = Card(4.31, start_s=5.0)
+    _, chosen, workload = play(card)
+    assert (chosen.micro_tokens, chosen.num_recomputed, chosen.is_repeating) == (ROW, LAYERS, True)
+    assert card.rate(chosen, workload)[0] == pytest.approx(chosen.tokens_per_s, rel=0.1)
+
+
 def test_what_cannot_be_recorded_is_launched(play):
     card = Card(12, failure="operation not permitted when stream is capturing")
     tuner, chosen, workload = play(card, CHAT)
