@@ -331,7 +331,7 @@ def let_recordings_fail(executor, fault):
     expected = gradients(executor, CHAT[0])  # launched
     executor.drop_graphs()
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     compute, hoard = executor._objective.compute, []
 
     def fail(*args):
@@ -351,7 +351,9 @@ def let_recordings_fail(executor, fault):
     assert (executor.replayer.failure is not None) == (fault == "waits")
     executor._objective.compute = compute
     executor.drop_graphs()
-    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+    # Where memory ran out, workspaces of libraries were given back, too.
+    assert torch.cuda.memory_allocated() <= allocated
+    assert torch.cuda.memory_reserved() <= reserved
     for _ in range(3):
         assert torch.equal(gradients(executor, CHAT[0]), expected)
     assert executor.replayer.num_graphs == 1
