@@ -64,7 +64,7 @@ ORDER = {
         "config_reader layer_shape | mixer_layers | family_layers | family_table"
         " | model_shape learning row_lengths | model_parts | memory"
         " | cluster setting_search forecast_accuracy"
-        " misses measurement_limits | rates"
+        " misses measurement_limits | rates layer_costs"
         " network | throughput | candidate | plan_context | build_context subsets | strategies"
         " | reasons run_limits | advice | plan"
     ),

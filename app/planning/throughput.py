@@ -7,7 +7,7 @@ card's memory; and 4-bit weights unpacked once per pass, unless free memory hold
 micro-batch that is not replayed takes at least what the host needs to launch it.
 
 The shares below hold for compiled layers (see agents/trainer/execution/layers.py). They were fitted
-to six whole steps on an H200 and held against six others (tests/app/planning/measured_runs.json).
+to 27 passes on an H100 and held against 23 others (`tests.bench.planning_table`).
 
 FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
 counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter runs
@@ -20,18 +20,31 @@ from dataclasses import dataclass, replace
 
 from agents.contract.spec import RunSpec
 from app.planning.cluster import PlannedGpu
+from app.planning.layer_costs import (
+    UNPACKED_EXPERT,
+    count_lost_products,
+    count_met_weights,
+    count_mixer_bytes,
+    count_operand_bytes,
+    count_products,
+    count_traffic_bytes,
+)
 from app.planning.memory.experts import count_met_adapter
 from app.planning.memory.forecast import MemorySetting, choose_dtype, count_trained
 from app.planning.memory.gpu import GpuMemory, is_compiled
-from app.planning.model_shape import LayerShape, ModelShape, choose_targets
+from app.planning.model_shape import ModelShape, choose_targets
 from app.planning.rates import Rates
 from app.planning.row_lengths import Division, RowLengths, divide
 
-LAYER_SHARE = 0.9
+LAYER_SHARE = 0.93
 """Share of the rate of large matrix products that those of a layer reach."""
-ATTENTION_SHARE = 0.35
+AGAIN_SHARE = 0.88
+"""The same for those that recompute activations."""
+HEAD_SHARE = 0.83
+"""The same for the head, which works on chunks of tokens."""
+ATTENTION_SHARE = 0.36
 """The same for both passes of exact attention, whose backward pass is deterministic."""
-TRAFFIC_SHARE = 0.75
+TRAFFIC_SHARE = 0.77
 """Share of the rate of a copy that the kernels between the products reach."""
 # Share of the forward pass's traffic that recomputing costs: most of it is fused into kernels of
 # the backward pass, which need the same values.
@@ -47,9 +60,9 @@ _LAUNCH_S, _LAUNCH_TARGET_S, _LAUNCH_UNPACK_S = 0.0024, 0.00034, 0.0004
 _LAUNCH_AGAIN_S, _LAUNCH_UNPACK_AGAIN_S = 0.0013, 0.002
 # Logits per chunk of the loss; bytes that it reads and writes for each: with PyTorch's functions in
 # fp32, and with a kernel that turns logits into their gradient in half precision (written by the
-# product, read twice, written, read by the next product).
+# product, read twice, written, read by the next product; as long as six such passes).
 _CHUNK_LOGITS, _LOGIT_BYTES = 1 << 24, 32
-_KERNEL_LOGITS, _KERNEL_LOGIT_BYTES = 1 << 25, 10
+_KERNEL_LOGITS, _KERNEL_LOGIT_BYTES = 1 << 25, 12
 # Bytes per chunk and weight of the head: read in both passes; if it is trained, the chunk's part is
 # added to its fp32 gradient.
 _HEAD_BYTES, _HEAD_BYTES_FULL = 4.0, 16.0
@@ -58,10 +71,6 @@ _NARROW_HEAD, _NARROW_SHARE = 64, 0.65
 # Bytes per weight and micro-batch in full training: fp32 weights are read and cast for both passes,
 # gradients are written, cast and added. Frozen weights are read while products compute.
 _WEIGHT_BYTES_FULL = 28.0
-# Values read and written for each feature that dropout decides about, in each of three passes: the
-# masked copy is written, read by the product and by that of the gradient, whose own masked copy is
-# written and read. The hash takes no longer than that.
-_DROPOUT_VALUES = 5.0 / 3
 # Cost of a step per trained value, as bytes read and written: torch's AdamW makes a pass over all
 # values for each of its operations, and in 8 bits computing takes longer than reading (measured
 # with 1.2 and 3.2 billion values on an H200).
@@ -86,6 +95,9 @@ class ModelCost:
     """Matrix products of all layers, both passes, adapters included."""
     layer_again_flops: float
     """Additional products if every layer recomputes its activations."""
+    lost_flops: float
+    """What else would be computed while products of experts, which get few rows, keep waiting."""
+    lost_again_flops: float
     attention_flops: float
     attention_again_flops: float
     head_flops: float
@@ -101,7 +113,7 @@ class ModelCost:
     weight_bytes: float
     """Bytes of each micro-batch for weights that are trained, and their gradients."""
     quantized_values: float
-    """Number of 4-bit weights in all layers."""
+    """Number of 4-bit weights in all layers; those of experts count by the time they take."""
     num_unpacked: int
     """Number of times that each is unpacked per micro-batch."""
     num_layers: int
@@ -133,15 +145,20 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     >>> round((work.layer_flops + work.attention_flops + work.head_flops) * 2048 / 1e12, 2)
     57.63
     """
-    met = sum(count * _met_weights(layer) for layer, count in shape.kinds)
+    kinds = shape.kinds
+    met = sum(count * count_products(layer, spec) for layer, count in kinds)
+    lost = sum(count * count_lost_products(layer) for layer, count in kinds)
+    held = sum(count * count_met_weights(layer) for layer, count in kinds)
     trained = count_trained(shape, spec)
     full, dpo = spec.adapter.kind == "full", spec.objective == "dpo"
     asks = int(dpo and not full)  # one more forward pass without the adapter, as reference
     # In full training the trained weights are those of the layers, counted in `met`.
     inner = 0 if full else count_met_adapter(shape, spec)
-    traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
-    wide = sum(count * _operand_bytes(layer) for layer, count in shape.kinds)
-    held = sum(count * _met_weights(layer) for layer, count in shape.kinds)
+    traffic = sum(count * count_traffic_bytes(shape, layer, spec) for layer, count in kinds)
+    wide = sum(count * count_operand_bytes(layer) for layer, count in kinds)
+    mixers = [(count, *count_mixer_bytes(layer)) for layer, count in kinds]
+    flops_per_weight = 6.0 if full else 4.0 + 2 * asks
+    in_experts = shape.num_nf4 - shape.num_quantized
     has_kernel = not dpo
     chunk_logits = _KERNEL_LOGITS if has_kernel else _CHUNK_LOGITS
     logit_bytes = _KERNEL_LOGIT_BYTES if has_kernel else _LOGIT_BYTES
@@ -151,8 +168,10 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     if shape.head_dim <= _NARROW_HEAD:
         attended /= _NARROW_SHARE
     return ModelCost(
-        layer_flops=(6.0 if full else 4.0 + 2 * asks) * met + 6.0 * inner,
+        layer_flops=flops_per_weight * met + 6.0 * inner,
         layer_again_flops=2.0 * (met + inner),
+        lost_flops=flops_per_weight * lost,
+        lost_again_flops=2.0 * lost,
         attention_flops=(6.0 + 2 * asks) * attended,
         attention_again_flops=2.0 * attended,
         head_flops=((6.0 if full else 4.0) + 2 * dpo + 2 * asks) * shape.num_embedding,
@@ -161,12 +180,14 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         * shape.vocab
         / chunk_logits,
         logit_bytes=float(logit_bytes * shape.vocab) * (1 + dpo),
-        traffic_bytes=(3.0 + asks) * traffic,
-        traffic_again_bytes=_TRAFFIC_AGAIN * traffic,
+        traffic_bytes=(3.0 + asks) * traffic + sum(count * one for count, one, _ in mixers),
+        traffic_again_bytes=_TRAFFIC_AGAIN * traffic + sum(count * one for count, _, one in mixers),
         operand_bytes=((3.0 if full else 2.0) + asks) * wide,
         operand_again_bytes=wide,
         weight_bytes=_WEIGHT_BYTES_FULL * held if full else 0.0,
-        quantized_values=shape.num_nf4 if spec.adapter.kind == "qlora" else 0,
+        quantized_values=shape.num_quantized + UNPACKED_EXPERT * in_experts
+        if spec.adapter.kind == "qlora"
+        else 0.0,
         num_unpacked=2 + asks,
         num_layers=shape.num_layers,
         # A backward pass counts as two forward ones, so the reference adds a third.
@@ -185,39 +206,6 @@ def _launch_s(shape: ModelShape, spec: RunSpec) -> float:
     targets = len(choose_targets(layer, spec.adapter.targets))
     unpacking = _LAUNCH_UNPACK_S if spec.adapter.kind == "qlora" else 0.0
     return _LAUNCH_S + _LAUNCH_TARGET_S * targets + unpacking
-
-
-def _met_weights(layer: LayerShape) -> int:
-    """Return the weights of one layer that a token is multiplied with."""
-    return sum(one.num_weights for one in layer.linears) + layer.num_router + layer.num_met_params
-
-
-def _operand_bytes(layer: LayerShape) -> float:
-    """Return the bytes of inputs and outputs of one layer's products per token, forward."""
-    return 2.0 * sum(one.num_inputs + one.num_outputs for one in layer.linears)
-
-
-def _traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> float:
-    """Return the bytes that one layer reads and writes between its products per token, forward.
-
-    Norms and residuals: ten times the hidden features; rotary positions: queries and keys read and
-    written; the gate: two read and one written. Adapters read the input
-    that they share, and add to their outputs.
-    """
-    heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    inner = shape.ffn
-    if layer.num_met_params:
-        inner = layer.num_met_params // (3 * shape.hidden)
-    values: float = 10 * shape.hidden + 4 * heads + 3 * inner
-    if spec.adapter.kind != "full":
-        targets = choose_targets(layer, spec.adapter.targets)
-        # Layers that share an input read it once for all of their adapters.
-        values += sum({one.num_inputs for one in targets})
-        values += 2 * sum(one.num_outputs for one in targets)
-        if spec.adapter.dropout:
-            # Each adapter drops features of its own: a copy is written and read.
-            values += _DROPOUT_VALUES * sum(one.num_inputs for one in targets)
-    return 2.0 * values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,14 +316,18 @@ def make_pace(
         compiled: whether the layers are compiled.
     """
     traffic, launch = (1.0, 1.0) if compiled else (_EAGER_TRAFFIC, _EAGER_LAUNCH)
-    layer_rate = rates.matrix_flops_per_s * LAYER_SHARE * share
-    attention_rate = rates.matrix_flops_per_s * ATTENTION_SHARE * share
+    matrix_rate = rates.matrix_flops_per_s * share
+    layer_rate, again_rate = LAYER_SHARE * matrix_rate, AGAIN_SHARE * matrix_rate
+    attention_rate = ATTENTION_SHARE * matrix_rate
     # Traffic grows with the width of a type, not as its arithmetic slows down, hence the floor.
     traffic_rate = rates.copy_bytes_per_s * TRAFFIC_SHARE * max(share, 0.5)
     unpack_s = work.quantized_values / rates.unpack_values_per_s
-    head_s = max(work.head_flops / layer_rate, work.head_weight_bytes / rates.copy_bytes_per_s)
+    head_s = max(
+        work.head_flops / (HEAD_SHARE * matrix_rate),
+        work.head_weight_bytes / rates.copy_bytes_per_s,
+    )
     token_s = (
-        work.layer_flops / layer_rate
+        (work.layer_flops + work.lost_flops) / layer_rate
         + head_s
         + work.logit_bytes / traffic_rate
         + work.attention_flops / attention_rate
@@ -343,7 +335,7 @@ def make_pace(
         + work.operand_bytes / rates.copy_bytes_per_s
     )
     again_s = (
-        work.layer_again_flops / layer_rate
+        (work.layer_again_flops + work.lost_again_flops) / again_rate
         + work.attention_again_flops / attention_rate
         + traffic * work.traffic_again_bytes / traffic_rate
         + work.operand_again_bytes / rates.copy_bytes_per_s

@@ -39,6 +39,8 @@ _TOLD = (
     "shape", "kind", "rank", "targets", "dropout", "dora", "experts", "objective", "optimizer",
     "sequence", "unlike", "held_out", "compiled",
 )  # fmt: skip
+# Passes whose longest took at most this share longer than the shortest are compared as a whole.
+_QUIET = 0.15
 _CARD = ("name", "total_bytes", "capability", "num_multiprocessors")
 
 
@@ -170,7 +172,7 @@ def summarize(errors: Iterable[float]) -> str:
 
 def show(table: dict[str, Any]) -> None:
     """Print the rows and what they come to."""
-    errors = []
+    errors, of_quiet = [], []
     for row in table["rows"]:
         error = error_of(table, row)
         errors.append(error)
@@ -186,12 +188,15 @@ def show(table: dict[str, Any]) -> None:
         steps = ""
         if "pass_s" in row:
             of_steps = step_error_of(table, row)
+            if row["spread"] < _QUIET:
+                of_quiet.append(of_steps)
             steps = f"; passes {row['pass_s']:.3f} s, {of_steps:+4.0%} (turns {row['spread']:.0%})"
         print(f"{said} {measured}, {error:+6.1%}{steps}")
     print("all:     ", summarize(errors))
     marks = [row.get("held_out", place % 2 == 1) for place, row in enumerate(table["rows"])]
     for name, wanted in (("fitted:  ", False), ("held out:", True)):
         print(name, summarize(e for e, mark in zip(errors, marks, strict=True) if mark == wanted))
+    print("passes that took about as long each time:", summarize(of_quiet))
 
 
 def write_table(table: dict[str, Any]) -> str:

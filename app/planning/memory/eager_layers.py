@@ -16,9 +16,6 @@ from app.planning.memory.experts import ExpertsMemory
 from app.planning.memory.layers import LayerMemory, Sizes, measure_layer
 
 _WIDE = 4  # bytes of fp32, in which norms compute
-# Outputs of each layer with a DoRA adapter that are saved: what its magnitudes multiply; with
-# dropout also the product of what the mask takes away.
-_DORA_OUTPUTS, _DORA_OUTPUTS_MASKED = 1, 2
 # Bytes that capped scores keep for each pair of tokens and head where attention has no kernel: the
 # hyperbolic tangent and the weights in half precision, the softmax in fp32.
 _SCORE_BYTES = 8
@@ -110,8 +107,8 @@ def count_kept(sizes: Sizes, width: int) -> int:
     heads = 2 * sizes.queries + 2 * sizes.keys
     if sizes.has_fused_heads:
         heads += 2 * sizes.queries + sizes.keys
-    outputs = _DORA_OUTPUTS_MASKED if sizes.has_dropout else _DORA_OUTPUTS
-    values = adapters + heads + 3 * sizes.ffn + outputs * sizes.num_dora_outputs
+    # Of a layer with a DoRA adapter the output is kept, which its magnitudes multiply.
+    values = adapters + heads + 3 * sizes.ffn + sizes.num_dora_outputs
     return width * values + _WIDE * norms + masks + _count_small(sizes)
 
 

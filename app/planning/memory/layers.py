@@ -90,7 +90,7 @@ class Sizes:
     has_fused_heads: bool = False
     """The same of queries, keys and values."""
     has_gelu: bool = False
-    """Whether the activation is GELU, whose gradient takes one more buffer."""
+    """Whether the activation is GELU, whose gradient takes one more buffer with dropout."""
     has_softcap: bool = False
     """Whether attention's scores are capped."""
     num_dora_outputs: int = 0
@@ -256,11 +256,14 @@ def measure_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     mixer = sizes.mixer
     # One after the other in layers that have both.
     scratch = max(scratch, int(tokens * mixer.scratch_bytes))
-    attention = tokens * width * _attention_more(sizes) + scratch
+    masked = 2 * sizes.hidden if mixer.scratch_bytes and sizes.has_dropout else 0
+    beside = width * masked + mixer.beside_bytes
+    attention = tokens * (width * _attention_more(sizes) + beside) + scratch
     small = _small(sizes) + mixer.kept_bytes
     again = tokens * (width * _count_again(sizes) + small) + wait
     again += experts.kept_bytes + experts.pass_bytes
-    again_attention = tokens * (width * _again_attention(sizes) + small) + scratch
+    beside = width * masked + mixer.beside_again_bytes
+    again_attention = tokens * (width * _again_attention(sizes) + small + beside) + scratch
     return LayerMemory(
         kept_bytes=kept,
         input_bytes=tokens * width * sizes.hidden,
@@ -275,13 +278,8 @@ def _inputs(count: int, sizes: Sizes) -> int:
 
 
 def _small(sizes: Sizes) -> int:
-    """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values.
-
-    DoRA with dropout multiplies two inputs at once, so it has two inner values.
-    """
+    """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
     targets = sizes.num_attention + sizes.has_o + sizes.num_mlp + sizes.has_down
-    if sizes.num_dora_outputs and sizes.has_dropout:
-        targets *= 2
     scales = 4 * (sizes.num_scales + sizes.num_heads)
     return scales + 2 * sizes.rank * targets + sizes.num_small
 
@@ -302,8 +300,8 @@ def _dora_outputs(sizes: Sizes) -> int:
 def _dora_again(sizes: Sizes) -> int:
     """Return the features that DoRA adds to the fullest moment of a recomputed layer.
 
-    Without dropout the outputs of queries, keys and values, and three buffers of the MLP; with it
-    the former in fp32, and what its two inputs of each layer come to.
+    The outputs of queries, keys and values, and three buffers of the MLP; with dropout what the two
+    inputs of each layer come to, too.
     """
     if not sizes.num_dora_outputs:
         return 0
@@ -311,14 +309,12 @@ def _dora_again(sizes: Sizes) -> int:
     has_mlp = int(sizes.num_mlp > 0 or sizes.has_down)
     if not sizes.has_dropout:
         return heads + 3 * has_mlp * sizes.ffn
-    return 2 * heads + 3 * int(sizes.has_o) * sizes.hidden + 9 * has_mlp * sizes.ffn
+    return heads + 2 * int(sizes.has_o) * sizes.hidden + 7 * has_mlp * sizes.ffn
 
 
 def _dora_more(sizes: Sizes) -> int:
     """Return the MLP-wide buffers that DoRA adds to a backward pass, which computes in fp32."""
-    if not sizes.num_dora_outputs or not (sizes.num_mlp or sizes.has_down):
-        return 0
-    return 6 if sizes.has_dropout else 5
+    return 5 if sizes.num_dora_outputs and (sizes.num_mlp or sizes.has_down) else 0
 
 
 def _mlp_hidden(sizes: Sizes) -> int:
@@ -361,7 +357,7 @@ def _count_again(sizes: Sizes) -> int:
     queries = 2 + heads + (2 if sizes.has_o and sizes.has_dropout else 0)
     # Without dropout one less than in the code made for a CPU.
     ffn = 4 + (masked * int(sizes.has_down) if sizes.has_dropout else 0)
-    ffn += int(sizes.has_fused_gate) + masked * int(sizes.has_gelu)
+    ffn += int(sizes.has_fused_gate) + int(sizes.has_gelu and sizes.has_dropout)
     wide = _dora_again(sizes) + queries * sizes.queries + (2 + heads) * sizes.keys
     return hidden * sizes.hidden + wide + ffn * sizes.ffn
 

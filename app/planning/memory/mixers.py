@@ -16,6 +16,14 @@ from app.planning.model_shape import LayerShape, Mixer
 # Tokens of a chunk: each token has a weight for every token of its chunk, and each chunk a state.
 _CHUNK_TOKENS = 64
 _WIDE = 4  # bytes of fp32
+# fp32 copies at the fullest moment of the operator's backward pass: of keys for each head of
+# values, of values, of keys, and of the weights within a chunk. Tensors that are freed meanwhile
+# count in part.
+_SCRATCH_DELTA, _SCRATCH_MAMBA = (10.0, 7.6, 4.9, 3.8), (5.0, 5.3, 1.2, 3.6)
+# fp32 copies of values in the gradients that are there meanwhile, in a layer that keeps its
+# activations and in one that recomputes (layers of Qwen3.5-9B, and of Granite 4 with QLoRA, on an
+# H100).
+_BESIDE_DELTA, _BESIDE_MAMBA = (3.25, 3.3), (4.0, 2.2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +34,11 @@ class MixerMemory:
     """Saved for the backward pass, beside the inputs of the first adapters."""
     scratch_bytes: float = 0.0
     """Most that the operator's backward pass has at once, its results included."""
+    beside_bytes: float = 0.0
+    """Gradients of the layer that are there meanwhile: of the convolution, and of the operator's
+    result on its way there."""
+    beside_again_bytes: float = 0.0
+    """The same in a layer that recomputes."""
 
 
 def count_mixer(layer: LayerShape, width: int) -> MixerMemory:
@@ -36,50 +49,48 @@ def count_mixer(layer: LayerShape, width: int) -> MixerMemory:
         width: bytes of one feature in products.
 
     Qwen3.5-9B (16 heads of keys and 32 of values, all of 128 features): the fp32 input of the
-    convolution, 4 x 8,192; queries and keys, 2 x 2 x 2,048; values, result, gate and gated result,
-    2 x 4 x 4,096; 12 for each head.
+    convolution, 4 x 8,192; queries and keys, which are repeated for each head of values, 2 x 2 x
+    4,096; values, result, gate and gated result, 2 x 4 x 4,096; 12 for each head.
 
     >>> from app.planning.model_shape import Mixer
     >>> delta = Mixer(num_groups=16, num_heads=32, key_dim=128, value_dim=128)
-    >>> _count_delta(delta, 2) == 4 * 8192 + 2 * 2 * 2048 + 2 * 4 * 4096 + 12 * 32
+    >>> _count_delta(delta, 2) == 4 * 8192 + 2 * 2 * 4096 + 2 * 4 * 4096 + 12 * 32
     True
     """
     mixer = layer.mixer
     if mixer is None:
         return MixerMemory()
-    if layer.kind == "delta":
-        return MixerMemory(
-            kept_bytes=_count_delta(mixer, width),
-            scratch_bytes=_count_scratch(mixer, (10.0, 7.6, 4.9, 3.8)),
-        )
+    keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
+    convolved = (_WIDE + width) * (2 * keys + values)
+    is_delta = layer.kind == "delta"
+    copies, copies_again = _BESIDE_DELTA if is_delta else _BESIDE_MAMBA
     return MixerMemory(
-        kept_bytes=_count_mamba(mixer, width),
-        scratch_bytes=_count_scratch(mixer, (5.0, 5.3, 1.2, 3.6)),
+        kept_bytes=(_count_delta if is_delta else _count_mamba)(mixer, width),
+        scratch_bytes=_count_scratch(mixer, _SCRATCH_DELTA if is_delta else _SCRATCH_MAMBA),
+        beside_bytes=convolved + copies * _WIDE * values,
+        beside_again_bytes=convolved + copies_again * _WIDE * values,
     )
 
 
 def _count_delta(mixer: Mixer, width: int) -> int:
     keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
     heads = (2 * width + 2 * _WIDE) * mixer.num_heads
-    return _WIDE * (2 * keys + values) + width * (2 * keys + 4 * values) + heads
+    repeated = mixer.num_heads * mixer.key_dim
+    return _WIDE * (2 * keys + values) + width * (2 * repeated + 4 * values) + heads
 
 
 def _count_mamba(mixer: Mixer, width: int) -> int:
     keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
     # What is written and read is fp32; the gate, the input and the gated result are narrow.
     wide = _WIDE * (2 * keys + values) + 2 * _WIDE * values
-    heads = (width + _WIDE) * mixer.num_heads
-    return wide + width * (2 * keys + 3 * values) + heads + _WIDE
+    # The gate and the decays are parts of one product, all of which stays for them.
+    whole = 2 * values + 2 * keys + mixer.num_heads
+    heads = _WIDE * mixer.num_heads
+    return wide + width * (whole + 2 * keys + 2 * values) + heads + _WIDE
 
 
 def _count_scratch(mixer: Mixer, copies: tuple[float, float, float, float]) -> float:
-    """Return the bytes per token of the operator's backward pass.
-
-    Args:
-        mixer: its sizes.
-        copies: fp32 copies at the fullest moment: of keys for each head of values, of values, of
-            keys, and of the weights within a chunk. Tensors that are freed meanwhile count in part.
-    """
+    """Return the bytes per token of the operator's backward pass, with copies as above."""
     heads = mixer.num_heads
     of_keys, of_values, of_groups, of_pairs = copies
     features = of_keys * heads * mixer.key_dim + of_values * heads * mixer.value_dim

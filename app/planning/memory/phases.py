@@ -203,18 +203,24 @@ def measure_layers(
 ) -> LayerMemory:
     """Count the bytes of a layer: what is kept in the mean, and the peak of the one with most.
 
-    Compiled or not, as they would be on this card.
+    Compiled or not, as they would be on this card. In the backward pass what later layers have kept
+    is freed already.
     """
-    found = [
-        (_measure_layer(shape, layer, spec, gpu, tokens, num_segments), count)
-        for layer, count in shape.kinds
-    ]
-    kept_bytes = sum(count * one.kept_bytes for one, count in found) / shape.num_layers
+    found = {
+        layer: _measure_layer(shape, layer, spec, gpu, tokens, num_segments)
+        for layer, _ in shape.kinds
+    }
+    kept_bytes = sum(count * found[layer].kept_bytes for layer, count in shape.kinds)
+    backward_bytes = freed_bytes = 0.0
+    for layer in reversed(shape.layers):
+        one = found[layer]
+        backward_bytes = max(backward_bytes, one.backward_bytes - freed_bytes)
+        freed_bytes += one.kept_bytes
     return LayerMemory(
-        kept_bytes=kept_bytes,
-        input_bytes=found[0][0].input_bytes,
-        backward_bytes=max(one.backward_bytes for one, _ in found),
-        again_bytes=max(one.again_bytes for one, _ in found),
+        kept_bytes=kept_bytes / shape.num_layers,
+        input_bytes=found[shape.layers[0]].input_bytes,
+        backward_bytes=backward_bytes,
+        again_bytes=max(one.again_bytes for one in found.values()),
     )
 
 

@@ -148,6 +148,8 @@ def stage_pace(case: Case, worker: Worker, num_layers: int, *, has_head: bool) -
     stage = ModelCost(
         layer_flops=work.layer_flops * part,
         layer_again_flops=work.layer_again_flops * part,
+        lost_flops=work.lost_flops * part,
+        lost_again_flops=work.lost_again_flops * part,
         attention_flops=work.attention_flops * part,
         attention_again_flops=work.attention_again_flops * part,
         head_flops=work.head_flops if has_head else 0.0,

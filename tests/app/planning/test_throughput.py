@@ -47,20 +47,16 @@ def test_steps_take_as_long_as_measured_on_an_h200() -> None:
     rows = [row for row in table["rows"] if not row["dropout"]]
     errors = step_errors({**table, "rows": rows})
     assert len(errors) >= 5
-    assert max(map(abs, errors)) < 0.05
+    assert max(map(abs, errors)) < 0.06
 
 
 def test_passes_take_as_long_as_measured_on_an_h100() -> None:
     """Of rows that agree from turn to turn: models that loaded meanwhile slowed the others."""
     table = read_table()
-    errors = [
-        step_error_of(table, row)
-        for row in table["rows"]
-        if row["spread"] <= 0.025 and "num_experts" not in table["shapes"][row["shape"]]
-    ]
-    assert len(errors) >= 12
-    assert sum(map(abs, errors)) / len(errors) < 0.10
-    assert max(map(abs, errors)) < 0.16
+    errors = [step_error_of(table, row) for row in table["rows"] if row["spread"] <= 0.1]
+    assert len(errors) >= 40
+    assert sum(map(abs, errors)) / len(errors) < 0.05
+    assert max(map(abs, errors)) < 0.15
 
 
 def test_a_calibration_makes_no_forecast_worse() -> None:

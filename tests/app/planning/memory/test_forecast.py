@@ -55,12 +55,12 @@ def choose(shape, spec, gpu, tokens=2048, **more):
 def test_forecasts_are_near_what_was_measured():
     table = read_table()
     errors = [error_of(table, row) for row in table["rows"]]
-    assert len(errors) >= 28
-    assert len({row["shape"] for row in table["rows"]}) >= 10
+    assert len(errors) >= 60
+    assert len({row["shape"] for row in table["rows"]}) >= 15
     assert sum(map(abs, errors)) / len(errors) <= 0.01
     # In the older rows one stream did all, which took a workspace of 32 MiB less.
     assert max(errors) <= 0.025
-    assert min(errors) >= -0.01
+    assert min(errors) >= -0.02
 
 
 SETTINGS = st.builds(
