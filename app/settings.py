@@ -135,6 +135,15 @@ SETTINGS = (
         section="Runs",
     ),
     Setting(
+        key="follow_addresses",
+        kind="switch",
+        default=False,
+        title="Follow nodes to new addresses",
+        description="Looks for a node that has been silent for a minute at the other addresses of "
+        "this network, and uses the one with its host key and machine id.",
+        section="Nodes",
+    ),
+    Setting(
         key="recoveries_per_hour",
         kind="number",
         default=6.0,

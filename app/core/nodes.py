@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
-from app.errors import UserError
+from app.errors import RacklessError, UserError
 from app.events import Event, EventHub, LinkSnapshot, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, SshAddress, address_to_json, identity_to_json
@@ -19,6 +22,10 @@ from app.storage.nodes import NodeStore
 if TYPE_CHECKING:
     from app.core.api import OnMessage
     from app.provisioning.check_row import CheckRow
+
+
+FOLLOW_INTERVAL_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 class CoreNodes:
@@ -112,6 +119,19 @@ class CoreNodes:
             where=name,
         )
 
+    async def _follow_addresses(self) -> None:
+        """Look for silent nodes at other addresses, less and less often, where that is wanted."""
+        from app.nodes.identity import SilentNodes
+
+        silent = SilentNodes()
+        while True:
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            wanted = bool(self._services.settings.get("follow_addresses"))
+            for name in silent.due(self._fleet.snapshots(), time.monotonic()) if wanted else ():
+                with contextlib.suppress(RacklessError):  # it is off, or in another network
+                    node = await self.find(name)
+                    _log.info("%s is at %s now", name, node.address)
+
     def take_facts(self, event: Event) -> None:
         """Store the identity of a node once it is known, such as of one of an earlier version."""
         if not isinstance(event, NodeChanged) or event.node.facts is None:
@@ -169,6 +189,7 @@ class CoreNodes:
         """Keep nodes (empty: all) connected from now on, and start the background tasks."""
         await self._fleet.connect(names)
         self._background.begin()
+        self._background.run_beside("addresses", self._follow_addresses())
 
     async def setup(
         self, name: str, python: str | None = None, progress: OnMessage | None = None

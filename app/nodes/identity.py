@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from app.errors import HostKeyChanged, HostKeyUnknown, UserError
+from app.events import NodeSnapshot
 from app.nodes.node import Node, NodeIdentity, SshAddress
+
+SEARCHED_AFTER_S = 60.0
+"""Silence of a node after which it is searched for, in seconds."""
+FIRST_PAUSE_S = 300.0
+MAX_PAUSE_S = 3600.0
+"""Least and greatest pause between two searches for a node, in seconds."""
 
 
 def find_twin(node: Node, others: Iterable[Node], home: Path) -> Node | None:
@@ -98,3 +105,26 @@ def fingerprint_at(node: Node, home: Path) -> str | None:
 
     key = HostKeys(home).find(node.address)
     return None if key is None else fingerprint_of(key)
+
+
+class SilentNodes:
+    """Which nodes have been silent for so long that their address may have changed."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, tuple[float, float]] = {}
+        """Time of the next search, and the pause after it, in seconds, by name."""
+
+    def due(self, snapshots: Iterable[NodeSnapshot], now_s: float) -> tuple[str, ...]:
+        """Return the nodes to be searched for now; each search doubles the pause to the next."""
+        found = []
+        for node in snapshots:
+            if node.transport != "ssh" or node.state not in ("unreachable", "refused"):
+                self._due.pop(node.name, None)
+                continue
+            due_s, pause_s = self._due.setdefault(
+                node.name, (now_s + SEARCHED_AFTER_S, FIRST_PAUSE_S)
+            )
+            if now_s >= due_s:
+                self._due[node.name] = (now_s + pause_s, min(2 * pause_s, MAX_PAUSE_S))
+                found.append(node.name)
+        return tuple(found)

@@ -50,6 +50,14 @@ class BackgroundTasks:
             self._spawn("nodes", self._follow_nodes())
         self._watch_active()
 
+    def run_beside(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until the core is closed; ended work of the same key is replaced."""
+        task = self._tasks.get(key)
+        if task is None or task.done():
+            self._spawn(key, work)
+        else:
+            work.close()
+
     def watch(self, run_id: str) -> asyncio.Task[None]:
         """Return the task that watches the run until it ends for good; start it when missing.
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.errors import HostKeyChanged, HostKeyUnknown, UserError
+from app.events import NodeSnapshot, NodeState
 from app.nodes import finder
-from app.nodes.identity import explain_key, require_same
+from app.nodes.identity import SilentNodes, explain_key, require_same
 from app.nodes.node import Node, NodeIdentity, SshAddress
 from app.nodes.transport.loopback import LoopbackNode, power_cut, start_loopback
 from tests.fakes.fleet import Seen, fleet_at
@@ -95,3 +96,17 @@ def test_a_cloned_disk_is_another_pc() -> None:
     require_same(node, replace(known, agent_home="/elsewhere"))
     with pytest.raises(UserError, match="another PC than pc was: its machine id differs"):
         require_same(node, replace(known, machine_id="b"))
+
+
+def test_silent_nodes_are_searched_for_less_and_less_often() -> None:
+    silent = SilentNodes()
+
+    def due(state: NodeState, now_s: float) -> tuple[str, ...]:
+        node = NodeSnapshot(name="pc", transport="ssh", address="u@h:22", state=state)
+        local = NodeSnapshot(name="here", transport="local", address="", state="unreachable")
+        return silent.due((node, local), now_s)
+
+    searched = [now_s for now_s in range(0, 4000, 10) if due("unreachable", now_s)]
+    assert searched == [60, 360, 960, 2160]
+    assert not due("online", 4000.0)
+    assert [s for s in range(4010, 4100, 10) if due("refused", s)] == [4070]
