@@ -30,9 +30,8 @@ from app.nodes.fleet import Fleet
 from app.runs import checkpoints, foreign
 from app.runs.interruptions import list_interruptions
 from app.runs.journals.logs import LogFile, find_logs
-from app.runs.lifecycle import control_requests, launch, reconcile, resume, stop, waiting
+from app.runs.lifecycle import control_requests, launch, reconcile, stop, waiting
 from app.runs.lifecycle.background_tasks import BackgroundTasks
-from app.runs.lifecycle.takeover import take_over_run
 from app.runs.preflight import choose_nodes
 from app.runs.services import LaunchForecast, Services
 from app.storage.runs import RunRecord
@@ -172,6 +171,8 @@ class CoreRuns:
             UserError: it is this master's already, or done, or too few of its nodes answer.
         """
         run_id = self._repository.get(run_id).run_id
+        from app.runs.lifecycle.takeover import take_over_run
+
         await take_over_run(self._services, run_id)
         if self._background.is_on:
             self._background.watch(run_id)
@@ -213,7 +214,9 @@ class CoreRuns:
             UserError: the run is active or done, or cannot be launched.
         """
         run_id = self._repository.get(run_id).run_id
-        await resume.resume_run(
+        from app.runs.lifecycle.resume import resume_run  # lists do not need it
+
+        await resume_run(
             self._services,
             run_id,
             checkpoint,

@@ -28,7 +28,6 @@ from app.runs.lifecycle.election import (
     record_election,
 )
 from app.runs.lifecycle.losses import hint_of_loss, note_loss
-from app.runs.lifecycle.takeover import describe_master, note_takeover, part_statuses
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
@@ -89,6 +88,8 @@ async def apply_judgement(
     services: Services, run: RunRecord, parts: tuple[RunPart, ...], idle: float
 ) -> StateJudgement:
     """Judge a run by its parts, then stop parts and store the new state as judged."""
+    from app.runs.lifecycle.takeover import note_takeover, part_statuses  # lists do not need it
+
     note_takeover(services, run, part_statuses(parts))
     verdict = judge(make_situation(services, run, parts, idle))
     if run.stop_asked:
@@ -248,6 +249,8 @@ async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus])
         run = runs.get(run_id)
     if run is None:
         return
+    from app.runs.lifecycle.takeover import note_takeover
+
     note_takeover(services, run, statuses)
     await _mirror_all(services, run, statuses)
     await _end_zombies(services, run, statuses)
@@ -291,6 +294,8 @@ def _describe_found(services: Services, run_id: str, newest: Sequence[AttemptSta
     master = next((s.master for s in newest if s.master is not None), None)
     if master is None or master == services.identity:
         return f"found again on {nodes}"
+    from app.runs.lifecycle.takeover import describe_master
+
     return (
         f"found on {nodes}: a run of {describe_master(services, master)}, which is only watched "
         f"here. To resume it from here after a loss: rackless runs take-over {run_id}"
