@@ -157,16 +157,14 @@ class Site:
         wait_until(reached, f"step {step} of {run_id}", limit_s)
 
     def wait_for_end(self, run_id: str, limit_s: float) -> str:
-        """Wait until the run is over and nothing will resume it; return its state."""
+        """Wait until the run is done; return its state then, or at the limit."""
 
-        def ended() -> str:
-            if not self.keeper.is_alive:
-                return ""
-            state = self.keeper.state_of(run_id)
-            return state if state in ("done", "stopped") else ""
+        # Stopped is no end: a run stops for a moment when a node joins it.
+        def is_done() -> bool:
+            return self.keeper.is_alive and self.keeper.state_of(run_id) == "done"
 
         with contextlib.suppress(Stuck):
-            return str(wait_until(ended, "the end of the run", limit_s))
+            wait_until(is_done, "the end of the run", limit_s)
         return self.keeper.state_of(run_id) or "unknown"
 
     def run_state(self, run_id: str) -> str:
