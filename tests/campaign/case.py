@@ -73,7 +73,8 @@ class Case:
             state = state if state == "done" else site.run_state(self.run_id)
             steps = site.steps(self.run_id)
             folders = [site.run_folder(node, self.run_id) for node in site.nodes]
-            self._load_s = read_load_s(folders, 2)  # the attempt that took over, if any did
+            took_over = min((step.attempt for step in steps if step.attempt > 1), default=0)
+            self._load_s = read_load_s(folders, took_over)
         orphans, leftovers = self._clean_up(state)
         return self._describe(state, steps, orphans, leftovers)
 
