@@ -30,7 +30,7 @@ from app.nodes.fleet import Fleet
 from app.runs import checkpoints, foreign
 from app.runs.interruptions import list_interruptions
 from app.runs.journals.logs import LogFile, find_logs
-from app.runs.lifecycle import control_requests, launch, reconcile, stop, waiting
+from app.runs.lifecycle import launch, reconcile, stop
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.preflight import choose_nodes
 from app.runs.services import LaunchForecast, Services
@@ -184,6 +184,8 @@ class CoreRuns:
         Raises:
             UserError: it is not running, or could not save.
         """
+        from app.runs.lifecycle import control_requests  # here and below: lists do not need it
+
         return await control_requests.save_now(self._services, self._repository.get(run_id).run_id)
 
     async def trace(self, run_id: str, num_steps: int = 3) -> TraceResult:
@@ -193,6 +195,8 @@ class CoreRuns:
             UserError: it is not running, or ended before.
         """
         run_id = self._repository.get(run_id).run_id
+        from app.runs.lifecycle import control_requests
+
         return await control_requests.record_trace(self._services, run_id, num_steps)
 
     async def resume(
@@ -236,6 +240,8 @@ class CoreRuns:
             UserError: the run ended before.
         """
         run = self._repository.get(run_id)
+        from app.runs.lifecycle import waiting
+
         return await waiting.wait_for_journal(
             self._services, run, lambda attempt: attempt.certificate, CERTIFICATE_S
         )
