@@ -36,10 +36,17 @@ checkpoint: {{every_minutes: null, every_steps: 20, keep: 2, copies: 2}}
 """
 
 
-@pytest.fixture
-def master(cluster: Cluster, tmp_path: Path) -> Master:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes and a master, for all tests here: to set them up takes a while."""
+    with Cluster(tmp_path_factory.mktemp("network") / "cluster") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def master(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Master:
     """Return a master to whom all three nodes were added, with a training environment on each."""
-    made = Master(cluster, tmp_path / "rackless")
+    made = Master(cluster, tmp_path_factory.mktemp("master") / "rackless")
     for node in cluster.nodes:
         address, key = f"root@{node.address}", str(cluster.key)
         shown = cluster.fingerprint(node)
@@ -216,6 +223,7 @@ def test_a_cut_link_is_noticed_and_healed(cluster: Cluster, master: Master) -> N
 def test_a_lost_node_is_recovered_on_the_others_without_a_person(
     cluster: Cluster, master: Master, run_file: Path
 ) -> None:
+    """The last test: its setting stays."""
     *others, lost = cluster.nodes
     master.answer("settings", "set", "lost_after_s", "10")
     with ended_after(master.start("start", str(run_file), "--watch")) as watching:
