@@ -6,11 +6,13 @@ file that is written, is in the report, so that a person can undo it by hand too
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agents.contract.python_child import SAFE_FOLDER, own_folders, python_environ
 from app.errors import UserError
 
 COMMAND_TIMEOUT_S = 60.0
@@ -85,6 +87,8 @@ def run_command(*words: str) -> subprocess.CompletedProcess[str]:
             timeout=COMMAND_TIMEOUT_S,
             check=False,
             stdin=subprocess.DEVNULL,
+            env=python_environ(os.environ, *own_folders(os.environ)),
+            cwd=SAFE_FOLDER,
         )
     except FileNotFoundError:
         return subprocess.CompletedProcess(words, 127, "", f"there is no {words[0]} on this PC")

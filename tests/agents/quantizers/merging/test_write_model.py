@@ -95,6 +95,17 @@ def read_all(folder: Path) -> dict[str, bytes]:
     return found
 
 
+def is_near(name: str, found: bytes, whole: bytes) -> bool:
+    """Return whether all bytes are equal, or fp32 values but for their last digits.
+
+    Some CPUs add up a product of a few rows in another order than that of all.
+    """
+    if found == whole or "torch.float32" not in name or len(found) != len(whole):
+        return found == whole
+    one, other = (torch.frombuffer(bytearray(x), dtype=torch.float32) for x in (found, whole))
+    return torch.allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
 def make_tied() -> torch.nn.Module:
     return make_family("Llama 3, biased and tied", torch.bfloat16)
 
@@ -122,7 +133,7 @@ def test_all_files_are_those_of_a_whole_merge(make, settings, tmp_path, monkeypa
     whole, found = read_all(tmp_path / "whole"), read_all(tmp_path / "out")
     assert len(whole) > 20
     assert found.keys() == whole.keys()
-    assert [name for name in whole if found[name] != whole[name]] == []
+    assert [name for name in whole if not is_near(name, found[name], whole[name])] == []
     assert all(one.stat().st_size < 120_000 for one in (tmp_path / "out").iterdir())
 
 
