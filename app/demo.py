@@ -234,7 +234,7 @@ class Demo:
     async def _recover(self, core: Core, run_id: str, lost: LoopbackNode) -> None:
         """Wait until the run goes on without the node; then switch that on again."""
         rest = self._names[:-1]
-        self._next(f"nobody has to do anything; the run goes on with {show_list(rest)}")
+        self._next(f"nobody has to do anything; the run keeps training on {show_list(rest)}")
         run = await self._until(core, lambda run: run.attempt > 1)
         if run.nodes != rest:
             raise UserError(f"the run went on with {show_list(run.nodes)}, not {show_list(rest)}")
@@ -245,7 +245,7 @@ class Demo:
     async def _rejoin(self, core: Core, run_id: str, lost: LoopbackNode) -> tuple[str, ...]:
         """Wait until the run has ended with all nodes; return the story of both interruptions."""
         name = lost.home.name
-        self._next(f"{name} is back, and the run goes on with all nodes from a checkpoint")
+        self._next(f"{name} is back, and the run keeps training on all nodes from a checkpoint")
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
         if run.state != "done" or run.nodes != self._names:
             raise UserError(
@@ -255,7 +255,7 @@ class Demo:
         story = tuple(f"{one.title}: {one.text}" for part in found for one in tell_story(part))
         back = found[-1]
         if back.joined != (name,) or back.repeated_steps or back.state != "recovered":
-            raise UserError(f"{name} did not rejoin as it should. {'. '.join(story)}")
+            raise UserError(f"{name} did not rejoin from a checkpoint. {'. '.join(story)}")
         if run.loss is None or run.first_loss is None or run.loss >= run.first_loss:
             raise UserError(
                 f"the loss did not fall: it started at {show_loss(run.first_loss)} and ended at "

@@ -75,7 +75,7 @@ def test_probe_measures(num_bytes: int) -> None:
     assert not thread.is_alive()
     assert 0 < link.round_trip_s < 1
     assert (link.bytes_per_s is None) is (num_bytes == 0)
-    assert link.bytes_per_s is None or link.bytes_per_s > 1000
+    assert link.bytes_per_s is None or link.bytes_per_s > 0
     with pytest.raises(ExpectedError, match="refused the connection"):
         probe_link("127.0.0.1", port, GREETING, 0)
 

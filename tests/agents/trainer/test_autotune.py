@@ -64,6 +64,9 @@ class Played(Tuner):
         speed = self._speeds.get(tokens)
         return None if speed is None else ExecutionSetting(micro_tokens=tokens, tokens_per_s=speed)
 
+    def _try_setting(self, setting):
+        return None, False
+
     def _run_final(self, best):
         return best
 
