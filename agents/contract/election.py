@@ -21,12 +21,12 @@ the master follows the same rules.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.names import MAX_ATTEMPT, MAX_STEP, check_name, check_number, check_text
-from agents.contract.run import AttemptLoss, CheckpointInfo, ElectionPlan, RankPlacement
+from agents.contract.run import CheckpointInfo, ElectionPlan, RankPlacement
 
 MIN_NODES = 3
 """Nodes from which on an attempt of the master may be taken over. Of two, the one without rank 0
@@ -210,8 +210,13 @@ def renumber(ranks: Sequence[RankPlacement], members: Collection[str]) -> tuple[
     )
 
 
-def recent_recoveries(losses: Sequence[AttemptLoss], now_s: float) -> list[float]:
-    """Return the times of the recoveries within the last hour, oldest first."""
+def recent_recoveries(resumed_s: Iterable[float | None], now_s: float) -> list[float]:
+    """Return the times of the recoveries within the last hour, oldest first.
+
+    Args:
+        resumed_s: time at which a run was launched again after each loss; None: it was not.
+        now_s: time, in seconds since the epoch.
+    """
     # A clock that was set back must not block a run for long, hence `<= now_s`.
-    times = (loss.resumed_s for loss in losses if loss.resumed_s is not None)
+    times = (time_s for time_s in resumed_s if time_s is not None)
     return sorted(time_s for time_s in times if now_s - HOUR_S < time_s <= now_s)

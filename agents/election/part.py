@@ -87,7 +87,7 @@ class Part:
 
     def __init__(self, attempt: AttemptFolder, intent: AttemptIntent) -> None:
         if intent.election is None:
-            raise ValueError(f"attempt {intent.attempt} has no plan for a election")
+            raise ValueError(f"attempt {intent.attempt} has no plan for an election")
         self.attempt = attempt
         self.intent = intent
         self.plan = intent.election

@@ -171,7 +171,7 @@ class ElectionWatch:
             times = MAX_LOSSES_AT_ONE_STEP
             self._close(f"it was lost {times} times at step {step} without getting further")
             return False
-        recent = recent_recoveries(losses, time.time())
+        recent = recent_recoveries((loss.resumed_s for loss in losses), time.time())
         since_s = now_s - (self._lost_since_s if self._lost_since_s is not None else now_s)
         if len(recent) >= per_hour or since_s < back_off_s(len(recent)):
             self._say(f"waiting: {len(recent)} recoveries within an hour")

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.contract.election import BACK_OFF_S, HOUR_S, MAX_LOSSES_AT_ONE_STEP, stands_still
+from agents.contract.election import (
+    HOUR_S,
+    MAX_LOSSES_AT_ONE_STEP,
+    back_off_s,
+    recent_recoveries,
+    stands_still,
+)
 from agents.contract.spec import RunSpec
 from app.events import RunState
 from app.runs.rejoin import REJOIN
@@ -112,12 +118,7 @@ def decide_recovery(
             act="give_up",
             reason=f"it could not be resumed for {show_duration(MAX_REFUSED_S)}: {refusals.text}",
         )
-    # A clock that was set back must not block a run for long, hence `<= now_s`.
-    recent = sorted(
-        loss.resumed_s
-        for loss in losses
-        if loss.resumed_s is not None and now_s - HOUR_S < loss.resumed_s <= now_s
-    )
+    recent = recent_recoveries((loss.resumed_s for loss in losses), now_s)
     if not is_rejoin and len(recent) >= per_hour:
         times = count_of(len(recent), "recovery", "recoveries")
         return RecoveryDecision(
@@ -125,7 +126,7 @@ def decide_recovery(
             until_s=recent[len(recent) - per_hour] + HOUR_S,
             reason=f"{times} within an hour",
         )
-    pause_s = BACK_OFF_S[min(len(recent), len(BACK_OFF_S) - 1)]
+    pause_s = back_off_s(len(recent))
     if not is_rejoin and newest.ended_s <= now_s < newest.ended_s + pause_s:
         return RecoveryDecision(
             act="wait",

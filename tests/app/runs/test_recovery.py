@@ -8,11 +8,10 @@ from typing import get_args
 
 import pytest
 
+from agents.contract.election import BACK_OFF_S, HOUR_S
 from agents.contract.run import FailureCause
 from agents.contract.spec import DataSpec, RunSpec
 from app.runs.recovery import (
-    BACK_OFF_S,
-    HOUR_S,
     LOSSES,
     MAX_REFUSED_S,
     RETRY_S,

@@ -98,16 +98,9 @@ class ControlCut(Fault):
         case.site.cluster.heal(case.site.cluster.master)
 
 
-class DataCut(Fault):
+class DataCut(Cut):
     name = "data-cut-short"
     does = "nodes lose each other for a while, the master reaches both"
-
-    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
-        self.lasts_s = draw.uniform(1.0, min(SHORT_S, max_cut_s))
-
-    @property
-    def expectation(self) -> Expectation:
-        return Expectation(recovery="untouched", alarms=True)
 
     def do(self, case: Case) -> None:
         for other in case.others:

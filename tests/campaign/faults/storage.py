@@ -54,18 +54,9 @@ class FullNode(Fault):
         self._filler.unlink()
 
 
-class FullCheckpoints(Fault):
+class FullCheckpoints(FullNode):
     name = "full-disk-checkpoints"
     does = "disk of the checkpoints of a node full"
-
-    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
-        self.lasts_s = draw.uniform(6.0, 12.0)
-
-    @property
-    def expectation(self) -> Expectation:
-        return Expectation(
-            named=(("{node}", "full"),), within_s=6.0, recovery="untouched", alarms=True
-        )
 
     def do(self, case: Case) -> None:
         site, node = case.site, case.node

@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_INTERVAL_S", 0.02)
     monkeypatch.setattr("app.runs.lifecycle.watch.RETRY_S", 0.02)
-    monkeypatch.setattr(limits, "BACK_OFF_S", (0.0,))
+    monkeypatch.setattr("agents.contract.election.BACK_OFF_S", (0.0,))
     monkeypatch.setattr(limits, "RETRY_S", (0.02,))
 
 

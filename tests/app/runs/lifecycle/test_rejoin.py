@@ -32,7 +32,7 @@ Scenario = Callable[[asyncio.Task[None], str], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("app.runs.recovery.BACK_OFF_S", (0.0,))
+    monkeypatch.setattr("agents.contract.election.BACK_OFF_S", (0.0,))
     monkeypatch.setattr(rejoin, "POLL_INTERVAL_S", 0.02)
     monkeypatch.setattr(rejoin, "STEADY_S", 0.05)
     monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_INTERVAL_S", 0.02)
