@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agents.contract.model_cut import ModelCut
 from agents.contract.names import (
     MAX_ATTEMPT,
     MAX_RANK,
@@ -186,6 +187,9 @@ class AttemptIntent:
     """Step of the checkpoint to start from, already on this node; None: from the beginning."""
     replay: Replay | None = None
     """Logged steps to compare those after `resume_step` with; None: nothing is compared."""
+    cut: ModelCut | None = None
+    """Mode and layers of each rank; None: the mode is that of `spec`, and every rank has all
+    layers or divides them itself."""
     checkpoint_ranks: tuple[int, ...] = (0,)
     """Ranks that write each checkpoint, one per node that keeps a copy."""
     num_threads: int | None = None
@@ -210,6 +214,8 @@ class AttemptIntent:
         check_name("node", self.node)
         check_number("outage_s", self.outage_s, 0, MAX_WAIT_S)
         check_number("resume_step", self.resume_step or 0, 0, MAX_STEP)
+        if self.cut is not None and len(self.cut.stages) not in (0, len(self.ranks)):
+            raise ValueError(f"cut has {len(self.cut.stages)} stages for {len(self.ranks)} ranks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -263,6 +263,8 @@ class Part:
             master_port=wanted.master_port,
             resume_step=wanted.resume_step,
             replay=None,
+            # The stages were planned for the ranks that were there.
+            cut=old.cut if wanted.ranks == old.ranks else old.cut and old.cut.without_stages(),
             checkpoint_ranks=wanted.checkpoint_ranks,
             addresses=wanted.addresses,
             election=wanted.plan,

@@ -9,7 +9,8 @@ from agents.trainer.parallel.data_parallel import DataParallel
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 
-# One GPU is data parallel with one rank; the planner decides what `auto` means before the launch.
+# One GPU is data parallel with one rank. The plan decides what `auto` means before the launch;
+# where it has not, as under torchrun by hand, every rank holds the whole model.
 STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
     "auto": DataParallel,
     "single": DataParallel,
@@ -18,5 +19,6 @@ STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
 
 
 def make_strategy(spec: RunSpec, context: RankContext) -> Strategy:
-    """Return the strategy that the spec names, for this rank."""
-    return STRATEGIES[spec.parallel](spec, context)
+    """Return the strategy that the plan chose, else the one that the spec names, for this rank."""
+    cut = context.attempt.intent.cut
+    return STRATEGIES[cut.mode if cut is not None else spec.parallel](spec, context)
