@@ -157,7 +157,7 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         rules = resumed.text_rules if resumed else TEXT_RULES
         tokenizer, plain_template = load_tokenizer(folder, rules)
         train, evaluation, data_sha256 = _load_data(context, tokenizer, rules)
-        base = _load_base(context, folder, (train, evaluation))
+        base = _load_base(context, strategy, folder, (train, evaluation))
         model = build_trained_model(
             spec, base, tokenizer, plain_template=plain_template, device=device
         )
@@ -227,7 +227,7 @@ def _load_examples(
 
 
 def _load_base(
-    context: RankContext, folder: Path, sets: tuple[ExampleSet | None, ...]
+    context: RankContext, strategy: Strategy, folder: Path, sets: tuple[ExampleSet | None, ...]
 ) -> nn.Module:
     """Return the base model, which knows every token of the data."""
 
@@ -236,7 +236,8 @@ def _load_base(
         with suppress(ExpectedError):
             context.progress.report("weights", done_bytes, total_bytes)
 
-    base = load_model(context.attempt.intent.spec, folder, context.device, report)
+    spec, device = context.attempt.intent.spec, context.device
+    base = load_model(spec, folder, device, report, strategy.choose_layers)
     context.progress.end()
     for examples in sets:
         if examples is not None:

@@ -19,15 +19,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
     convert_and_load_state_dict_in_model,
-    dot_natural_key,
-    rename_source_key,
     revert_weight_conversion,
 )
 
 from agents.errors import ExpectedError
+from agents.trainer.model.file_tensors import group_by_parameter
 
 _META = torch.device("meta")
 
@@ -103,7 +100,7 @@ class Skeleton:
 
         def load(model: Any, state: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
             self.model, self._config = model, config
-            self._groups = self._find_groups()
+            self._groups = group_by_parameter(model, self._files, config.weight_mapping)
             self._leave_out_repeated()
             outlines: dict[str, Tensor] = {}
             for names in self._groups.values():
@@ -119,20 +116,6 @@ class Skeleton:
             yield
         finally:
             PreTrainedModel._load_pretrained_model = staticmethod(usual)
-
-    def _find_groups(self) -> dict[str, list[str]]:
-        """Return the names of tensors in files by the (first) parameter that they become."""
-        mapping = self._config.weight_mapping or []
-        renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
-        converters = [one for one in mapping if isinstance(one, WeightConverter)]
-        known, prefix = self.model.state_dict(), self.model.base_model_prefix
-        groups: dict[str, list[str]] = {}
-        for name in sorted(self._files, key=dot_natural_key):
-            target, _ = rename_source_key(name, renamings, converters, prefix, known)
-            if target not in known and name in known:
-                target = name
-            groups.setdefault(target, []).append(name)
-        return groups
 
     def _leave_out_repeated(self) -> None:
         """Leave out weights that are tied to others which are in the files as well, and equal.

@@ -28,6 +28,8 @@ from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model import dora, experts
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
+from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
+from agents.trainer.model.layer_loading import loading_layers
 from agents.trainer.model.nf4_experts import find_routers
 from agents.trainer.model.weights import Report, read_by_threads
 
@@ -89,7 +91,11 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(
-    spec: RunSpec, path: Path, device: torch.device, report: Report | None = None
+    spec: RunSpec,
+    path: Path,
+    device: torch.device,
+    report: Report | None = None,
+    choose_layers: ChooseLayers = hold_everything,
 ) -> nn.Module:
     """Return the base model on the device, every parameter frozen.
 
@@ -98,9 +104,10 @@ def load_model(
         path: Folder of the model.
         device: Of this rank.
         report: Called with the progress of reading to a GPU; None: nobody asks.
+        choose_layers: Decides what this rank holds; the rest is not read.
 
     Raises:
-        ExpectedError: The folder has no model that can be loaded.
+        ExpectedError: The folder has no model that can be loaded, or not in parts.
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
@@ -123,7 +130,7 @@ def load_model(
     # On a CPU the mapped files are the weights, where their type is the right one.
     reading = read_by_threads(device, report) if device.type == "cuda" else nullcontext()
     try:
-        with reading:
+        with reading, loading_layers(choose_layers):
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 path, output_loading_info=True, **settings
             )

@@ -100,13 +100,17 @@ class _Reader:
         if self._device.type == "cuda":
             _release_pinned()
 
-    def open(self, path: str, num_bytes: int) -> int:
-        """Return a descriptor of a file of which at most `num_bytes` will be read."""
+    def open(self, path: str) -> int:
+        """Return a descriptor of a file."""
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with self._lock:
             self._files.append(file)
-            self._total_bytes += num_bytes
         return file
+
+    def expect(self, num_bytes: int) -> None:
+        """Count bytes that will be read."""
+        with self._lock:
+            self._total_bytes += num_bytes
 
     def read(self, file: int, offset: int, num_bytes: int) -> Tensor:
         """Return the bytes of a file from `offset` on, as a tensor on the device (num_bytes,).
@@ -162,8 +166,7 @@ class _ShardFile:
         self._plain = plain
         self._reader = reader
         self._ranges = find_ranges(path)
-        num_bytes = sum(end - start for start, end in self._ranges.values())
-        self._file = reader.open(path, num_bytes)
+        self._file = reader.open(path)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
@@ -181,6 +184,7 @@ class _ShardFile:
         start, end = self._ranges[name]
         if plain.get_dtype() not in _DTYPES or end - start > _MAX_TENSOR_BYTES:
             return plain
+        self._reader.expect(end - start)
         return _Slice(plain, self._reader, self._file, start, end)
 
 

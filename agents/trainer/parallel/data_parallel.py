@@ -15,6 +15,7 @@ from torch import Tensor
 from agents.contract.spec import RunSpec
 from agents.trainer.data.examples import Examples, Part
 from agents.trainer.execution.executor import Executor
+from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline, hold_everything
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout, compute_norm
 from agents.trainer.optim.optimizer import (
@@ -69,6 +70,10 @@ class DataParallel:
     def use_shares(self, shares: Sequence[float]) -> None:
         """Divide the next batches by these weights."""
         self._balancer.shares = tuple(shares)
+
+    def choose_layers(self, outline: ModelOutline) -> LayerHoldings:
+        """Hold the whole model on the device."""
+        return hold_everything(outline)
 
     def place(self, model: TrainedModel, layout: Layout) -> FlatParameters:
         """Put all trained parameters into one buffer; see `Strategy`."""

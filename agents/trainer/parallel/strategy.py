@@ -1,12 +1,12 @@
 """The seam between the trainer and the ways to divide a run over its ranks.
 
 The trainer knows what a step is; a strategy knows which rank holds which parameters and computes
-which part of a batch. A run calls it in this order: `place` once the model is loaded,
-`import_state` on a resume, `start` when the device is tuned, then for each step `choose_batch`,
-`add_gradients`, `reduce`, `average_gradients`, `step_optimizer`, `learn`. A checkpoint is
-`equalize`, then `export_state`. Every method is called by all ranks at the same point, since most
-of them hold collectives; a strategy may therefore rely on their order, and must not vary it by
-anything that only one rank knows.
+which part of a batch. A run calls it in this order: `choose_layers` before weights are read,
+`place` once the model is loaded, `import_state` on a resume, `start` when the device is tuned, then
+for each step `choose_batch`, `add_gradients`, `reduce`, `average_gradients`, `step_optimizer`,
+`learn`. A checkpoint is `equalize`, then `export_state`. Every method is called by all ranks at the
+same point, since most of them hold collectives; a strategy may therefore rely on their order, and
+must not vary it by anything that only one rank knows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from agents.trainer.data.examples import Examples
 from agents.trainer.execution.executor import Executor
+from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout
 from agents.trainer.optim.optimizer_reserve import Reserve
@@ -47,6 +48,13 @@ class Strategy(Protocol):
 
     def use_shares(self, shares: Sequence[float]) -> None:
         """Divide the next batches by these weights, as a verified resume does."""
+
+    def choose_layers(self, outline: ModelOutline) -> LayerHoldings:
+        """Return which frozen weights this rank holds, and where, before they are read.
+
+        Raises:
+            ExpectedError: the model cannot be divided in this way.
+        """
 
     def place(self, model: TrainedModel, layout: Layout) -> FlatParameters:
         """Take over the trained parameters of this rank, and make their optimizer.
