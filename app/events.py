@@ -302,6 +302,8 @@ RunEventKind = Literal[
     "adopted",
     "stalled",
     "slept",
+    "too_hot",
+    "cooled",
     "clock_set",
     "rank_exited",
     "exported",
@@ -313,8 +315,11 @@ CHECKPOINT_KINDS: frozenset[RunEventKind] = frozenset(
 )
 """Kinds after which the list of a run's checkpoints may have changed."""
 INTERRUPTION_KINDS: frozenset[RunEventKind] = frozenset(
-    {"interrupted", "failed", "requested", "launched", "recovery", "recovery_given_up"}
-)
+    {
+        "interrupted", "failed", "requested", "launched", "recovery", "recovery_given_up",
+        "too_hot", "cooled",
+    }
+)  # fmt: skip
 """Kinds after which the story of a run's interruptions may have changed."""
 
 

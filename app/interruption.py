@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-InterruptionKind = Literal["loss", "rejoin"]
+InterruptionKind = Literal["loss", "rejoin", "heat"]
 """`loss`: a rank or a node was lost, or the attempt failed; `rejoin`: the run stopped at a
-checkpoint to go on with nodes that came back."""
+checkpoint to go on with nodes that came back; `heat`: its ranks paused until a GPU was cooler."""
 InterruptionState = Literal[
-    "pending", "resumed", "recovered", "left", "given_up", "cancelled", "replaced"
+    "pending", "resumed", "recovered", "left", "given_up", "cancelled", "replaced", "cooling"
 ]
 """`pending`: to be resumed; `resumed`: launched again; `recovered`: training again; `left`: not
 recovered, by its cause or by the settings; `given_up`: a limit was reached; `cancelled`: a person
-stopped the run; `replaced`: a person or another master resumed it."""
+stopped the run; `replaced`: a person or another master resumed it; `cooling`: a GPU is too hot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

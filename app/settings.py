@@ -144,6 +144,18 @@ SETTINGS = (
         section="Nodes",
     ),
     Setting(
+        key="when_hot",
+        kind="choice",
+        default="warn",
+        choices=("warn", "wait", "limit"),
+        labels=("Warn me", "Pause runs until it is cooler", "Lower its power limit"),
+        title="When heat slows a GPU down",
+        description="After a minute. A GPU that reaches its slowdown temperature pauses its run in "
+        "any case. Only an administrator may lower power limits on most PCs. Holds for runs that "
+        "start after the change.",
+        section="Runs",
+    ),
+    Setting(
         key="recoveries_per_hour",
         kind="number",
         default=6.0,

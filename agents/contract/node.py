@@ -29,6 +29,7 @@ _PLAUSIBLE = {
     "temperature_celsius": 1000.0,
     "power_w": 1e6,
     "power_limit_w": 1e6,
+    "slowdown_celsius": 1000.0,
     "clock_mhz": 1e6,
     "fan": 10.0,
     "memory_used_bytes": _MAX_BYTES,
@@ -80,6 +81,8 @@ class GpuFacts:
     capability: str | None = None
     """CUDA compute capability, such as `8.9`."""
     power_limit_w: float | None = None
+    slowdown_celsius: float | None = None
+    """Temperature at which the hardware slows the clock down, in degrees Celsius."""
 
     def check_foreign(self) -> None:
         check_number("index", self.index, 0, MAX_LISTED)

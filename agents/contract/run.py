@@ -96,6 +96,12 @@ class MasterIdentity:
     """Its `$RACKLESS_HOME`: one user can have several masters on one PC."""
 
 
+HeatRule = Literal["warn", "wait", "limit"]
+"""What follows where heat holds a GPU's clock down for a minute. `warn`: a warning; `wait`: all
+ranks pause until it is cooler; `limit`: its power limit is lowered. A GPU that reaches its slowdown
+temperature pauses the run in any case."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptLoss:
     """An earlier attempt that lost a rank or node, for the limits of automatic recoveries."""
@@ -207,6 +213,8 @@ class AttemptIntent:
 
     outage_s: float = 60.0
     """Time in seconds for which ranks wait for a node that cannot be reached."""
+    when_hot: HeatRule = "warn"
+    """What the ranks of this node do while their GPUs are too hot."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)

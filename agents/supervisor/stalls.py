@@ -43,7 +43,9 @@ ABSENCE_S = 10.0
 """Gap between two checks that shows that this process itself was paused, in seconds."""
 REMOTE_PATIENCE_S = 5.0
 """Extra time for a rank that merely waits, when other nodes have ranks too, in seconds."""
-LOOP_PHASES = ("training", "adapting", "evaluating", "saving", "tracing", "done")
+LOOP_PHASES = (
+    "training", "adapting", "evaluating", "saving", "paused", "cooling", "tracing", "done",
+)  # fmt: skip
 """Phases of a rank that has got as far as the training."""
 
 

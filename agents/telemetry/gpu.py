@@ -17,12 +17,14 @@ from typing import Any
 
 from agents.contract.node import GpuFacts, GpuSample
 
+TOO_HOT = ("too hot", "too hot (hardware)")
+"""Throttle reasons of a card that its heat holds down."""
 THROTTLE_REASONS = {
     0x04: "power limit",
     0x08: "hardware slowdown",
     0x10: "clock limited to another card's",
-    0x20: "too hot",
-    0x40: "too hot (hardware)",
+    0x20: TOO_HOT[0],
+    0x40: TOO_HOT[1],
     0x80: "power brake",
     0x100: "display clock setting",
 }
@@ -36,6 +38,8 @@ PROBLEMS = {
     "/dev/nvidia*",
     "NVML_ERROR_GPU_IS_LOST": "a GPU fell off the bus; shut that PC down fully and start it again",
 }
+# nvmlTemperatureThresholds_t
+_SLOWDOWN_THRESHOLD = 1
 SIGNS_OF_A_DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 
 
@@ -69,6 +73,35 @@ class GpuReader:
     def sample(self) -> tuple[GpuSample, ...]:
         """Read every card once."""
         return tuple(self._sample(card) for card in self._cards)
+
+    def sample_one(self, uuid: str) -> GpuSample | None:
+        """Read one card; None: it is none of this PC's."""
+        card = self._card(uuid)
+        return self._sample(card) if card else None
+
+    def read_least_power_w(self, uuid: str) -> float | None:
+        """Return the lowest power limit that a card takes, in watts; None: not known."""
+        card = self._card(uuid)
+        name = "nvmlDeviceGetPowerManagementLimitConstraints"
+        limits = self._read(name, card.handle) if card else None
+        return limits[0] / 1000 if limits else None
+
+    def set_power_limit(self, uuid: str, limit_w: float) -> bool:
+        """Set the power limit of a card, in watts; return whether the driver took it.
+
+        It usually refuses a user who is not root, and under WSL anybody.
+        """
+        card, nvml = self._card(uuid), self._nvml
+        if card is None or nvml is None:
+            return False
+        try:
+            nvml.nvmlDeviceSetPowerManagementLimit(card.handle, round(limit_w * 1000))
+        except (nvml.NVMLError, AttributeError):
+            return False
+        return True
+
+    def _card(self, uuid: str) -> _Card | None:
+        return next((card for card in self._cards if card.uuid == uuid), None)
 
     def _find_cards(self) -> list[_Card]:
         cards = []
@@ -126,6 +159,9 @@ class GpuReader:
             cuda=f"{version // 1000}.{version % 1000 // 10}" if version else None,
             capability=f"{capability[0]}.{capability[1]}" if capability else None,
             power_limit_w=_scale(self._read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+            slowdown_celsius=_scale(
+                self._read("nvmlDeviceGetTemperatureThreshold", handle, _SLOWDOWN_THRESHOLD), 1
+            ),
         )
 
     def _sample(self, card: _Card) -> GpuSample:

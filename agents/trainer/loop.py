@@ -13,7 +13,8 @@ are the only thing that a GPU's host waits for, once per step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
@@ -47,6 +48,8 @@ _SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
 # The last two are those of the step before: a GPU knows its times only when a step is over.
 _SETTING = ("micro_tokens", "num_recomputed", "num_moved", "is_repeating")
 _PER_RANK = (*_SETTING, "compute_s", "compute_tokens")
+COOLING_PAUSE_S = 1.0
+"""Time between two exchanges of the ranks on whether a GPU is still too hot, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +163,8 @@ class Loop:
             if correction is not None:
                 self._correct_setting(step, correction)
             self._trace(step, result.control, ends=ends)
+            if result.control.cool and not ends:
+                self._cool(step)
             if result.control.stop and not last:
                 return step, "stopped"
         return total_steps, "completed"
@@ -348,6 +353,23 @@ class Loop:
             self._context.enter_phase("tracing", step)
             self._recorder.finish(step)
             self._context.enter_phase("training", step)
+
+    def _cool(self, step: int) -> None:
+        """Pause together with all ranks until no GPU is too hot, or a person stops the run."""
+        context, control = self._context, self._context.control
+        began_s, hot = time.monotonic(), control.hot_gpu
+        if hot is not None:
+            context.journal.write("too_hot", step=step, **asdict(hot))
+        context.enter_phase("cooling", step)
+        while True:
+            num_hot, num_stops = context.count(control.hot_gpu is not None, control.stop_requested)
+            if not num_hot or num_stops:
+                break
+            time.sleep(COOLING_PAUSE_S)
+        context.enter_phase("training", step)
+        if hot is not None:
+            paused_s = time.monotonic() - began_s
+            context.journal.write("cooled", step=step, gpu=hot.gpu, paused_s=paused_s)
 
     def _reserve(self, step: int) -> None:
         # In this phase a thread gives the signs of life: pinning memory for a whole model can

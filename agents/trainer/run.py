@@ -55,6 +55,7 @@ from agents.trainer.rank.device import (
 )
 from agents.trainer.rank.failpoints import failpoints_from_environment
 from agents.trainer.rank.group import Group, Ranks
+from agents.trainer.rank.heat_watch import watching_heat
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.start_progress import StartProgress
 from agents.trainer.rank.start_times import StartTimes
@@ -113,7 +114,11 @@ def run_rank(
     try:
         strategy = make_strategy(spec, context)
         state = prepare(context, strategy)
-        with explain_out_of_memory(device), on_own_stream(device):
+        with (
+            watching_heat(attempt, journal, control),
+            explain_out_of_memory(device),
+            on_own_stream(device),
+        ):
             _train(context, state, strategy)
     finally:
         group.leave()

@@ -54,11 +54,13 @@ def tell_story(one: Interruption) -> list[StoryMoment]:
 def summarize_story(found: Sequence[Interruption]) -> str:
     """Return one line on all interruptions of a run; empty: there was none."""
     losses = [one for one in found if one.kind == "loss"]
+    num_pauses = sum(one.kind == "heat" for one in found)
     joined = [node for one in found if one.kind == "rejoin" for node in one.joined]
     parts = []
     if losses:
-        times = {1: "once", 2: "twice"}.get(len(losses), f"{len(losses)} times")
-        parts.append(f"interrupted {times}")
+        parts.append(f"interrupted {_show_times(len(losses))}")
+    if num_pauses:
+        parts.append(f"paused {_show_times(num_pauses)} to cool down")
     if joined:
         parts.append(f"{show_list(list(dict.fromkeys(joined)))} rejoined")
     over = [one.cost_s for one in found if one.cost_s is not None]
@@ -71,8 +73,14 @@ def summarize_story(found: Sequence[Interruption]) -> str:
     return capitalize("; ".join(parts))
 
 
+def _show_times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def _tell_end(one: Interruption) -> list[StoryMoment]:
     last = f"step {one.step}" if one.step else ""
+    if one.kind == "heat":
+        return [StoryMoment(one.noticed_s, "Too hot", f"{one.reason}, after {last}", "warning")]
     if one.kind == "rejoin":
         stopped = StoryMoment(one.noticed_s, "Stopped", "before the first step of this start")
         if one.has_trained:
@@ -117,6 +125,8 @@ def _tell_open_end(one: Interruption) -> StoryMoment | None:
         case "pending":
             text = "resumed automatically while the window or `rackless watch` is open"
             return StoryMoment(None, "Waiting to resume", text, "busy")
+        case "cooling":
+            return StoryMoment(None, "Cooling down", "all ranks wait", "busy")
         case "resumed":
             return StoryMoment(
                 None, "Starting again", "the ranks load model and checkpoint", "busy"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.events import ACTIVE_STATES
 from app.interruption import Interruption
-from app.runs.journals.history import RunHistory
+from app.runs.journals.history import HeatPause, RunHistory
 from app.runs.rejoin import REJOIN
 from app.runs.services import Services
 from app.storage.recoveries import Loss
 from app.storage.runs import AttemptRecord
+from app.text import show_celsius
 
 
 def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, ...]:
@@ -17,7 +19,12 @@ def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, .
     attempts = {one.attempt: one for one in services.runs.store.attempts(run_id)}
     losses = services.recoveries.all_of_run(run_id)
     history = services.runs.history(run_id)
-    return tuple(_collect(loss, losses, attempts, history) for loss in losses)
+    found = [_collect(loss, losses, attempts, history) for loss in losses]
+    run = services.runs.get(run_id)
+    newest = run.attempt if run.state in ACTIVE_STATES else None
+    for number, attempt in history.attempts.items():
+        found += [_describe_pause(one, is_open=number == newest) for one in attempt.pauses]
+    return tuple(sorted(found, key=lambda one: one.noticed_s))
 
 
 def find_interruption(services: Services, run_id: str, resumed: int) -> Interruption | None:
@@ -58,6 +65,22 @@ def _collect(
         resume_step=(next_one.resume_step or 0) if next_one else 0,
         training_s=first.time_s if first is not None else None,
         is_cut=first is None and any(one.attempt == number for one in losses),
+    )
+
+
+def _describe_pause(one: HeatPause, *, is_open: bool) -> Interruption:
+    at = f": {show_celsius(one.celsius)}" if one.celsius is not None else ""
+    return Interruption(
+        kind="heat",
+        state="cooling" if is_open and one.ended_s is None else "recovered",
+        reason=f"{one.gpu}{at}",
+        step=one.step,
+        nodes=(one.node,),
+        last_step_s=None,
+        noticed_s=one.began_s,
+        resumed_nodes=(one.node,),
+        resume_step=one.step,
+        training_s=one.ended_s,
     )
 
 

@@ -15,7 +15,8 @@ from app.text import show_share
 # In the order in which a run goes through them.
 _PHASES = (
     "loading", "imported", "tokenizing", "weights", "preparing", "reference", "tuning", "compiling",
-    "warmup", "training", "adapting", "evaluating", "saving", "paused", "tracing",
+    "warmup", "training", "adapting", "evaluating", "saving", "paused", "cooling",
+    "tracing",
     "done",
 )  # fmt: skip
 # Until its first step is done, a run that trains has nothing else to show.
@@ -30,6 +31,7 @@ _NAMES = {
     "weights": "loading weights",
     "tuning": "trying settings",
     "adapting": "adapting to the card",
+    "cooling": "waiting for a GPU to cool down",
     "paused": "waiting until the last checkpoint can be saved",
 }
 

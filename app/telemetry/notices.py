@@ -93,7 +93,8 @@ class Notices:
             kind="hot",
             tone="warning",
             title=f"{device.reading.name} in {device.key.node} is {hot.text}",
-            text=f"{work}Check its fans and the air flow; it will throttle to cool down.",
+            text=f"{work}Check its fans and the air flow. What runs do when heat slows a GPU "
+            "down is one of the settings.",
             node=device.key.node,
         )
 

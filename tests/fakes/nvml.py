@@ -25,6 +25,8 @@ class FakeCard:
     throttle: int = 0
     reserved_bytes: int | None = None
     """Memory that the driver keeps; None: it is too old to tell it apart from what is used."""
+    takes_limits: bool = True
+    """Whether its power limit may be set."""
     values: dict[str, Any] = field(
         default_factory=lambda: {
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=12 << 30, used=3 << 30, free=9 << 30),
@@ -87,6 +89,11 @@ class FakeNvml:
     def nvmlDeviceGetCurrentClocksEventReasons(self, card: FakeCard) -> int:  # noqa: N802
         name = "nvmlDeviceGetCurrentClocksEventReasons"
         return int(self._read(name, card, card.throttle))
+
+    def nvmlDeviceSetPowerManagementLimit(self, card: FakeCard, milliwatts: int) -> None:  # noqa: N802
+        if not card.takes_limits:
+            raise NVMLError(self.NVML_ERROR_NO_PERMISSION)
+        card.values["nvmlDeviceGetEnforcedPowerLimit"] = milliwatts
 
     nvmlMemory_v2 = 0x02000028  # noqa: N815
 

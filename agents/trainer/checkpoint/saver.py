@@ -177,7 +177,7 @@ class Saver:
         began_s = tried_s = time.monotonic()
         num_looks = 0
         # All ranks sum before one of them raises, or the others would wait for it in vain.
-        while any(sums := self._sum(problem is not None, self._is_stop_late(began_s))):
+        while any(sums := self._context.count(problem is not None, self._is_stop_late(began_s))):
             failed, late = sums
             if not failed or late:
                 break
@@ -204,14 +204,6 @@ class Saver:
         if problem is not None:
             node = self._context.attempt.placement.node
             self._context.journal.write("paused", step=step, node=node, message=problem.message)
-
-    def _sum(self, *flags: bool) -> list[int]:
-        """Return for how many ranks each flag is set."""
-        sums = torch.tensor([float(flag) for flag in flags], device=self._context.device)
-        self._context.group.sum(sums)
-        numbers = [int(number) for number in sums.tolist()]
-        self._context.group.require_whole()
-        return numbers
 
     def save_at_loss(self, point: ResumePoint, changed: torch.cuda.Event | None) -> str:
         """Save what this rank holds without the others; return why that is impossible.

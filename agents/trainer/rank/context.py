@@ -32,6 +32,18 @@ class RankContext:
     model_hash: Future[str] | None = None
     """Hash of the model, where this rank began to read it before torch was imported."""
 
+    def count(self, *flags: bool) -> list[int]:
+        """Return for how many ranks each flag is set; all ranks call this together.
+
+        Raises:
+            PeerLost: another rank has gone.
+        """
+        sums = torch.tensor([float(flag) for flag in flags], device=self.device)
+        self.group.sum(sums)
+        numbers = [int(number) for number in sums.tolist()]
+        self.group.require_whole()
+        return numbers
+
     def enter_phase(self, phase: str, step: int, expected_s: float | None = None) -> None:
         """Report to people (journal) and to the supervisor (heartbeat) what this rank does now.
 

@@ -17,7 +17,7 @@ from agents.contract.run import ControlRequest
 from agents.supervisor.control_requests import take_requests
 from agents.trainer.rank.journal import RankJournal
 
-SLOTS = ("stop", "save", "trace")
+SLOTS = ("stop", "save", "trace", "too_hot")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +28,30 @@ class StepControl:
     save: bool = False
     trace_steps: int = 0
     """Number of steps to record from now on."""
+    cool: bool = False
+    """Whether to pause until the GPU of some rank is cooler."""
 
     @classmethod
     def read(cls, sums: Mapping[str, float]) -> StepControl:
         """Return it from the values of `SLOTS`, summed over the ranks."""
-        return cls(stop=sums["stop"] > 0, save=sums["save"] > 0, trace_steps=int(sums["trace"]))
+        return cls(
+            stop=sums["stop"] > 0,
+            save=sums["save"] > 0,
+            trace_steps=int(sums["trace"]),
+            cool=sums["too_hot"] > 0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotGpu:
+    """A GPU that has to cool down before its rank trains on."""
+
+    gpu: str
+    """Name for people."""
+    celsius: float
+    """Temperature when this began, in degrees Celsius."""
+    until_celsius: float
+    """Temperature at which the training goes on, in degrees Celsius."""
 
 
 @dataclass(slots=True)
@@ -43,6 +62,8 @@ class RankControl:
     """Folder of the attempt."""
     rank: int
     stop_requested: bool = False
+    hot_gpu: HotGpu | None = None
+    """GPU of this rank while it has to cool down; see `heat_watch`."""
     _pending: list[ControlRequest] = field(default_factory=list)
 
     def listen(self) -> None:
@@ -62,6 +83,7 @@ class RankControl:
             "stop": self.stop_requested,
             "save": any(request.kind == "save" for request in self._pending),
             "trace": max((r.num_steps for r in self._pending if r.kind == "trace"), default=0),
+            "too_hot": self.hot_gpu is not None,
         }
 
     def acknowledge(self, journal: RankJournal, step: int) -> None:

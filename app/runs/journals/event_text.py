@@ -26,6 +26,7 @@ from app.text import (
     count_of,
     one_line,
     show_bytes,
+    show_celsius,
     show_duration,
     show_list,
     show_loss,
@@ -182,6 +183,17 @@ def _describe_paused(line: Line, node: str, rank: int | None) -> Description:
     return "warning", f"{text} The run continues by itself once it can", True
 
 
+def _describe_too_hot(line: Line, node: str, rank: int | None) -> Description:
+    at, until = (show_celsius(number_of(line, key)) for key in ("celsius", "until_celsius"))
+    gpu = text_of(line, "gpu") or f"a GPU of {node}"
+    return "warning", f"{gpu} has {at}: all ranks pause until it is down to {until}", True
+
+
+def _describe_cooled(line: Line, node: str, rank: int | None) -> Description:
+    paused = show_duration(number_of(line, "paused_s"))
+    return "info", f"training goes on after a pause of {paused} for cooling", False
+
+
 def _describe_certificate(line: Line, node: str, rank: int | None) -> Description:
     found = read_certificate(line)
     if found is None:
@@ -290,6 +302,8 @@ _RANK_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "checkpoint_failed": ("checkpoint_failed", _describe_checkpoint_failed),
     "disk_room": ("note", _describe_disk_room),
     "paused": ("warning", _describe_paused),
+    "too_hot": ("too_hot", _describe_too_hot),
+    "cooled": ("cooled", _describe_cooled),
     "certificate": ("certificate", _describe_certificate),
     "trace": ("trace", _describe_trace),
     "trace_failed": ("trace_failed", _describe_trace_failed),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +53,8 @@ MAX_EVENTS = 20_000
 """Number of events of a run that are kept in memory."""
 MAX_TRACES = 1000
 """Number of traces of an attempt that are listed."""
+MAX_PAUSES = 50
+"""Number of pauses of an attempt that are listed."""
 MAX_AMOUNT = 1e18
 """Amounts of a phase from this one on are not shown."""
 
@@ -125,6 +127,20 @@ class SaveTimes:
         return self.num_copies >= self.num_planned
 
 
+@dataclass(frozen=True, slots=True)
+class HeatPause:
+    """Pause of all ranks until a GPU had cooled down."""
+
+    node: str
+    gpu: str
+    celsius: float | None
+    """Temperature at its start, in degrees Celsius."""
+    step: int
+    began_s: float
+    ended_s: float | None = None
+    """Time in seconds since the epoch, like `began_s`; None: it has not ended."""
+
+
 @dataclass(slots=True)
 class AttemptHistory:
     ranks: dict[int, RankHistory] = field(default_factory=dict)
@@ -145,6 +161,8 @@ class AttemptHistory:
     """Step after which the ranks acted on a control request, by the request's id."""
     certificate: Certificate | None = None
     traces: list[RankTrace] = field(default_factory=list)
+    pauses: deque[HeatPause] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES))
+    """Newest pauses for cooling, oldest first."""
     first: StepRecord | None = None
     newest: StepRecord | None = None
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
@@ -258,6 +276,7 @@ class RunHistory:
             known = attempt.ranks.setdefault(rank, RankHistory())
             _take_rank_line(line, attempt, known, number)
             _take_holder(line, attempt, node)
+            _take_pause(line, attempt, node)
             trace = read_trace(line, rank, folder)
             if trace is not None and len(attempt.traces) < MAX_TRACES:
                 attempt.traces.append(trace)
@@ -360,6 +379,23 @@ def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> No
     # Step 0 is a start from scratch, which holds no copy.
     if step and line["kind"] in ("checkpoint", "started"):
         attempt.holders.setdefault(step, set()).add(node)
+
+
+def _take_pause(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
+    if line["kind"] == "too_hot":
+        attempt.pauses.append(
+            HeatPause(
+                node=node,
+                gpu=text_of(line, "gpu") or f"a GPU of {node}",
+                celsius=number_of(line, "celsius"),
+                step=step_of(line) or 0,
+                began_s=time_of(line),
+            )
+        )
+    elif line["kind"] == "cooled":
+        for place, one in enumerate(attempt.pauses):
+            if one.step == step_of(line) and one.ended_s is None:
+                attempt.pauses[place] = replace(one, ended_s=time_of(line))
 
 
 def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int) -> None:

@@ -15,10 +15,12 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from agents.contract.messages import to_wire
 from agents.contract.run import (
     AttemptIntent,
+    HeatRule,
     MasterIdentity,
     RankPlacement,
     Replay,
@@ -164,6 +166,7 @@ async def launch(
                 ),
                 replay=replay,
                 outage_s=services.settings.number("lost_after_s"),
+                when_hot=cast(HeatRule, services.settings.get("when_hot")),
                 credential=credential,
                 election=election,
             )

@@ -35,6 +35,7 @@ def test_facts() -> None:
         "cuda": "13.0",
         "capability": "8.9",
         "power_limit_w": 200.0,
+        "slowdown_celsius": None,
     }
 
 

@@ -47,6 +47,11 @@ def write_step(cluster: FakeCluster, node: str, run_id: str, attempt: int, step:
     cluster[node].write(run_id, attempt, "rank-0.jsonl", json.dumps(line).encode() + b"\n")
 
 
+def write_line(cluster: FakeCluster, node: str, run_id: str, *lines: dict[str, Any]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    cluster[node].write(run_id, 1, "rank-1.jsonl", text.encode())
+
+
 def watched(services: Services, scenario: Callable[[asyncio.Task[None], str], Awaitable[Any]],
             run_id: str) -> None:  # fmt: skip
     """Run a scenario while this master watches the run, as a command with `--watch` does."""
@@ -365,3 +370,31 @@ def test_a_master_that_died_while_it_recovered_goes_on_when_it_is_back(
     assert services.recoveries.pending() == (interrupted,)
     assert asyncio.run(asyncio.wait_for(recover_run(services, interrupted), 10)) is True
     assert attempt_of(services, interrupted) == (3, "running")
+
+
+def test_a_pause_for_a_hot_gpu_is_part_of_the_story(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    services.settings.set("when_hot", "wait")
+    run_id = asyncio.run(start_run(services, spec))
+    assert {cluster[name].intents[-1].when_hot for name in cluster.nodes} == {"wait"}
+    gpu = "GPU 0 of beta (RTX 4070)"
+    hot = {"kind": "too_hot", "step": 7, "gpu": gpu, "celsius": 92.0, "until_celsius": 82.0}
+    write_line(cluster, "beta", run_id, {**hot, "time_s": 100.0})
+    asyncio.run(reconcile_run(services, run_id))
+    told = tell_story(list_interruptions(services, run_id)[0])
+    assert [moment.title for moment in told] == ["Too hot", "Cooling down"]
+    cooled = {"kind": "cooled", "step": 7, "gpu": gpu, "paused_s": 65.0, "time_s": 165.0}
+    write_line(cluster, "beta", run_id, cooled, {**hot, "step": 9, "time_s": 300.0})
+    finish(cluster, run_id, 1)
+    asyncio.run(reconcile_run(services, run_id))
+    found = list_interruptions(services, run_id)
+    assert summarize_story(found) == "Paused twice to cool down; 1 min 5 s lost, no step repeated"
+    assert [(m.title, m.text) for one in found for m in tell_story(one)] == [
+        ("Too hot", f"{gpu}: 92 \u00b0C, after step 7"),
+        ("Training again", "cost 1 min 5 s in all, and no step is repeated"),
+        ("Too hot", f"{gpu}: 92 \u00b0C, after step 9"),  # the run ended before it was cooler
+    ]
+    events = texts(services, run_id)
+    assert f"{gpu} has 92 \u00b0C: all ranks pause until it is down to 82 \u00b0C" in events
+    assert "training goes on after a pause of 1 min 5 s for cooling" in events
