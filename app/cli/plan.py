@@ -50,6 +50,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     from app.presentation.model_text import CHECK, describe_limits, describe_model
     from app.presentation.plan_text import (
         describe_candidate,
+        describe_divergence,
         describe_other,
         describe_plan,
         describe_recovery,
@@ -64,6 +65,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
         for caption, text in describe_candidate(plan.chosen):
             out.text(f"  {caption:<20}{text}")
         out.text(f"  {'After a loss':<20}{describe_recovery(spec)}")
+        out.text(f"  {'Loss not finite':<20}{describe_divergence(spec)}")
     # If nothing fits, the first alternative shows which GPU lacks memory.
     shown = plan.chosen or (plan.others[0] if plan.others else None)
     if shown is not None:

@@ -40,7 +40,7 @@ async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
             spec, part="eval", node=args.node, whole=whole, progress=out.progress
         )
     from app.cli.plan import print_caveats, print_sent
-    from app.presentation.plan_text import describe_recovery
+    from app.presentation.plan_text import describe_divergence, describe_recovery
 
     sent = await core.library.list_sent(spec)
     caveats = await core.runs.list_caveats(spec)
@@ -53,6 +53,7 @@ async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
         print_figures(evaluation, out)
     print_caveats(caveats, out)
     out.text(f"\nAfter a loss: the run {describe_recovery(spec)}.")
+    out.text(f"If the loss is not finite: it {describe_divergence(spec)}.")
     print_sent(sent, out)
     # A run would refuse it, which a script wants to know before it starts one.
     return int(found.is_refused or (evaluation is not None and evaluation.is_refused))

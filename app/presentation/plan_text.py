@@ -75,6 +75,19 @@ def describe_recovery(spec: RunSpec) -> str:
     return f"{resumed}; nodes that come back join at a checkpoint{where}"
 
 
+def describe_divergence(spec: RunSpec) -> str:
+    """Describe what happens to a run whose loss is not finite.
+
+    >>> from agents.contract.spec import DataSpec
+    >>> describe_divergence(RunSpec(model="m", data=DataSpec(train="t")))
+    'waits for you to resume it at a lower learning rate (divergence: wait)'
+    """
+    if spec.divergence == "retry" and spec.recovery == "auto":
+        return "resumed automatically at half the learning rate (divergence: retry)"
+    off = "recovery: off" if spec.divergence == "retry" else "divergence: wait"
+    return f"waits for you to resume it at a lower learning rate ({off})"
+
+
 def show_energy(energy_wh: float | None) -> str:
     """Return an amount of energy.
 

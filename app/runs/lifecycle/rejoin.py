@@ -71,14 +71,14 @@ def _is_time(services: Services, run: RunRecord) -> bool:
     """Return whether the run can save what it has trained, and nodes may join by now."""
     history = services.runs.history(run.run_id).attempt(run.attempt)
     first, saved = history.first, max(history.checkpoints, default=0)
-    if max(history.failed_saves, default=0) > saved:
+    # A start that is under way would load everything twice before the run trains again.
+    if first is None or max(history.failed_saves, default=0) > saved:
         return False
     launched = next(
         (one for one in services.runs.store.attempts(run.run_id) if one.attempt == run.attempt),
         None,
     )
-    # A start that is under way is best cut short now: after its first step, it was in vain.
-    start_s = first.time_s - launched.launched_s if first and launched else None
+    start_s = first.time_s - launched.launched_s if launched else None
     remaining_s = services.runs.full_snapshot(run.run_id).remaining_s
     if not is_worthwhile(run.spec, remaining_s, start_s):
         return False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
+from agents.contract.spec import RunSpec
 from app.cli.output import Output
 from app.cli.plan import plan_document, print_plan
 from app.planning.candidate import Plan
@@ -16,9 +18,9 @@ from tests.fakes.core import SPEC
 from tests.fakes.plans import make_comparison, make_plan_of_all, make_plan_of_mixture
 
 
-def printed(plan: Plan) -> str:
+def printed(plan: Plan, spec: RunSpec = SPEC) -> str:
     out = io.StringIO()
-    print_plan(plan, SPEC, Output(as_json=False, out=out))
+    print_plan(plan, spec, Output(as_json=False, out=out))
     return out.getvalue()
 
 
@@ -38,6 +40,14 @@ def test_a_plan_reads_as_sentences_and_tables() -> None:
         "alpha and gamma: 1 Gb/s, as their network cards say",
     ):
         assert part in text, part
+
+
+def test_a_plan_names_what_follows_a_loss_and_one_that_is_not_finite() -> None:
+    retry = replace(SPEC, divergence="retry")
+    assert "waits for you to resume it at a lower" in printed(make_plan_of_all())
+    assert "at half the learning rate (divergence: retry)" in printed(make_plan_of_all(), retry)
+    off = printed(make_plan_of_all(), replace(retry, recovery="off"))
+    assert "lower learning rate (recovery: off)" in off
 
 
 def test_what_does_not_fit_says_so_and_what_would_help() -> None:

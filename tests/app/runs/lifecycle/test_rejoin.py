@@ -41,6 +41,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def lose_gamma(services: Services, cluster: FakeCluster, run_id: str) -> None:
     """Lose a node at step 13 and train step 11 again on the others."""
+    await lose_gamma_while_loading(services, cluster, run_id)
+    write_step(cluster, "alpha", run_id, 2, 11)
+    await until(lambda: any("training again" in text for text in texts(services, run_id)))
+
+
+async def lose_gamma_while_loading(services: Services, cluster: FakeCluster, run_id: str) -> None:
+    """Lose a node at step 13, and launch the run on the others."""
     cluster["alpha"].add_checkpoint(run_id, 10)
     for step in (11, 12, 13):
         write_step(cluster, "alpha", run_id, 1, step)
@@ -49,8 +56,6 @@ async def lose_gamma(services: Services, cluster: FakeCluster, run_id: str) -> N
     cluster["gamma"].reachable = False
     cluster["beta"].set_state(run_id, 1, "failed", peer_lost=True, lost_nodes=("gamma",))
     await until(lambda: attempt_of(services, run_id) == (2, "running"))
-    write_step(cluster, "alpha", run_id, 2, 11)
-    await until(lambda: any("training again" in text for text in texts(services, run_id)))
 
 
 def save_at_stop(cluster: FakeCluster, run_id: str, attempt: int, step: int) -> None:
@@ -96,6 +101,24 @@ def test_a_node_that_comes_back_joins_at_a_checkpoint_and_no_step_is_repeated(
     replay = cluster["alpha"].intents[1].replay
     assert replay is not None
     assert [one.step for one in replay.steps] == [11, 12, 13]
+
+
+def test_a_node_that_comes_back_while_the_others_load_waits_for_their_first_step(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    async def scenario(task: asyncio.Task[None], run_id: str) -> None:
+        await lose_gamma_while_loading(services, cluster, run_id)
+        save_at_stop(cluster, run_id, 2, 12)
+        cluster["gamma"].reachable = True
+        await asyncio.sleep(10 * rejoin.STEADY_S)
+        assert attempt_of(services, run_id) == (2, "running"), "nothing is loaded twice"
+        write_step(cluster, "alpha", run_id, 2, 11)
+        await until(lambda: attempt_of(services, run_id) == (3, "running"))
+        finish(cluster, run_id, 3)
+        await task
+
+    watched(services, scenario, run_id)
+    assert services.runs.get(run_id).nodes == ("alpha", "beta", "gamma")
 
 
 @pytest.mark.parametrize("key", ["recovery", "rejoin"])
