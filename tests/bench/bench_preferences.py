@@ -37,7 +37,8 @@ def measure_peers(args: argparse.Namespace, scale: Scale, lengths: list[int]) ->
         job = PreferenceJob(
             engine=engine, shape=args.shape, kind=args.kind, lengths=tuple(lengths[:256]),
             limit=scale.limit, batch=args.pairs, steps=2 if args.cpu else PEER_STEPS,
-            layers=scale.layers, size=scale.size, at_once=scale.at_once[:4], device=scale.device,
+            layers=scale.layers, size=scale.size, at_once=scale.at_once, device=scale.device,
+            recompute=tuple(args.recompute.split(",")),
         )  # fmt: skip
         for report in run_fresh(train_preference_peer, job):
             if "error" in report:
@@ -82,10 +83,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=FULL.limit, help="tokens of a conversation")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="of an optimizer step")
     parser.add_argument("--steps", type=int, default=FULL.steps, help="of ours")
+    parser.add_argument("--at-once", default="1,2,4,8", help="pairs, of the peers")
+    parser.add_argument("--recompute", default="all,none", help="of the peers")
     parser.add_argument("--cpu", action="store_true", help="tiny models, to try it")
     parser.add_argument("--trace", action="store_true", help="print where a peer failed")
     args = parser.parse_args()
-    scale = replace(FULL, layers=args.layers, limit=args.limit, steps=args.steps)
+    scale = replace(
+        FULL, layers=args.layers, limit=args.limit, steps=args.steps,
+        at_once=tuple(map(int, args.at_once.split(","))),
+    )  # fmt: skip
     if args.cpu:
         scale, args.pairs = TINY, 4
     else:
