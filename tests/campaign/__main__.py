@@ -1,12 +1,13 @@
 """`python -m tests.campaign`: draw faults, attack runs with them, print and store the table.
 
-Exits with 1 if any promise broke.
+What was found is stored after each run. The same command with the same `--out` goes on there, also
+with more faults: a seed draws the same ones. Exits with 1 if any promise broke or a fault is
+missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -16,13 +17,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.campaign.case import Case, record_undisturbed
+from tests.campaign.attack import Attack, record_undisturbed
 from tests.campaign.draw import Drawn, draw_faults, is_possible
 from tests.campaign.faults import FAULTS
 from tests.campaign.history import Step
+from tests.campaign.record import Record
 from tests.campaign.report import write_part
 from tests.campaign.site import EVERY_STEPS, NUM_STEPS, Site
-from tests.campaign.table import Campaign, as_markdown, as_text, row_of
+from tests.campaign.table import Session, as_markdown, as_text, row_of
 from tests.campaign.verdict import Finding
 from tests.cluster.namespaces import run_tool
 
@@ -72,7 +74,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="longest cut of a cable, up to 600 (default: as short as its kind allows)",
     )
     parser.add_argument("--minutes", type=float, help="begin no case after so many minutes")
-    parser.add_argument("--out", type=Path, help="file for the table as JSON")
+    parser.add_argument(
+        "--out", type=Path, help="file for the table as JSON; one that exists goes on"
+    )
     parser.add_argument("--write", action="store_true", help="put the table into RELIABILITY.md")
     parser.add_argument("--folder", type=Path, help="keep all files in this new folder")
     parser.add_argument("--peer", choices=["torchrun"], help="compare with its own restarts")
@@ -92,6 +96,14 @@ def _attack(args: argparse.Namespace) -> int:
     possible = [name for name in args.kinds or FAULTS if is_possible(FAULTS[name])]
     for name in set(args.kinds or FAULTS) - set(possible):
         print(f"left out: {name} (this PC cannot make it)", flush=True)
+    settings = {
+        "seed": args.seed,
+        "kinds": possible,
+        "nodes": args.nodes,
+        "steps": args.steps,
+        "cut": args.cut,
+    }
+    record = Record(args.out, settings, this_session())
     drawn = draw_faults(
         args.faults,
         args.seed,
@@ -100,60 +112,72 @@ def _attack(args: argparse.Namespace) -> int:
         kinds=possible,
         max_cut_s=args.cut,
     )
-    findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="campaign-") as made:
         try:
-            _play_all(args, drawn, args.folder or Path(made), findings)
+            _play_all(args, drawn, args.folder or Path(made), record)
         except KeyboardInterrupt:
             print("ended early", flush=True)  # what was found until then is worth its table
-    campaign = Campaign(
-        seed=args.seed,
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine=describe_machine(),
-        version=run_tool("git", "describe", "--always", "--dirty", check=False).strip()
-        or "unknown",
-        findings=tuple(findings),
-    )
+    campaign = record.campaign
     print(f"\n{as_text(campaign)}")
-    if args.out:
-        args.out.write_text(json.dumps(campaign.as_dict(), indent=1))
+    missing = args.faults - len(campaign.findings)
+    if missing > 0:
+        more = "the same command goes on" if args.out else "with --out FILE it could go on"
+        print(f"{missing} of {args.faults} faults are missing: {more}")
     if args.write:
         write_part("table", as_markdown(campaign))
-    return 1 if campaign.num_broken else 0
+    return 1 if campaign.num_broken or missing > 0 else 0
 
 
 def _play_all(
-    args: argparse.Namespace, drawn: Sequence[Drawn], folder: Path, findings: list[Finding]
+    args: argparse.Namespace, drawn: Sequence[Drawn], folder: Path, record: Record
 ) -> None:
-    """Play all cases, on a new site wherever the one before was left unfit; add to `findings`."""
+    """Play all faults, on a new site wherever the run before was left unfit."""
     began_s = time.monotonic()
     undisturbed: list[Step] = []
-    while len(findings) < len(drawn) and not _is_over(args, began_s):
-        with Site(folder / f"site-{len(findings)}", args.nodes, args.steps) as site:
+    first = len(record.findings)
+    while len(record.findings) < len(drawn) and not _is_over(args, began_s):
+        with Site(folder / f"site-{len(record.findings)}", args.nodes, args.steps) as site:
             undisturbed = undisturbed or record_undisturbed(site)
-            for one in drawn[len(findings) :]:
-                if _is_over(args, began_s):
-                    break
-                print(f"{len(findings) + 1}: {one.fault.name} {one.fault.detail}", flush=True)
-                finding = Case(site, one, len(findings) + 1, undisturbed).play()
-                findings.append(finding)
-                print(f"   {'  '.join(row_of(finding)[2:])}", flush=True)
-                if finding.breaks:
-                    print("\n".join(f"      {line}" for line in finding.story), flush=True)
-                if finding.state != "done" or finding.orphans:
-                    break  # the next case must not pay for this one
+            while len(record.findings) < len(drawn) and not _is_over(args, began_s):
+                done = len(record.findings)
+                found = Attack(site, done + 1, undisturbed).play(drawn[done:])
+                record.add(found)
+                _show(found)
+                spent_s = time.monotonic() - began_s
+                _show_progress(len(record.findings), len(drawn), first, spent_s)
+                if not is_fit(found[-1]):
+                    break  # the next run must not pay for this one
+
+
+def is_fit(last: Finding) -> bool:
+    """Return whether a site can be used again after the last fault of a run."""
+    return last.state == "done" and not last.orphans and not last.leftovers
+
+
+def _show(found: Sequence[Finding]) -> None:
+    for finding in found:
+        print("  ".join(row_of(finding)), flush=True)
+        if finding.breaks:
+            print("\n".join(f"      {line}" for line in finding.story), flush=True)
+
+
+def _show_progress(done: int, count: int, first: int, spent_s: float) -> None:
+    left_s = spent_s / (done - first) * (count - done)
+    print(f"{done} of {count}, about {left_s / 60:.0f} minutes left", flush=True)
 
 
 def _is_over(args: argparse.Namespace, began_s: float) -> bool:
     return args.minutes is not None and time.monotonic() - began_s > 60.0 * args.minutes
 
 
-def describe_machine() -> str:
-    """Return kernel, cores and load of this PC."""
-    load = os.getloadavg()[0]
-    return (
-        f"{platform.system()} {platform.release()}, {os.cpu_count()} cores "
-        f"(load {load:.1f} at the end), Python {platform.python_version()}"
+def this_session() -> Session:
+    """Return date, PC and version of this call."""
+    return Session(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        machine=f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}",
+        version=run_tool("git", "describe", "--always", "--dirty", check=False).strip()
+        or "unknown",
     )
 
 

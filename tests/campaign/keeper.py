@@ -37,8 +37,11 @@ class Keeper:
     master: Master
     lines: list[Line] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
+    began_s: float = 0.0
+    """Time of its last start, in seconds since the epoch."""
 
     def start(self) -> None:
+        self.began_s = time.time()
         self.process = self.master.start("watch", stderr=subprocess.DEVNULL)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
@@ -59,14 +62,27 @@ class Keeper:
             self.process.kill()
             self.process.wait()
 
-    def state_of(self, run_id: str) -> str:
-        """Return the newest state of a run that was printed; empty: none was."""
-        states = [
-            str(line.record["state"])
+    def state_of(self, run_id: str, since_s: float = 0.0) -> str:
+        """Return the newest state of a run that was printed since a time; empty: none was."""
+        for line in reversed(tuple(self.lines)):
+            if line.time_s < since_s:
+                break
+            if line.record.get("kind") == "run" and line.record.get("run_id") == run_id:
+                return str(line.record["state"])
+        return ""
+
+    def sees_all(self, run_id: str) -> bool:
+        """Return whether it has all of its nodes online, and has read the run since its start."""
+        nodes = {
+            line.record["node"]: line.record["state"]
             for line in tuple(self.lines)
-            if line.record.get("kind") == "run" and line.record.get("run_id") == run_id
-        ]
-        return states[-1] if states else ""
+            if line.time_s >= self.began_s and line.record.get("kind") == "node"
+        }
+        return (
+            self.is_alive
+            and set(nodes.values()) == {"online"}
+            and bool(self.state_of(run_id, self.began_s))
+        )
 
     def told_since(self, run_id: str, since_s: float) -> list[Line]:
         """Return what was told about the run or any node since a time, oldest first."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaign.case import Case, record_undisturbed
+from tests.campaign.attack import Attack, record_undisturbed
 from tests.campaign.draw import Drawn
 from tests.campaign.faults import FAULTS
 from tests.campaign.processes import command_of, send
@@ -85,7 +85,7 @@ def _strike_ours(folder: Path, num_steps: int) -> dict[str, Return]:
         undisturbed = record_undisturbed(site)
         for number, kind in enumerate(KINDS, 1):
             fault = FAULTS[kind](random.Random(1), 8.0)
-            finding = Case(site, Drawn(fault, 1, AT_STEP), number, undisturbed).play()
+            (finding,) = Attack(site, number, undisturbed).play([Drawn(fault, 1, AT_STEP)])
             found[kind] = Return(finding.back_s or None, finding.damage.repeated)
     return found
 

@@ -39,6 +39,20 @@ def find_part(cluster: Cluster, node: Node, part: str) -> list[int]:
     return found
 
 
+def chain_of(cluster: Cluster) -> list[int]:
+    """Return the processes that notice and heal faults: all of master and nodes but the ranks."""
+    spaces = {
+        os.stat(f"/run/netns/{pc.namespace}").st_ino for pc in (cluster.master, *cluster.nodes)
+    }
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "ns/net").stat().st_ino in spaces:
+                    found.append(int(entry.name))
+    return [pid for pid in found if PARTS["rank"] not in command_of(pid)]
+
+
 def tagged(run_id: str) -> list[int]:
     """Return every living process that carries the run's tag, on any node."""
     needle = f"RACKLESS_TAG={run_id}.".encode()

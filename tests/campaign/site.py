@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.campaign.delays import Delays
 from tests.campaign.history import Step, read_steps
 from tests.campaign.keeper import Keeper
+from tests.campaign.processes import chain_of
 from tests.cluster.master import ROOT, Master
 from tests.cluster.namespaces import Cluster, ClusterError, Node, run_tool
 
@@ -52,7 +54,7 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float) -> Any:
     while time.monotonic() < end:
         if value := condition():
             return value
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise Stuck(f"{what}: not within {limit_s:.0f} s")
 
 
@@ -66,6 +68,7 @@ class Site:
         self.cluster = Cluster(folder / "cluster", num_nodes)
         self.master = Master(self.cluster, folder / "rackless")
         self.keeper = Keeper(self.master)
+        self.delays = Delays(lambda: chain_of(self.cluster))
         self.run_file = folder / "run.yaml"
         try:
             self._prepare()
@@ -113,6 +116,7 @@ class Site:
 
     def down(self) -> None:
         """End everything and unmount the disks."""
+        self.delays.stop()
         self.keeper.stop()
         self.cluster.down()
         for folder in reversed(self._disks):

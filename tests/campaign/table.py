@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.campaign.verdict import Finding
+from tests.campaign.verdict import HEALED, Finding
 
 HEADINGS = (
     "#",
@@ -23,20 +23,45 @@ HEADINGS = (
     "orphans",
     "leftovers",
     "losses",
+    "late by the load",
     "broken promises",
 )
-_MAX_CELL = 90
+KIND_HEADINGS = (
+    "fault",
+    "times",
+    "healed",
+    "detected (worst)",
+    "back (worst)",
+    "of it load",
+    "repeated at most",
+    "lost",
+    "doubled",
+    "orphans",
+    "leftovers",
+    "losses",
+    "late by the load",
+    "broken",
+)
+_MAX_CELL = 160
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """One call of the campaign: an interrupted campaign has several."""
+
+    date: str
+    machine: str
+    version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Campaign:
-    """All findings of one call, and where they were made."""
+    """All findings of one seed, and where they were made."""
 
-    seed: int
-    date: str
-    machine: str
-    version: str
-    findings: tuple[Finding, ...]
+    settings: Mapping[str, Any]
+    """All that decides which faults are drawn, the seed among them."""
+    sessions: tuple[Session, ...]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def num_broken(self) -> int:
@@ -44,13 +69,20 @@ class Campaign:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "seed": self.seed,
-            "date": self.date,
-            "machine": self.machine,
-            "version": self.version,
+            "settings": dict(self.settings),
+            "sessions": [asdict(session) for session in self.sessions],
             "totals": count_totals(self.findings),
             "findings": [finding.as_dict() for finding in self.findings],
         }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Campaign:
+        """Return what `as_dict` was given, also from JSON."""
+        return cls(
+            settings=stored["settings"],
+            sessions=tuple(Session(**session) for session in stored["sessions"]),
+            findings=tuple(Finding.from_dict(finding) for finding in stored["findings"]),
+        )
 
 
 def count_totals(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -60,7 +92,8 @@ def count_totals(findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "faults": len(findings),
         "broken": sum(bool(finding.breaks) for finding in findings),
-        "healed": sum(finding.state == "done" for finding in findings),
+        "late": sum(bool(finding.late) for finding in findings),
+        "healed": sum(finding.state in HEALED for finding in findings),
         "samples_lost": sum(finding.damage.lost for finding in findings),
         "samples_doubled": sum(finding.damage.doubled for finding in findings),
         "double_runs": sum(finding.damage.double_run for finding in findings),
@@ -91,6 +124,7 @@ def row_of(finding: Finding) -> tuple[str, ...]:
         str(len(finding.orphans)),
         str(len(finding.leftovers)),
         losses,
+        "; ".join(finding.late) or "-",
         "; ".join(finding.breaks) or "none",
     )
 
@@ -110,6 +144,7 @@ def _show_difference(value: float | None) -> str:
 def show_totals(campaign: Campaign) -> str:
     """Return the sums as one sentence."""
     totals = count_totals(campaign.findings)
+    seed = campaign.settings["seed"]
     back = (
         f"; back after {totals['back_after_s']:.1f} s (median of those that paused, "
         f"worst {totals['back_worst_s']:.1f} s)"
@@ -117,10 +152,11 @@ def show_totals(campaign: Campaign) -> str:
         else ""
     )
     return (
-        f"{totals['faults']} faults, seed {campaign.seed}: {totals['healed']} healed without a "
-        f"person, {totals['samples_lost']} samples lost, {totals['samples_doubled']} doubled, "
+        f"{totals['faults']} faults, seed {seed}: {totals['healed']} healed without a person, "
+        f"{totals['samples_lost']} samples lost, {totals['samples_doubled']} doubled, "
         f"{totals['double_runs']} double runs, {totals['orphans']} orphans, "
-        f"{totals['leftovers']} leftovers{back}; a promise broken in {totals['broken']}."
+        f"{totals['leftovers']} leftovers{back}; late by the load {totals['late']}, a promise "
+        f"broken in {totals['broken']}."
     )
 
 
@@ -135,15 +171,70 @@ def as_text(campaign: Campaign) -> str:
     return "\n".join([*lines, "", show_totals(campaign)])
 
 
-def as_markdown(campaign: Campaign) -> str:
-    """Return the table for a page, with date, seed and machine above it."""
-    head = (
-        f"{campaign.date}, {campaign.machine}, version {campaign.version}.\n\n"
-        f"**{show_totals(campaign)}**"
+def row_of_kind(name: str, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return the cells of all cases of one kind, as KIND_HEADINGS names them."""
+    totals = count_totals(findings)
+    paused = [finding for finding in findings if finding.back_s]
+    equal = sum(finding.damage.is_equal for finding in findings)
+    worst = max((f.damage.difference or 0.0 for f in findings), default=0.0)
+    return (
+        name,
+        str(len(findings)),
+        str(totals["healed"]),
+        _usual([f.detected_s for f in findings if f.detected_s is not None]),
+        _usual([f.back_s or 0.0 for f in paused]) if paused else "no pause",
+        _usual([f.load_s for f in paused if f.load_s]),
+        str(max(finding.damage.repeated for finding in findings)),
+        *(str(totals[key]) for key in ("samples_lost", "samples_doubled", "orphans", "leftovers")),
+        "to the bit" if equal == len(findings) else f"{worst:.0e}",
+        str(totals["late"]),
+        str(totals["broken"]),
     )
-    rows = [HEADINGS, ("---",) * len(HEADINGS), *map(row_of, campaign.findings)]
-    lines = ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in rows]
-    return "\n".join([head, "", *lines])
+
+
+def _usual(times: Sequence[float]) -> str:
+    return f"{statistics.median(times):.1f} s ({max(times):.1f} s)" if times else "-"
+
+
+def as_markdown(campaign: Campaign) -> str:
+    """Return a table of the kinds for a page, and one of all cases that were late or broke."""
+    findings = campaign.findings
+    loads = sorted(finding.load for finding in findings)
+    sessions = campaign.sessions
+    dates, machines, versions = (
+        " and ".join(dict.fromkeys(values))
+        for values in zip(*((s.date, s.machine, s.version) for s in sessions), strict=True)
+    )
+    kinds = [
+        row_of_kind(name, [one for one in findings if one.fault == name])
+        for name in sorted({one.fault for one in findings})
+    ]
+    others = [row_of(one) for one in findings if one.breaks or one.late]
+    return "\n".join(
+        [
+            f"{dates}, {machines}, {campaign.settings['nodes']} nodes, load average "
+            f"{loads[0]:.1f} to {loads[-1]:.1f} (median {statistics.median(loads):.1f}), "
+            f"version {versions}, in {count_of_runs(findings)} runs.",
+            "",
+            f"**{show_totals(campaign)}**",
+            "",
+            *_table(KIND_HEADINGS, kinds),
+            *(
+                ["", "Late, or with a broken promise:", "", *_table(HEADINGS, others)]
+                if others
+                else []
+            ),
+        ]
+    )
+
+
+def count_of_runs(findings: Sequence[Finding]) -> int:
+    return len({finding.run for finding in findings})
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    every = [headings, ("---",) * len(headings), *rows]
+    return ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in every]
 
 
 def _escape(cell: str) -> str:

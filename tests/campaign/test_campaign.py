@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.campaign.__main__ import main
+from tests.campaign.delays import EVERY_S, Delays
 from tests.campaign.draw import draw_faults
 from tests.campaign.faults import FAULTS
 from tests.campaign.faults.fault import Expectation
 from tests.campaign.history import Damage, Step, compare, find_return_s, read_load_s, read_steps
+from tests.campaign.record import Record
 from tests.campaign.report import PAGE, replace_part
-from tests.campaign.table import Campaign, as_markdown, as_text, count_totals
-from tests.campaign.verdict import Finding, judge
+from tests.campaign.site import wait_until
+from tests.campaign.table import Campaign, Session, as_markdown, as_text, count_totals
+from tests.campaign.verdict import WENT_ON, Finding, conclude
 
 CALM = Expectation()
 KILL = Expectation(named=(("{node}",),), within_s=1.0, recovery="recovered", alarms=True)
 FINDING = Finding(
     number=1,
+    run=1,
     fault="rank-kill",
     detail="",
     victim="node1",
@@ -114,6 +122,8 @@ def test_journals_are_read_with_a_line_that_a_full_disk_cut(tmp_path: Path) -> N
         ({"back_s": 99.0, "load_s": 90.0}, KILL, ""),
         ({"orphans": ("rank",)}, KILL, "1 processes left"),
         ({"leftovers": ("port 1",)}, KILL, "left behind: port 1"),
+        ({"detected_s": 4.0, "named_delay_s": 2.5}, KILL, "named after 4.0 s"),
+        ({"state": WENT_ON}, KILL, ""),
         ({"damage": Damage(difference=1e-9)}, KILL, "differ on the same ranks"),
         ({"damage": Damage(difference=1e-9), "is_on_same_ranks": False}, KILL, ""),
         ({"damage": Damage(difference=1e-3), "is_on_same_ranks": False}, KILL, "losses differ"),
@@ -125,22 +135,68 @@ def test_journals_are_read_with_a_line_that_a_full_disk_cut(tmp_path: Path) -> N
 def test_each_broken_promise_is_named(
     change: dict[str, object], expectation: Expectation, broken: str
 ) -> None:
-    found = judge(replace(FINDING, **change), expectation)  # type: ignore[arg-type]
+    found = conclude(replace(FINDING, **change), expectation).breaks  # type: ignore[arg-type]
     assert (broken in " ".join(found)) if broken else found == ()
+
+
+def test_a_time_that_waited_for_a_core_is_late_and_no_broken_promise() -> None:
+    busy = replace(FINDING, detected_s=4.0, named_delay_s=3.5, back_s=24.0, back_delay_s=5.0)
+    found = conclude(busy, KILL)
+    assert found.breaks == ()
+    assert found.late == (
+        "named after 4.0 s, not 1.0 s; 3.5 s of that without a core",
+        "back after 24.0 s and the load, not 20.0 s; 5.0 s of that without a core",
+    )
+    assert conclude(FINDING, KILL).late == ()
+
+
+def test_the_wait_of_a_process_for_a_core_is_measured() -> None:
+    begin_s = time.time()
+    core = {min(os.sched_getaffinity(0))}
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    delays = Delays(lambda: [rival.pid for rival in rivals])
+    try:
+        for rival in rivals:
+            os.sched_setaffinity(rival.pid, core)
+        wait_until(lambda: delays.between(begin_s, time.time()) > 0.5, "a wait for the core", 10)
+    finally:
+        delays.stop()
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert delays.between(begin_s - 9.0, begin_s) == 0.0
+    assert delays.between(begin_s, time.time()) < time.time() - begin_s + 2 * EVERY_S
+
+
+def test_an_interrupted_campaign_goes_on_from_its_file(tmp_path: Path) -> None:
+    path, session = tmp_path / "table.json", Session(date="today", machine="a PC", version="1")
+    Record(path, {"seed": 3, "nodes": 2}, session).add([FINDING])
+    later = Record(path, {"seed": 3, "nodes": 2}, replace(session, version="2"))
+    assert later.findings == (FINDING,)
+    later.add([replace(FINDING, number=2, late=("a",), orphans=("b",))])
+    again = Record(path, {"seed": 3, "nodes": 2}, session)
+    assert again.findings == later.findings
+    assert [one.version for one in again.campaign.sessions] == ["1", "2", "1"]
+    with pytest.raises(SystemExit, match="another campaign"):
+        Record(path, {"seed": 4, "nodes": 2}, session)
 
 
 def test_the_table_has_every_case_and_the_sums() -> None:
     bad = replace(FINDING, number=2, state="failed", back_s=None, breaks=("it | broke",))
+    late = replace(FINDING, number=3, fault="reboot", late=("slow",))
     campaign = Campaign(
-        seed=4, date="2026-11-25", machine="a PC", version="1", findings=(FINDING, bad)
+        settings={"seed": 4, "nodes": 2},
+        sessions=(Session(date="2026-11-25", machine="a PC", version="1"),),
+        findings=(FINDING, bad, late),
     )
-    assert count_totals(campaign.findings)["healed"] == 1
+    assert count_totals(campaign.findings)["healed"] == 2
     assert campaign.num_broken == 1
-    assert "2 faults, seed 4: 1 healed without a person" in as_text(campaign)
+    assert "3 faults, seed 4: 2 healed without a person" in as_text(campaign)
     page = as_markdown(campaign)
-    assert len([line for line in page.splitlines() if line.startswith("| ")]) == 4
-    assert "it / broke" in page
-    assert json.loads(json.dumps(campaign.as_dict()))["totals"]["faults"] == 2
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert len([row for row in rows if row.startswith(("| rank-kill | 2 ", "| reboot | 1 "))]) == 2
+    assert len([row for row in rows if "it / broke" in row or "slow" in row]) == 2
+    assert "version 1, in 1 runs" in page
 
 
 def test_a_part_is_replaced_where_its_marks_are() -> None:
@@ -178,4 +234,6 @@ def test_a_killed_supervisor_and_a_killed_rank_break_no_promise(tmp_path: Path) 
     out = tmp_path / "table.json"
     kinds = ["--kinds", "supervisor-kill", "rank-kill"]
     assert main(["--faults", "2", "--seed", "5", *kinds, "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["totals"]["healed"] == 2
+    found = json.loads(out.read_text())
+    assert found["totals"]["healed"] == 2
+    assert [one["run"] for one in found["findings"]] == [1, 1]  # one run took both

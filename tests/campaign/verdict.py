@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tests.campaign.faults.fault import Expectation
@@ -11,6 +11,9 @@ from tests.campaign.history import Damage
 
 TOLERANCE = 1e-6
 """Largest relative difference of a loss on other ranks than those of the undisturbed run."""
+WENT_ON = "went on"
+"""State of a run that took another fault after this one."""
+HEALED = ("done", WENT_ON)
 ALARMS = ("interrupted", "failed", "stalled", "rank_exited")
 
 
@@ -19,6 +22,8 @@ class Finding:
     """What one case showed."""
 
     number: int
+    run: int
+    """Number of the first fault that struck this run."""
     fault: str
     detail: str
     victim: str
@@ -27,10 +32,14 @@ class Finding:
     """State of the run at the end."""
     detected_s: float | None
     """Time until the keeper named it rightly, in seconds; None: never, or nothing to name."""
+    named_delay_s: float = 0.0
+    """Time of it that processes which notice waited for a core, in seconds."""
     told: str
     """The line that named it, or what came instead."""
     back_s: float | None
     """Time until the training went on, in seconds; 0: it never paused; None: it did not."""
+    back_delay_s: float = 0.0
+    """Time of it, before the load, that processes which heal waited for a core, in seconds."""
     load_s: float = 0.0
     """Time that the ranks which took over needed to load, a part of `back_s`, in seconds."""
     attempts: int
@@ -44,11 +53,25 @@ class Finding:
     """All that the keeper told after the fault, each with the seconds since then."""
     seconds: float = 0.0
     """Time that the whole case took, in seconds."""
-    breaks: tuple[str, ...] = field(default=())
+    load: float = 0.0
+    """Load average of this PC over the minute before its end."""
+    breaks: tuple[str, ...] = ()
     """Promises that it broke."""
+    late: tuple[str, ...] = ()
+    """What came late, but in time without the wait for a core."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Finding:
+        """Return what `as_dict` was given, also from JSON."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in stored.items()
+        }
+        values["damage"] = Damage(**stored["damage"])
+        return cls(**values)
 
 
 def find_name(
@@ -68,14 +91,56 @@ def find_name(
     return None
 
 
-def judge(finding: Finding, expectation: Expectation) -> tuple[str, ...]:
-    """Return every promise that the case broke, each as a short sentence."""
-    return tuple([*finding.breaks, *_broken(finding, expectation)])
+def conclude(finding: Finding, expectation: Expectation) -> Finding:
+    """Return the finding with every promise that it broke, and what came late by the load."""
+    measured = list(_measure(finding, expectation))
+    return replace(
+        finding,
+        breaks=(
+            *finding.breaks,
+            *_broken(finding, expectation),
+            *(one.text for one in measured if one.is_broken),
+        ),
+        late=tuple(
+            f"{one.text}; {one.delay_s:.1f} s of that without a core"
+            for one in measured
+            if one.is_late and not one.is_broken
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """A time with a promise: `limit_s` on a quiet PC."""
+
+    text: str
+    took_s: float
+    limit_s: float
+    delay_s: float
+
+    @property
+    def is_late(self) -> bool:
+        return self.took_s > self.limit_s
+
+    @property
+    def is_broken(self) -> bool:
+        return self.took_s > self.limit_s + self.delay_s
+
+
+def _measure(finding: Finding, expectation: Expectation) -> Iterable[_Time]:
+    took_s, limit_s = finding.detected_s, expectation.within_s
+    if took_s is not None:
+        text = f"named after {took_s:.1f} s, not {limit_s:.1f} s"
+        yield _Time(text, took_s, limit_s, finding.named_delay_s)
+    took_s, limit_s = (finding.back_s or 0.0) - finding.load_s, expectation.back_s
+    if expectation.recovery == "recovered":
+        text = f"back after {took_s:.1f} s and the load, not {limit_s:.1f} s"
+        yield _Time(text, took_s, limit_s, finding.back_delay_s)
 
 
 def _broken(finding: Finding, expectation: Expectation) -> Iterable[str]:
     damage = finding.damage
-    if finding.state != "done":
+    if finding.state not in HEALED:
         yield f"it did not heal by itself: {finding.state}"
     if damage.lost:
         yield f"samples of {damage.lost} steps lost"
@@ -95,12 +160,7 @@ def _broken(finding: Finding, expectation: Expectation) -> Iterable[str]:
         yield f"left behind: {', '.join(finding.leftovers)}"
     if expectation.named and finding.detected_s is None:
         yield "it was not named"
-    if finding.detected_s is not None and finding.detected_s > expectation.within_s:
-        yield f"named after {finding.detected_s:.1f} s, not {expectation.within_s:.1f} s"
     if expectation.recovery == "untouched" and finding.attempts > 1:
         yield "it was restarted without need"
-    beyond_s = (finding.back_s or 0.0) - finding.load_s
-    if expectation.recovery == "recovered" and beyond_s > expectation.back_s:
-        yield f"back after {beyond_s:.1f} s and the load, not {expectation.back_s:.1f} s"
     if finding.alarms and not expectation.alarms:
         yield f"false alarm: {finding.alarms[0]}"

@@ -37,6 +37,8 @@ class Fault:
     """What it does, for the table."""
     needs: ClassVar[str] = ""
     """What it needs beside namespaces; see `draw.is_possible`."""
+    is_at_start: ClassVar[bool] = False
+    """Whether it has to be prepared before the run starts, so that it is the first to strike it."""
     lasts_s: float = 0.0
     """Time from `do` to `undo`, in seconds."""
 

@@ -101,6 +101,7 @@ class TwoMasters(Fault):
 class TwoStarts(Fault):
     name = "two-starts"
     does = "two clicks on start at the same moment"
+    is_at_start = True
 
     @property
     def expectation(self) -> Expectation:
@@ -149,6 +150,7 @@ class HostKey(Fault):
 class BusyPorts(Fault):
     name = "occupied-ports"
     does = "three of four ports for new sockets are taken before the start"
+    is_at_start = True
 
     @property
     def expectation(self) -> Expectation:
