@@ -66,7 +66,7 @@ ORDER = {
         " | cluster setting_search forecast_accuracy"
         " misses measurement_limits | rates layer_costs"
         " network | throughput | candidate | plan_context | build_context subsets | strategies"
-        " | reasons run_limits | advice | plan"
+        " | cut reasons run_limits | advice | plan"
     ),
     "app.runs": (
         "node_pool placement run | journals attempt_status | snapshot run_repository services"

@@ -349,6 +349,8 @@ class Calibration:
     """Share of the device that other programs used meanwhile, 0 to 1."""
     context_bytes: int | None = None
     """GPU memory of a process beyond what torch reserves: CUDA context, kernels and libraries."""
+    disk_bytes_per_s: float | None = None
+    """Sequential reads of a file in the agent's home that no memory holds, per second."""
 
     def check_foreign(self) -> None:
         check_text("card", self.card)
@@ -360,6 +362,7 @@ class Calibration:
             "to_host_bytes_per_s",
             "from_host_bytes_per_s",
             "unpack_values_per_s",
+            "disk_bytes_per_s",
         ):
             if not 0 <= (getattr(self, name) or 0.0) <= MAX_SPEED:
                 raise ValueError(f"{name} is {getattr(self, name)}, which no GPU reaches")

@@ -23,6 +23,7 @@ from torch import nn
 from agents.contract.node import Calibration, CalibrationJob
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.node.disk_speed import measure_disk
 from agents.telemetry.gpu import open_gpus
 from agents.telemetry.host import parse_cpu_times
 from agents.telemetry.recorder import load_nvml
@@ -60,7 +61,7 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
     matrix, spread = measure_matrix(device, job.seconds * _SHARES["matrix"])
     report("memory")
     memory = measure_copy(device, job.seconds * _SHARES["memory"])
-    to_host = from_host = unpack = None
+    to_host = from_host = unpack = disk = None
     if device.type == "cuda":
         report("copies to host memory")
         seconds = job.seconds * _SHARES["host"] / 2
@@ -68,6 +69,8 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         from_host = measure_host(device, seconds, to_host=False)
         report("4-bit weights")
         unpack = measure_unpack(device, job.seconds * _SHARES["unpack"])
+        report("the disk")
+        disk = measure_disk(Path(os.environ.get("RACKLESS_AGENT_HOME", ".")))
     _wait(device)
     after, after_bytes = read_gpu(job.device_id)
     gpu_load = max((one for one in (before, after) if one is not None), default=None)
@@ -82,6 +85,7 @@ def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration
         spread=spread,
         other_load=load.read() if device.type == "cpu" else gpu_load,
         context_bytes=_find_context(device, before_bytes, after_bytes),
+        disk_bytes_per_s=disk,
     )
 
 

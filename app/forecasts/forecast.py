@@ -30,6 +30,8 @@ def make_forecast(
         ranks=tuple(_of_rank(by_place[p.node, p.device], request) for p in ranks),
         step_s=candidate.step_s,
         network_s=candidate.parts_s.network_s,
+        bubble_s=candidate.parts_s.bubble_s,
+        wire_s=candidate.wire_s,
         tokens_per_s=candidate.tokens_per_s,
         total_s=candidate.total_s,
         energy_wh=candidate.energy_wh,
@@ -65,6 +67,12 @@ def _of_rank(gpu: GpuPlan, request: PlanRequest) -> RankForecast:
         memory_factor=known.memory.value,
         speed_factor=known.speed.value,
         is_calibrated=is_calibrated,
+        room_bytes=gpu.room_bytes,
+        layers=gpu.layers,
+        replica=gpu.replica,
+        max_in_flight=gpu.max_in_flight,
+        num_streamed=gpu.num_streamed,
+        streams_from=gpu.streams_from,
     )
 
 

@@ -29,8 +29,9 @@ from app.library.data_key import make_data_key
 from app.library.data_size import DataGuess, cut_and_pack, guess_data
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
-from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
+from app.planning.candidate import CUT_MODES, Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
+from app.planning.cut import find_problem, make_cut
 from app.planning.measurement_limits import find_fault
 from app.planning.misses import find_miss
 from app.planning.model_parts import ModelPart, list_parts
@@ -167,14 +168,18 @@ class Planner:
         except UserError:  # the model's sizes are not known here
             return LaunchForecast()
         plan = await asyncio.to_thread(make_plan, request)
-        candidate = _find_candidate(plan, ranks)
+        candidate = _find_candidate(plan, spec, ranks)
         # A run file that names its nodes has decided: no advice on them.
         is_free = spec.nodes == "all" and spec.parallel == "auto"
-        forecast = None
+        forecast = cut = problem = None
         if candidate is not None:
             forecast = make_forecast(candidate, request, ranks, plan.assumptions)
+            cut = make_cut(candidate, ranks, request.shape.num_layers)
+            problem = find_problem(candidate, plan.advice)
         return LaunchForecast(
             forecast=forecast,
+            cut=cut,
+            problem=problem,
             advice=tuple(one.text for one in plan.advice if is_free and "nodes" in one.change),
         )
 
@@ -258,17 +263,26 @@ def _require_targets(spec: RunSpec, shape: ModelShape) -> None:
         raise UserError(f"{misfit.key} {misfit.text}", f"{misfit.hint}.")
 
 
-def _find_candidate(plan: Plan, ranks: Sequence[RankPlacement]) -> Candidate | None:
-    """Return the plan's candidate that trains on exactly these ranks."""
-    # Runs on several ranks train in data parallel, the only mode that trains.
-    mode = "data" if len(ranks) > 1 else "single"
+def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -> Candidate | None:
+    """Return the plan's candidate that trains on exactly these ranks; None: there is none.
+
+    With `parallel: auto` the fastest one that fits and can be trained; if none fits, every rank
+    holds the whole model, and the trainer says what is missing.
+    """
     wanted = {(place.node, place.device) for place in ranks}
-    for candidate in (plan.chosen, *plan.others):
-        if candidate is None or candidate.mode != mode:
-            continue
-        if {(gpu.node, gpu.device) for gpu in candidate.gpus} == wanted:
-            return candidate
-    return None
+    found = [
+        one
+        for one in (plan.chosen, *plan.others)
+        if one is not None and {(gpu.node, gpu.device) for gpu in one.gpus} == wanted
+    ]
+    whole = "data" if len(ranks) > 1 else "single"
+    if spec.parallel == "auto":
+        fitting = [one for one in found if one.fits and one.runnable]
+        if fitting:
+            return min(fitting, key=lambda one: one.step_s)
+    mode = spec.parallel if spec.parallel in CUT_MODES else whole
+    of_mode = [one for one in found if one.mode == mode]
+    return min(of_mode, key=lambda one: (not one.fits, one.step_s), default=None)
 
 
 def describe_nodes(

@@ -1,7 +1,7 @@
 """Read cluster files, which describe PCs that are not available, or not bought yet, to plan for.
 
     nodes:
-      - {name: alpha, gpus: [RTX 5070 Ti], ram_gib: 32, system: linux}
+      - {name: alpha, gpus: [RTX 5070 Ti], ram_gib: 32, system: linux, disk_gb_per_s: 3.5}
       - {name: beta, gpus: [{card: RTX 4070, memory_gib: 12, count: 2, power_limit_w: 180}]}
     links:
       default: {gbit_per_s: 1, latency_ms: 0.2}
@@ -39,6 +39,7 @@ _MAX_GPUS = 16
 # Bounds of each number; they catch a wrong unit, such as MiB for GiB.
 _LIMITS = {
     "ram_gib": (1.0, 65536.0),
+    "disk_gb_per_s": (0.01, 1000.0),
     "memory_gib": (1.0, 1024.0),
     "count": (1.0, float(_MAX_GPUS)),
     "power_limit_w": (10.0, 2000.0),
@@ -111,7 +112,7 @@ class _Reader:
         return Cluster(nodes=nodes, links=links, default_link=default)
 
     def _node(self, path: KeyPath, entry: Any) -> PlannedNode:
-        known = self._mapping(path, entry, ("name", "gpus", "ram_gib", "system"))
+        known = self._mapping(path, entry, ("name", "gpus", "ram_gib", "system", "disk_gb_per_s"))
         name = known.get("name")
         if not isinstance(name, str) or not name or " " in name:
             self._report((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
@@ -123,6 +124,7 @@ class _Reader:
             self._report((*path, "system"), f"system is {system!r}; it must be one of {words}")
             system = "linux"
         ram_gib = self._number((*path, "ram_gib"), known.get("ram_gib"))
+        disk_gb_per_s = self._number((*path, "disk_gb_per_s"), known.get("disk_gb_per_s"))
         gpus = known.get("gpus", [])
         if not isinstance(gpus, list):
             self._report((*path, "gpus"), f"{dotted(path)}.gpus must be a list of cards")
@@ -143,6 +145,7 @@ class _Reader:
             ),
             ram_bytes=None if ram_gib is None else int(ram_gib * GIB),
             system=system,
+            disk_bytes_per_s=None if disk_gb_per_s is None else disk_gb_per_s * 1e9,
         )
 
     def _gpus(self, path: KeyPath, entry: Any) -> list[PlannedGpu]:

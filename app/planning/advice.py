@@ -6,16 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agents.contract.parallel import PARALLEL
 from agents.contract.spec import MOST, RunSpec
 from app.planning.build_context import open_case
-from app.planning.candidate import Advice, Candidate, PlanRequest
+from app.planning.candidate import CUT_MODES, Advice, Candidate, PlanRequest
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case, Worker
 from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import split_rows
+from app.planning.strategies.pipeline_plan import plan_pipeline
+from app.planning.strategies.weight_streaming import plan_streamed
 
 # Minimum speed-up that justifies leaving nodes out or changing the batch, as a ratio.
 _MIN_GAIN = 1.05
+Change = dict[str, Any]
+# Plans over all GPUs of the modes in which GPUs hold parts of the model.
+_PLANS = {"pipeline": plan_pipeline, "streamed": plan_streamed}
 # Share of a step spent waiting for the network from which compression is advised.
 _SLOW_NETWORK = 0.1
 # Shortest sequence that is advised, in tokens: shorter ones cut most chats.
@@ -42,7 +48,9 @@ def give_advice(
         )
     together = _together(case, found)
     advice: list[Advice] = []
-    if chosen is None or (together is not None and not together.fits):
+    if chosen is None or (
+        chosen.mode not in CUT_MODES and together is not None and not together.fits
+    ):
         advice += _make_fit(request, case, chosen, found)
     if chosen is not None:
         advice += _fewer_nodes(case, chosen, found)
@@ -116,6 +124,31 @@ def _offer(request: PlanRequest, one: tuple[Change, str], num_needed: int) -> Ad
     """Return advice with what a changed run needs; None: it fits on too few cards."""
     change, words = one
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))
+    if request.spec.parallel not in CUT_MODES:
+        whole = _offer_whole(changed, words, change, num_needed)
+        if whole is not None:
+            return whole
+    divided = _fit_divided(changed)
+    if divided is None:
+        return None
+    where = describe_candidate(changed, divided)
+    return Advice(text=f"{words}: it then fits, {where}", change=change)
+
+
+def _fit_divided(case: Case) -> Candidate | None:
+    """Return the fastest plan that fits whose GPUs hold parts of the model, over all GPUs."""
+    names = [
+        name
+        for name in CUT_MODES
+        if case.spec.parallel in ("auto", name) and PARALLEL[name].runnable
+    ]
+    found = [plan for name in names if (plan := _PLANS[name](case, case.workers)) is not None]
+    fitting = [plan for plan in found if plan.fits]
+    return min(fitting, key=lambda one: one.step_s, default=None)
+
+
+def _offer_whole(changed: Case, words: str, change: Change, num_needed: int) -> Advice | None:
+    """Return advice for a run whose GPUs each hold the whole model; None: too few of them can."""
     # The smallest setting is quick to forecast, and a search takes milliseconds.
     able = [worker for worker in changed.workers if changed.may_fit(worker)]
     if len(able) < num_needed:
@@ -147,6 +180,9 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
     later = next((one for one in found if one.fits), None)
     if later is not None:
         description = describe_candidate(case, later)
+        if later.runnable:
+            yield Advice(text=f"It fits as {description}", change={"parallel": later.mode})
+            return
         yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
     change: Change = {}
     for changes in _list_kinds(request):
@@ -160,9 +196,6 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
         text="No change of the run file makes it fit: with all of them together it needs a card "
         f"with {needed:.1f} GiB free, or a smaller model"
     )
-
-
-Change = dict[str, Any]
 
 
 def _list_kinds(request: PlanRequest) -> list[list[tuple[Change, str]]]:
@@ -271,6 +304,8 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
     waited = chosen.parts_s.network_s
     if request.spec.compression != "none" or waited < _SLOW_NETWORK * chosen.step_s:
         return
+    if chosen.mode == "pipeline":
+        return  # what it waits for is features, not gradients
     yield Advice(
         text=f"{waited / chosen.step_s:.0%} of each step waits for the network: send gradients as "
         "bf16, which halves the wait and changes the last digits of results",

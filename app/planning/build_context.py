@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from app.planning.candidate import PlanRequest
-from app.planning.cluster import Cluster, PlannedGpu, PlannedNode
+from app.planning.cluster import ASSUMED_DISK_BYTES_PER_S, Cluster, PlannedGpu, PlannedNode
 from app.planning.learning import Correction
 from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import GpuMemory, is_compiled
@@ -146,6 +146,7 @@ def make_worker(
         ),
         correction=learned,
         host_bytes=node.free_ram_bytes // len(node.gpus),
+        disk_bytes_per_s=(node.disk_bytes_per_s or ASSUMED_DISK_BYTES_PER_S) / len(node.gpus),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agents.contract.data import DataFinding
+from agents.contract.model_cut import WeightTier
 from agents.contract.parallel import PARALLEL, ParallelMode
 from agents.contract.spec import RunSpec
 from app.planning.cluster import Cluster
@@ -16,6 +17,9 @@ from app.planning.misses import PlanMiss
 from app.planning.model_parts import ModelPart, ModelSummary
 from app.planning.model_shape import ModelShape
 from app.runfile.advice import FieldAdvice
+
+CUT_MODES: tuple[ParallelMode, ...] = ("pipeline", "streamed")
+"""Modes in which a GPU does not hold the whole model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +79,7 @@ class GpuPlan:
     card: str
     """Name of the GPU."""
     share: float
-    """Share of the global batch, 0 to 1; in a pipeline, share of the layers."""
+    """Share of the global batch, 0 to 1; in a pipeline, also times its share of the layers."""
     setting: MemorySetting
     memory: MemoryForecast
     room_bytes: int
@@ -84,11 +88,28 @@ class GpuPlan:
     """Speed of this GPU alone while it computes, in tokens per second."""
     layers: tuple[int, int] | None = None
     """First layer of its stage and the one after its last; None: all layers."""
+    replica: int = 0
+    """Index of its pipeline, where several train data parallel."""
+    max_in_flight: int | None = None
+    """Maximum number of micro-batches in flight in its stage; None: no pipeline."""
+    num_streamed: int = 0
+    """Number of layers whose frozen weights are copied to the GPU for each pass."""
+    streams_from: WeightTier | None = None
+    """Where they wait; None: nothing is streamed."""
+    host_bytes: int = 0
+    """RAM for streamed weights and offloaded inputs, in bytes."""
+    host_room_bytes: int | None = None
+    """RAM that this GPU may use, in bytes; None: nothing of it is needed."""
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether its PC has the RAM."""
+        return self.host_room_bytes is None or self.host_bytes <= self.host_room_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the expected memory is available."""
-        return self.memory.expected_bytes <= self.room_bytes
+        """Whether the expected memory is available, on the GPU and in the PC."""
+        return self.memory.expected_bytes <= self.room_bytes and self.fits_host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +130,14 @@ class Candidate:
     num_steps: int | None
     reason: str = ""
     """Why it was chosen or why it lost, as a sentence for the user."""
+    wire_s: float | None = None
+    """Seconds of a step in which the busiest link carries bytes, hidden or not; None: not
+    computed."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of pipelines that train data parallel; 1 where every GPU has all layers."""
+        return len({gpu.replica for gpu in self.gpus})
 
     @property
     def runnable(self) -> bool:

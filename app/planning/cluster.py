@@ -29,6 +29,9 @@ _ASSUMED_LATENCY_S = 0.0002
 _WDDM_BYTES = 700 << 20
 # GPU memory that a Linux desktop keeps, in bytes, if not measured.
 _DESKTOP_BYTES = 350 << 20
+ASSUMED_DISK_BYTES_PER_S = 2e9
+"""Sequential reads from an SSD that was not measured: NVMe on PCI Express 3.0 with 4 lanes reaches
+3.5 GB/s in its data sheet, and less once it is warm."""
 # Host memory reserved for the PC's own programs, in bytes.
 _SYSTEM_BYTES = 4 << 30
 
@@ -97,6 +100,9 @@ class PlannedNode:
     num_cores: int | None = None
     has_compiler: bool = True
     """Whether it has the C compiler that compiled layers need; assumed where nobody looked."""
+    disk_bytes_per_s: float | None = None
+    """Sequential reads from the SSD of the agent's home, in bytes per second; None: not measured.
+    """
 
     @property
     def free_ram_bytes(self) -> int:
@@ -226,6 +232,14 @@ def _node(
         system=system,
         num_cores=facts.num_cores,
         has_compiler=facts.compiler is not None,
+        disk_bytes_per_s=max(
+            (
+                found.disk_bytes_per_s
+                for (node, _), found in calibrations.items()
+                if node == name and found.disk_bytes_per_s
+            ),
+            default=None,
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agents.contract.model_cut import WeightTier
 from agents.contract.spec import AdapterKind
 from app.planning.learning import RunOutcome
 from app.planning.memory.forecast import MemorySetting
@@ -17,6 +18,8 @@ from app.planning.memory.gpu import GpuMemory
 
 MIN_STEPS = 5
 """Minimum number of steps of an attempt to learn from: the first ones compile and warm up."""
+# Modes in which every GPU holds the whole model.
+_WHOLE_MODES = ("single", "data")
 # Minimum wait per step to learn from, in seconds; shorter waits are noise.
 _MIN_NETWORK_S = 0.02
 
@@ -50,6 +53,15 @@ class RankForecast:
     """Correction from past runs contained in `tokens_per_s`."""
     is_calibrated: bool = False
     """Whether `tokens_per_s` is based on a calibration, not on the data sheet."""
+    room_bytes: int | None = None
+    """Memory of the GPU that may be in use, other programs included, in bytes."""
+    layers: tuple[int, int] | None = None
+    """First layer of its stage and the one after its last; None: all layers."""
+    replica: int = 0
+    max_in_flight: int | None = None
+    num_streamed: int = 0
+    """Number of layers whose frozen weights are copied to the GPU for each pass."""
+    streams_from: WeightTier | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +75,10 @@ class Forecast:
     ranks: tuple[RankForecast, ...]
     step_s: float | None = None
     network_s: float | None = None
+    bubble_s: float | None = None
+    """Seconds of a step in which a pipeline's slowest stage has no micro-batch."""
+    wire_s: float | None = None
+    """Seconds of a step in which the busiest link carries bytes; None: not computed."""
     tokens_per_s: float | None = None
     total_s: float | None = None
     energy_wh: float | None = None
@@ -121,6 +137,9 @@ def learn(
     0.55
     """
     if measured.num_steps < MIN_STEPS or len(measured.ranks) != len(forecast.ranks):
+        return {}
+    # A stage's speed and memory are not those of the whole model, which corrections are about.
+    if forecast.mode not in _WHOLE_MODES:
         return {}
     network_ratio = _network_ratio(forecast, measured)
     outcomes = {}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from agents.contract.families import name_family
 from agents.contract.spec import AdapterKind
 
 NEWEST = 9
@@ -123,6 +122,9 @@ def _choose(
     read: Callable[[RunOutcome], float | None],
     limits: tuple[float, float],
 ) -> Factor:
+    # Imported on use: stores of outcomes load this module, and lists of runs do not choose.
+    from agents.contract.families import name_family
+
     same = [outcome for outcome in own if outcome.adapter == adapter]
     for among, words in (
         (

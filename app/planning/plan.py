@@ -17,11 +17,15 @@ from app.planning.candidate import GpuPlan as GpuPlan
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
+from app.planning.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.model_parts import list_parts, summarize
 from app.planning.plan_context import Case
-from app.planning.reasons import explain
+from app.planning.reasons import explain, name_nodes
 from app.planning.run_limits import list_limits
 from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
+
+# Modes of which the plan over all GPUs is always kept: a start uses all of them.
+_STARTED = ("data", "pipeline", "streamed")
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -30,6 +34,9 @@ def make_plan(request: PlanRequest) -> Plan:
     found = sorted(propose_candidates(case), key=lambda one: (not one.fits, one.step_s))
     chosen = choose(case, found)
     others = [explain(case, one, chosen) for one in _keep_best(case, found) if one is not chosen]
+    if chosen is None:
+        # What keeps the mode that the run file names from fitting is what its reader asks.
+        others.sort(key=lambda one: request.spec.parallel not in ("auto", one.mode))
     if chosen is not None:
         chosen = explain(case, chosen, chosen)
     advice = give_advice(request, case, chosen, found)
@@ -37,7 +44,7 @@ def make_plan(request: PlanRequest) -> Plan:
         chosen=chosen,
         others=tuple(others),
         advice=advice,
-        assumptions=case.assumptions,
+        assumptions=(*case.assumptions, *_disk_notes(case, chosen)),
         parts=list_parts(request.shape, request.spec),
         limits=list_limits(request, case),
         model=summarize(request.shape),
@@ -63,6 +70,23 @@ def choose(case: Case, found: list[Candidate]) -> Candidate | None:
     return None
 
 
+def _disk_notes(case: Case, chosen: Candidate | None) -> list[str]:
+    """Return what is assumed about SSDs from which the chosen plan streams weights."""
+    if chosen is None:
+        return []
+    reading = {gpu.node for gpu in chosen.gpus if gpu.streams_from == "disk"}
+    unknown = [
+        node.name
+        for node in case.cluster.nodes
+        if node.name in reading and node.disk_bytes_per_s is None
+    ]
+    if not unknown:
+        return []
+    rate = ASSUMED_DISK_BYTES_PER_S / 1e9
+    who = name_nodes(tuple(unknown))
+    return [f"{who}: the SSD is assumed to read {rate:g} GB/s until it is measured"]
+
+
 def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
     """Return the best few of each mode and the plan of all GPUs, without equivalent ones."""
     counts: dict[ParallelMode, int] = {}
@@ -73,7 +97,7 @@ def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
         alike = (one.mode, round(one.step_s, 6), *sorted(gpu.card for gpu in one.gpus))
         counts[one.mode] = counts.get(one.mode, 0) + (alike not in seen)
         most = PLANNED_MODES[one.mode].max_shown
-        is_asked = one.mode == "data" and len(one.gpus) == len(case.workers)
+        is_asked = one.mode in _STARTED and len(one.gpus) == len(case.workers)
         if is_asked or (alike not in seen and counts[one.mode] <= most):
             kept.append(one)
         seen.add(alike)

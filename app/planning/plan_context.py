@@ -43,13 +43,15 @@ class Worker:
     correction: Correction
     host_bytes: int
     """Host memory that this GPU may use for offloading, in bytes."""
+    disk_bytes_per_s: float
+    """Sequential reads from the node's SSD, in bytes per second, while its other GPUs read, too."""
 
     @property
     def like(self) -> tuple[object, ...]:
         """Everything that decides how it trains; equal for equal cards, so results can be
         reused.
         """
-        card = (self.gpu.name, self.memory, self.host_bytes)
+        card = (self.gpu.name, self.memory, self.host_bytes, self.disk_bytes_per_s)
         return (*card, self.rates, self.correction)
 
 

@@ -43,7 +43,8 @@ def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
         return f"{who}: {_misfit(candidate)}"
     words = _network_words(case, candidate)
     if candidate is chosen:
-        return f"{who}: the fastest that fits{words and f'; {words}'}"
+        parts = [part for part in (_tier_words(candidate), words) if part]
+        return "; ".join([f"{who}: the fastest that fits", *parts])
     if chosen is None:
         later = "" if candidate.runnable else f", but {_NOT_YET}"
         return f"{who}: fits{later}{words and f'; {words}'}"
@@ -55,8 +56,21 @@ def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
     return f"{who}: {words or pace}{f', {pace}' if words else ''}{later}"
 
 
+def _tier_words(candidate: Candidate) -> str:
+    """Say where streamed weights wait; empty: nothing is streamed."""
+    tiers = [gpu.streams_from for gpu in candidate.gpus if gpu.streams_from is not None]
+    if not tiers:
+        return ""
+    of = {"ram": "RAM", "disk": "the SSD"}
+    where = " or ".join(of[tier] for tier in dict.fromkeys(tiers))
+    return f"frozen layers come from {where} while others compute"
+
+
 def _misfit(candidate: Candidate) -> str:
-    """Name the GPU that lacks the most memory."""
+    """Name the PC that lacks RAM, or the GPU that lacks the most memory."""
+    if crowded := [gpu for gpu in candidate.gpus if not gpu.fits_host]:
+        needed, room = crowded[0].host_bytes / GIB, (crowded[0].host_room_bytes or 0) / GIB
+        return f"{crowded[0].node} would need {needed:.1f} GiB of RAM and has {room:.1f} to spare"
     short = [gpu for gpu in candidate.gpus if not gpu.fits]
     if not short:
         return "does not fit"

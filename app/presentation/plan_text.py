@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agents.contract.node import Calibration
 from agents.contract.spec import RunSpec
-from app.planning.candidate import Candidate, GpuPlan, Plan
+from app.planning.candidate import CUT_MODES, Candidate, GpuPlan, Plan
 from app.planning.forecast_accuracy import ForecastComparison, error_of
 from app.planning.misses import PlanMiss
 from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
@@ -53,10 +53,18 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
     rows = [
         ("Step", describe_step(candidate)),
         ("Speed", show_rate(candidate.tokens_per_s)),
+        ("10 million tokens", _show_ten_million(candidate)),
         ("Total time", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
         ("Energy", show_energy(candidate.energy_wh)),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
+
+
+def _show_ten_million(candidate: Candidate) -> str:
+    """Return the time for ten million tokens, by which plans of large models are compared."""
+    if candidate.mode not in CUT_MODES or not candidate.tokens_per_s:
+        return DASH
+    return show_duration(1e7 / candidate.tokens_per_s)
 
 
 def describe_recovery(spec: RunSpec) -> str:
@@ -106,6 +114,11 @@ def describe_setting(gpu: GpuPlan) -> str:
     # Layers count from 0 with an exclusive end; people count from 1.
     if gpu.layers is not None:
         parts.append(f"layers {gpu.layers[0] + 1} to {gpu.layers[1]}")
+    if gpu.max_in_flight is not None and gpu.max_in_flight > 1:
+        parts.append(f"{gpu.max_in_flight} in flight")
+    if gpu.num_streamed:
+        where = "RAM" if gpu.streams_from == "ram" else "the SSD"
+        parts.append(f"{count_of(gpu.num_streamed, 'layer')} from {where}")
     if setting.num_recomputed:
         parts.append(f"{count_of(setting.num_recomputed, 'layer')} recomputed")
     if setting.num_moved:
@@ -251,4 +264,6 @@ def describe_calibration(found: Calibration) -> str:
         parts.append(f"to the PC {found.to_host_bytes_per_s / 1e9:.3g} GB/s")
     if found.unpack_values_per_s is not None:
         parts.append(f"4-bit weights {found.unpack_values_per_s / 1e9:.3g} billion/s")
+    if found.disk_bytes_per_s is not None:
+        parts.append(f"disk {found.disk_bytes_per_s / 1e9:.3g} GB/s")
     return ", ".join(parts)

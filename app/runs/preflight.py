@@ -138,8 +138,15 @@ async def _is_fit(services: Services, node: str, own: str) -> bool:
 
 
 async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan with the forecast of its ranks, made before anything is recorded."""
-    return replace(plan, forecast=await services.hooks.forecast(spec, plan.facts, plan.ranks))
+    """Return the plan with the forecast of its ranks, made before anything is recorded.
+
+    Raises:
+        UserError: the mode that the run file names does not fit these ranks.
+    """
+    found = await services.hooks.forecast(spec, plan.facts, plan.ranks)
+    if found.problem is not None:
+        raise UserError(*found.problem)
+    return replace(plan, forecast=found)
 
 
 async def _check_node(services: Services, node: str, own: str) -> NodeFacts:

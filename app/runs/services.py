@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agents.contract.model_cut import ModelCut
 from agents.contract.node import NodeFacts
 from agents.contract.run import MasterIdentity, RankPlacement
 from agents.contract.spec import RunSpec
@@ -44,6 +45,11 @@ class LaunchForecast:
 
     forecast: Forecast | None = None
     """None when the model's sizes are not known here: it trains all the same."""
+    cut: ModelCut | None = None
+    """Mode and layers of each rank; None: every rank has the whole model, or the trainer divides
+    it."""
+    problem: tuple[str, str] | None = None
+    """Message and hint where the mode that the run file names does not fit; None: it may."""
     advice: tuple[str, ...] = ()
     """Sentences on nodes that a faster run would leave out."""
 

@@ -1,9 +1,13 @@
-"""Plan a pipeline: layers are spread over GPUs, and each micro-batch passes through all of them."""
+"""Plan pipelines: layers are spread over GPUs, and each micro-batch passes through all of them.
+
+Several pipelines can train data parallel, each as one worker with its share of the batch: seven
+PCs as 3 and 4, where both hold the model, wait less than one chain of seven.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app.planning.candidate import Candidate, GpuPlan, StepParts
 from app.planning.memory.forecast import (
@@ -13,8 +17,16 @@ from app.planning.memory.forecast import (
     choose_dtype,
     estimate_memory,
 )
+from app.planning.network import gradient_bytes, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, correct, gpu_plan, make_candidate
-from app.planning.strategies.pipeline_schedule import bounds_of, split_layers, time_pipeline
+from app.planning.strategies.data_parallel import split_rows
+from app.planning.strategies.pipeline_schedule import (
+    PipelineTime,
+    bounds_of,
+    choose_depths,
+    split_layers,
+    time_pipeline,
+)
 from app.planning.subsets import fastest_together
 from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, make_pace
 
@@ -28,8 +40,36 @@ _SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
 _ROOM_FACTOR = 1.3
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """One pipeline: GPUs in order, and what each of their stages holds and takes."""
+
+    workers: tuple[Worker, ...]
+    stages: tuple[GpuPlan, ...]
+    """Stages with their share of the layers."""
+    stages_s: tuple[float, ...]
+    """Seconds of both passes of one micro-batch on each stage."""
+    transfers_s: tuple[float, ...]
+    depths: tuple[int, ...]
+    fits: bool
+
+    def time(self, num_micro: int) -> PipelineTime:
+        """Return the time of a step with so many micro-batches."""
+        return time_pipeline(self.stages_s, self.transfers_s, num_micro, self.depths)
+
+
 def propose_pipeline(case: Case) -> Iterator[Candidate]:
-    """Yield the pipeline over all GPUs, and the shortest one whose memory may suffice."""
+    """Yield the pipeline over all GPUs, that with the fastest replicas, and the shortest one whose
+    memory may suffice.
+    """
+    replicated: list[Candidate] = []
+    for num in range(2, len(case.workers)):
+        found = plan_pipelines(case, divide_workers(case.workers, num))
+        if found is None or not found.fits:
+            break  # more replicas have fewer GPUs each
+        replicated.append(found)
+    if replicated:
+        yield min(replicated, key=lambda one: one.step_s)
     for workers in _chains(case):
         candidate = plan_pipeline(case, workers)
         if candidate is not None:
@@ -47,28 +87,74 @@ def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
             return
 
 
+def divide_workers(workers: Sequence[Worker], num: int) -> list[tuple[Worker, ...]]:
+    """Return the GPUs in `num` groups of about equal speed, each in the order of the cluster."""
+    speeds = [1 / worker.pace.token_s for worker in workers]
+    groups: list[list[int]] = [[] for _ in range(num)]
+    # The fastest first, always to the slowest group so far.
+    for place in sorted(range(len(workers)), key=lambda i: (-speeds[i], i)):
+        slowest = min(groups, key=lambda one: sum(speeds[i] for i in one))
+        slowest.append(place)
+    # By their first GPU, so that the order never depends on speeds that differ by a hair.
+    return [tuple(workers[i] for i in sorted(group)) for group in sorted(groups, key=min)]
+
+
 def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan with one stage on each GPU, in order; None: fewer layers than GPUs.
+    """Return the plan with one stage on each GPU, in order; None: fewer layers than GPUs."""
+    return plan_pipelines(case, [workers]) if len(workers) > 1 else None
+
+
+def plan_pipelines(case: Case, groups: Sequence[tuple[Worker, ...]]) -> Candidate | None:
+    """Return the plan of one pipeline per group, data parallel; None: fewer layers than GPUs."""
+    chains = []
+    for group in groups:
+        chain = plan_chain(case, group)
+        if chain is None:
+            return None
+        chains.append(chain)
+    return _assemble(case, chains)
+
+
+def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
+    """Return the fastest chain over these GPUs that fits, else the one that needs the least.
 
     Micro-batches have one sequence each, since more micro-batches make the bubble smaller. All
-    layers keep their activations if that fits, else all of them recompute.
+    layers keep their activations or all recompute; with more micro-batches in flight than 1F1B has,
+    a slow link costs less time and more memory. None: fewer layers than GPUs.
     """
-    if not 1 < len(workers) <= case.shape.num_layers:
+    choices = {"none": (False,), "all": (True,), "auto": (False, True)}[case.spec.recompute]
+    tried = [
+        chain
+        for again in choices
+        for is_deep in (True, False)
+        if (chain := _plan_chain(case, workers, again=again, is_deep=is_deep)) is not None
+    ]
+    if not tried:
         return None
-    kept = _plan(case, workers, again=False) if case.spec.recompute != "all" else None
-    if kept is not None and kept.fits:
-        return kept
-    return _plan(case, workers, again=True)
+    fitting = [chain for chain in tried if chain.fits]
+    if not fitting:
+        return tried[-1]
+    return min(fitting, key=lambda one: one.time(case.spec.batch_sequences).total_s)
 
 
-def _plan(case: Case, workers: tuple[Worker, ...], *, again: bool) -> Candidate | None:
+def _plan_chain(
+    case: Case, workers: tuple[Worker, ...], *, again: bool, is_deep: bool
+) -> Chain | None:
     num, num_layers, tokens = len(workers), case.shape.num_layers, case.mean_tokens
+    if num > num_layers:
+        return None
     paces = [stage_pace(case, worker, 1, has_head=False) for worker in workers]
     # A stage of no layers: what is left is the time of the head.
     head_s = _micro_s(stage_pace(case, workers[-1], 0, has_head=True), tokens, again=False)
     layer_s = [_micro_s(pace, tokens, again=again) for pace in paces]
+    transfers = [_transfer_s(case, workers[i], workers[i + 1]) for i in range(num - 1)]
+    depths = tuple(min(num - place, case.spec.batch_sequences) for place in range(num))
+    if is_deep:
+        even_s = num_layers / sum(1 / one for one in layer_s)
+        depths = choose_depths([even_s] * num, transfers, case.spec.batch_sequences)
     most = [
-        _most_layers(case, worker, place, num, again=again) for place, worker in enumerate(workers)
+        _most_layers(case, worker, place, depths, again=again)
+        for place, worker in enumerate(workers)
     ]
     counts = split_layers(num_layers, layer_s, most, (0.0, head_s))
     fits = counts is not None
@@ -79,31 +165,79 @@ def _plan(case: Case, workers: tuple[Worker, ...], *, again: bool) -> Candidate 
         return None
     stages_s = [count * one for count, one in zip(counts, layer_s, strict=True)]
     stages_s[-1] += head_s
-    gpus = _stages(case, workers, counts, stages_s, again=again)
-    return _assemble(case, workers, gpus, stages_s, fits=fits)
+    stages = _stages(case, workers, counts, stages_s, depths, again=again)
+    return Chain(
+        workers=workers,
+        stages=stages,
+        stages_s=tuple(stages_s),
+        transfers_s=tuple(transfers),
+        depths=depths,
+        fits=fits and all(stage.fits for stage in stages),
+    )
 
 
-def _assemble(
-    case: Case,
-    workers: tuple[Worker, ...],
-    gpus: tuple[GpuPlan, ...],
-    stages_s: list[float],
-    *,
-    fits: bool,
-) -> Candidate:
-    num_micro, num = case.spec.batch_sequences, len(workers)
-    transfers = [_transfer_s(case, workers[i], workers[i + 1]) for i in range(num - 1)]
-    time = time_pipeline(stages_s, transfers, num_micro)
+def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
+    total = case.spec.batch_sequences
+    rows = split_rows(total, [1 / chain.time(total).total_s for chain in chains])
+    times = [chain.time(max(1, count)) for chain, count in zip(chains, rows, strict=True)]
+    slowest = max(range(len(chains)), key=lambda place: times[place].total_s)
+    order = {id(worker): place for place, worker in enumerate(case.workers)}
+    # GPUs in the order of the cluster, which is that of the ranks.
+    both = sorted(
+        (
+            (
+                worker,
+                replace(stage, share=stage.share * count / total, replica=replica),
+                count * stage_s,
+            )
+            for replica, (chain, count) in enumerate(zip(chains, rows, strict=True))
+            for worker, stage, stage_s in zip(
+                chain.workers, chain.stages, chain.stages_s, strict=True
+            )
+        ),
+        key=lambda one: order[id(one[0])],
+    )
+    workers = tuple(worker for worker, _, _ in both)
+    gpus = tuple(stage for _, stage, _ in both)
+    shared_s = _share_gradients_s(case, chains, gpus)
     parts = StepParts(
-        compute_s=time.compute_s,
-        bubble_s=time.bubble_s,
-        network_s=time.network_s,
+        compute_s=times[slowest].compute_s,
+        bubble_s=times[slowest].bubble_s,
+        network_s=times[slowest].network_s + shared_s,
         optimizer_s=max(
-            worker.pace.optimizer_s * gpu.share for worker, gpu in zip(workers, gpus, strict=True)
+            worker.pace.optimizer_s * _layer_share(case, gpu) for worker, gpu, _ in both
         ),
     )
-    busy = [num_micro * stage for stage in stages_s]
-    return make_candidate(case, "pipeline", workers, gpus, parts, busy, fits=fits)
+    found = make_candidate(
+        case,
+        "pipeline",
+        workers,
+        gpus,
+        parts,
+        [busy_s for _, _, busy_s in both],
+        fits=all(chain.fits for chain in chains),
+    )
+    busiest_s = max(
+        max((0.0, *(2 * one for one in chain.transfers_s))) * count
+        for chain, count in zip(chains, rows, strict=True)
+    )
+    return replace(found, wire_s=busiest_s + shared_s)
+
+
+def _layer_share(case: Case, gpu: GpuPlan) -> float:
+    first, stop = gpu.layers or (0, case.shape.num_layers)
+    return (stop - first) / case.shape.num_layers
+
+
+def _share_gradients_s(case: Case, chains: Sequence[Chain], gpus: Sequence[GpuPlan]) -> float:
+    """Return the seconds in which replicas sum their gradients: each GPU those of its layers."""
+    if len(chains) < 2:
+        return 0.0
+    workers = tuple(worker for chain in chains for worker in chain.workers)
+    link, largest = case.ring(workers), max(_layer_share(case, gpu) for gpu in gpus)
+    num_bytes = gradient_bytes(case.shape, case.spec) * largest
+    reduce_s = ring_s(num_bytes, link, len(chains)) * case.network_factor
+    return reduce_s + statistics_s(link, len(workers))
 
 
 def _stages(
@@ -111,6 +245,7 @@ def _stages(
     workers: tuple[Worker, ...],
     counts: Sequence[int],
     stages_s: list[float],
+    depths: Sequence[int],
     *,
     again: bool,
 ) -> tuple[GpuPlan, ...]:
@@ -119,12 +254,19 @@ def _stages(
         num = layers[1] - layers[0]
         fit = Fit(
             setting=_setting(case, num, again=again),
-            memory=stage_memory(case, worker, num, place, len(workers), again=again),
+            memory=stage_memory(
+                case, worker, num, place, len(workers), again=again, in_flight=depths[place]
+            ),
             room_bytes=case.room_bytes(worker),
         )
-        speed = case.mean_tokens / stages_s[place]
-        share = num / case.shape.num_layers
-        plans.append(gpu_plan(worker, fit, share=share, tokens_per_s=speed, layers=layers))
+        plan = gpu_plan(
+            worker,
+            fit,
+            share=num / case.shape.num_layers,
+            tokens_per_s=case.mean_tokens / stages_s[place],
+            layers=layers,
+        )
+        plans.append(replace(plan, max_in_flight=depths[place]))
     return tuple(plans)
 
 
@@ -180,10 +322,14 @@ def _micro_s(pace: PlannedPace, tokens: float, *, again: bool) -> float:
     return max(computing_s, launching_s)
 
 
-def _most_layers(case: Case, worker: Worker, place: int, num_stages: int, *, again: bool) -> int:
+def _most_layers(
+    case: Case, worker: Worker, place: int, depths: Sequence[int], *, again: bool
+) -> int:
     """Return how many layers fit a stage, from the memory of one and of two layers."""
     one, two = (
-        stage_memory(case, worker, count, place, num_stages, again=again).expected_bytes
+        stage_memory(
+            case, worker, count, place, len(depths), again=again, in_flight=depths[place]
+        ).expected_bytes
         for count in (1, 2)
     )
     left = case.room_bytes(worker) - one
@@ -198,10 +344,11 @@ def stage_memory(
     num_stages: int,
     *,
     again: bool = True,
+    in_flight: int | None = None,
 ) -> MemoryForecast:
     """Forecast the memory of a stage: its layers, its end of the model, micro-batches in flight.
 
-    The first of seven stages has up to seven micro-batches in flight, the last has one.
+    Without `in_flight` as in 1F1B: the first of seven stages has up to seven, the last has one.
     """
     shape, spec = case.shape, case.spec
     stage = replace(shape, layers=shape.layers[:num_layers])
@@ -215,7 +362,7 @@ def stage_memory(
         inputs_stay=True,
         has_head=place == num_stages - 1,
     )
-    in_flight = min(num_stages - place, spec.batch_sequences)
+    in_flight = in_flight or min(num_stages - place, spec.batch_sequences)
     is_first, is_last = place == 0, place == num_stages - 1
     gone = (0 if is_first else shape.num_embedding) + (0 if is_last else shape.num_head)
     # Tied weights are needed at both ends, so neither stage saves them.

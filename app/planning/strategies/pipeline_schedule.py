@@ -4,14 +4,16 @@ One forward, one backward (1F1B, Narayanan et al. 2019, arXiv:1806.03377): a sta
 followed by k stages, itself included, has at most k micro-batches in flight. So a micro-batch that
 leaves a stage has to return within k periods, and a slow link makes the period longer even if
 every transfer is asynchronous: with equal stages of t seconds and x seconds per transfer, it
-is t + 2 x (k-1)/k.
+is t + 2 x (k-1)/k. More micro-batches in flight hide the link, as far as the memory of the stages
+holds them; no depth helps where the bytes themselves take longer than the computation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,10 @@ class PipelineTime:
 
 
 def time_pipeline(
-    stages_s: Sequence[float], transfers_s: Sequence[float], num_micro: int
+    stages_s: Sequence[float],
+    transfers_s: Sequence[float],
+    num_micro: int,
+    in_flight: Sequence[int] | None = None,
 ) -> PipelineTime:
     """Return the time of a step, split into its parts.
 
@@ -40,6 +45,7 @@ def time_pipeline(
         stages_s: seconds of both passes of one micro-batch on each stage.
         transfers_s: seconds from each stage to the next, one way; one fewer than stages.
         num_micro: number of micro-batches in a step.
+        in_flight: maximum number of micro-batches in flight of each stage; None: those of 1F1B.
 
     Seven equal stages of 1 s and 16 micro-batches: 27 % of the time is bubble, (S-1)/(m+S-1).
     With 0.1 s per transfer the period is 1 + 2 x 0.1 x 6/7.
@@ -49,22 +55,53 @@ def time_pipeline(
     (22.0, 0.273)
     >>> round(time_pipeline([1.0] * 7, [0.1] * 6, 16).total_s, 2)
     25.77
+
+    One or two micro-batches more in flight hide the transfers but for filling and draining.
+
+    >>> depths = choose_depths([1.0] * 7, [0.1] * 6, 16)
+    >>> depths, round(time_pipeline([1.0] * 7, [0.1] * 6, 16, depths).total_s, 2)
+    ((9, 7, 6, 5, 4, 3, 1), 23.2)
     """
     free = max(stages_s)
     fill = sum(stages_s)
-    period = free
-    behind_s = behind_x = 0.0
     num = len(stages_s)
-    for place in range(num - 1, -1, -1):
-        behind_s += stages_s[place]
-        # Twice: features travel there, and gradients come back.
-        period = max(period, (behind_s + 2 * behind_x) / (num - place))
-        behind_x += transfers_s[place - 1] if place else 0.0
+    depths = in_flight or [num - place for place in range(num)]
+    returns_s = _list_returns(stages_s, transfers_s)
+    period = max(free, *(one / depth for one, depth in zip(returns_s, depths, strict=True)))
+    # A stage sends features on and gradients back, and one interface carries both.
+    period = max(period, *(sum(pair) for pair in pairwise((0.0, *transfers_s, 0.0))))
     total = fill + 2 * sum(transfers_s) + (num_micro - 1) * period
     bare = fill + (num_micro - 1) * free
     return PipelineTime(
         compute_s=num_micro * free, bubble_s=bare - num_micro * free, network_s=total - bare
     )
+
+
+def choose_depths(
+    stages_s: Sequence[float], transfers_s: Sequence[float], num_micro: int
+) -> tuple[int, ...]:
+    """Return how many micro-batches each stage needs in flight so that no transfer delays it.
+
+    At least as many as in 1F1B, at most those of a step. For the arguments see `time_pipeline`.
+    """
+    period, num = max(stages_s), len(stages_s)
+    return tuple(
+        # The small number: rounding must not cost one micro-batch more.
+        max(1, min(num_micro, max(num - place, math.ceil(returned_s / period - 1e-9))))
+        for place, returned_s in enumerate(_list_returns(stages_s, transfers_s))
+    )
+
+
+def _list_returns(stages_s: Sequence[float], transfers_s: Sequence[float]) -> list[float]:
+    """Return the seconds from the start of a micro-batch on each stage to the end of its return."""
+    found: list[float] = []
+    behind_s = behind_x = 0.0
+    for place in range(len(stages_s) - 1, -1, -1):
+        behind_s += stages_s[place]
+        # Twice: features travel there, and gradients come back.
+        found.append(behind_s + 2 * behind_x)
+        behind_x += transfers_s[place - 1] if place else 0.0
+    return found[::-1]
 
 
 def split_layers(

@@ -28,7 +28,8 @@ class PlannedMode:
     max_shown: int = 3
     """Maximum number of its candidates that a plan lists."""
     needs_gpu: bool = False
-    """Whether it only saves GPU memory, which makes it pointless where a node trains on its CPU."""
+    """Whether it only saves GPU memory, which makes it pointless where a node trains on its CPU:
+    it is proposed there only if the run file names it."""
     wire_s: Callable[[Case, Candidate], float] | None = None
     """Returns the seconds of a step in which the network is busy, for modes in which that explains
     more than the seconds spent waiting; None: the waiting is what matters."""
@@ -53,7 +54,7 @@ def propose_candidates(case: Case) -> list[Candidate]:
     has_cpu = any(worker.gpu.device == "cpu" for worker in case.workers)
     return [
         candidate
-        for mode in PLANNED_MODES.values()
-        if not (mode.needs_gpu and has_cpu)
+        for name, mode in PLANNED_MODES.items()
+        if case.spec.parallel == name or not (mode.needs_gpu and has_cpu)
         for candidate in mode.propose(case)
     ]

@@ -1,7 +1,9 @@
-"""Plan weight streaming: frozen layers are copied from host memory while others are computed.
+"""Plan weight streaming: frozen layers are copied to the GPU while others are computed.
 
-Adapters stay on the GPU, so nodes exchange the same as in data parallel. A copy is hidden if a
-micro-batch has enough tokens: bytes / bandwidth <= the time of a layer's forward pass.
+They wait in pinned host memory, or, where that is too small, in files on the node's SSD. Adapters
+stay on the GPU, so nodes exchange the same as in data parallel. A copy is hidden if a micro-batch
+has enough tokens: bytes / bandwidth <= the time of a layer's forward pass. Inputs of layers that
+recompute are in host memory, which makes many tokens at once possible on a small card.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from agents.contract.layer_plan import MOST_TOKENS
+from agents.contract.model_cut import WeightTier
 from app.planning.candidate import Candidate, StepParts
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting
-from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan, make_candidate
+from app.planning.memory.gpu import choose_width
+from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s, split_rows
 from app.planning.subsets import fastest_together
 
 # Minimum number of layers on the GPU while one is computed and the next is copied.
 _SLOTS = 3
+# Micro-batch sizes that are tried, in sequences: a slow disk needs many tokens at once.
+_AT_ONCE = (64, 32, 16, 8, 4, 2, 1)
 
 
 def propose_streamed(case: Case) -> Iterator[Candidate]:
@@ -33,7 +40,8 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     """Return the plan that streams frozen layers; None: all layers fit, or none is frozen."""
     if case.spec.adapter.kind == "full":
         return None
-    if all(case.fit(worker, len(workers)).fits for worker in workers):
+    is_wanted = case.spec.parallel == "streamed"
+    if not is_wanted and all(case.fit(worker, len(workers)).fits for worker in workers):
         return None
     # Equal cards give equal results, and each one takes a search.
     found_for: dict[tuple[object, ...], _Stream] = {}
@@ -55,13 +63,22 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     )
     parts = replace(parts, checkpoint_s=save_s(case, parts, workers))
     gpus = tuple(
-        gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
-        for worker, fit, count, speed in zip(workers, fits, rows, speeds, strict=True)
+        replace(
+            gpu_plan(
+                stream.worker,
+                stream.fit,
+                share=count / case.spec.batch_sequences,
+                tokens_per_s=stream.tokens_per_s,
+            ),
+            num_streamed=stream.num_layers,
+            streams_from=stream.tier if stream.num_layers else None,
+            host_bytes=stream.host_bytes,
+            host_room_bytes=stream.worker.host_bytes,
+        )
+        for stream, count in zip(streams, rows, strict=True)
     )
     busy = [time[0] for time in times]
-    ram_fits = all(stream.host_bytes <= stream.worker.host_bytes for stream in streams)
-    found = make_candidate(case, "streamed", workers, gpus, parts, busy)
-    return found if ram_fits else replace(found, fits=False, reason=_ram_reason(streams))
+    return make_candidate(case, "streamed", workers, gpus, parts, busy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +87,19 @@ class _Stream:
 
     worker: Worker
     fit: Fit
+    num_layers: int
+    """Number of streamed layers."""
+    tier: WeightTier
     host_bytes: int
-    """Host memory of the streamed weights, in bytes."""
+    """Host memory of the weights that wait there and of offloaded inputs, in bytes."""
     copy_s: float
     """One copy of all streamed layers, in seconds."""
     tokens_per_s: float
+
+    @property
+    def is_in_ram(self) -> bool:
+        """Whether the PC has the RAM."""
+        return self.host_bytes <= self.worker.host_bytes
 
     def seconds(self, case: Case, rows: int) -> tuple[float, float]:
         """Return the seconds of a step spent computing, and those spent waiting for weights.
@@ -104,11 +129,14 @@ def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
             ranks,
             MemorySetting(micro_tokens=num * case.longest_tokens, num_recomputed=n),
         )
-        for num in SEQUENCES_AT_ONCE
-        if num <= rows
+        for num in _AT_ONCE
+        if num == 1 or (num <= rows and num * case.longest_tokens <= MOST_TOKENS)
         for n in again
     ]
-    return min(tried, key=lambda one: (not one.fit.fits, sum(one.seconds(case, rows))))
+    fitting = [one for one in tried if one.fit.fits and one.is_in_ram]
+    if not fitting:
+        return min(tried, key=lambda one: one.fit.memory.expected_bytes)
+    return min(fitting, key=lambda one: sum(one.seconds(case, rows)))
 
 
 def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Stream:
@@ -124,13 +152,26 @@ def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Str
     )
     copied = streamed * (weights + constants)
     fit = Fit(setting=setting, memory=memory, room_bytes=room)
+    inputs = _count_inputs(case, worker, setting)
+    tier: WeightTier = "ram" if copied + inputs <= worker.host_bytes else "disk"
+    bus = worker.rates.from_host_bytes_per_s
+    # Of a file, only the layers on their way are in host memory.
+    waiting = copied if tier == "ram" else min(streamed, _SLOTS) * (weights + constants)
     return _Stream(
         worker=worker,
         fit=fit,
-        host_bytes=int(copied),
-        copy_s=copied / worker.rates.from_host_bytes_per_s,
+        num_layers=streamed,
+        tier=tier,
+        host_bytes=int(waiting + inputs),
+        copy_s=copied / (bus if tier == "ram" else min(bus, worker.disk_bytes_per_s)),
         tokens_per_s=case.speed(worker, fit, ranks),
     )
+
+
+def _count_inputs(case: Case, worker: Worker, setting: MemorySetting) -> float:
+    """Return the bytes of inputs of recomputed layers, which are offloaded to host memory."""
+    width = choose_width(case.spec, worker.memory)
+    return float(setting.num_recomputed * setting.micro_tokens * case.shape.hidden * width)
 
 
 def _layer_bytes(case: Case, forecast: MemoryForecast) -> tuple[float, float]:
@@ -143,12 +184,3 @@ def _layer_bytes(case: Case, forecast: MemoryForecast) -> tuple[float, float]:
 def _num_streamed(case: Case, forecast: MemoryForecast, room_bytes: int) -> int:
     over = forecast.expected_bytes - room_bytes
     return max(0, math.ceil(over / sum(_layer_bytes(case, forecast))))
-
-
-def _ram_reason(streams: list[_Stream]) -> str:
-    short = next(one for one in streams if one.host_bytes > one.worker.host_bytes)
-    needed, there = short.host_bytes / 2**30, short.worker.host_bytes / 2**30
-    return (
-        f"streamed weights: {short.worker.node.name} needs {needed:.0f} GiB of RAM and "
-        f"has {there:.0f} to spare"
-    )

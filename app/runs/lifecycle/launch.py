@@ -268,6 +268,7 @@ def _intent(
         train_path=inputs.train,
         eval_path=inputs.eval,
         resume_step=resume_step,
+        cut=plan.forecast.cut,
         checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),
         environ=_environ(plan.ranks),
         master=master,

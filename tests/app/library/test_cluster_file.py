@@ -37,7 +37,7 @@ def test_all_keys_are_taken() -> None:
     cluster = parse_cluster(
         "nodes:\n"
         "  - {name: a, gpus: [{card: RTX 4070, memory_gib: 10, count: 2, power_limit_w: 150}],"
-        " ram_gib: 64, system: wsl}\n"
+        " ram_gib: 64, system: wsl, disk_gb_per_s: 3.5}\n"
         "  - {name: b}\n"
         "  - {name: c, gpus: [{card: Strange 1, memory_gib: 20}]}\n"
         "links: {default: {gbit_per_s: 10}, a b: {gbit_per_s: 2.5, latency_ms: 1}}\n"
@@ -48,6 +48,7 @@ def test_all_keys_are_taken() -> None:
     assert first.gpus[0].memory_bytes == 10 * GIB
     assert first.gpus[1].power_w == 150
     assert (first.ram_bytes, first.system) == (64 * GIB, "wsl")
+    assert (first.disk_bytes_per_s, second.disk_bytes_per_s) == (3.5e9, None)
     assert second.gpus == ()
     assert third.gpus[0].card is None
     assert cluster.link("b", "a").bytes_per_s == pytest.approx(2.5e9 / 8 * 0.94)
