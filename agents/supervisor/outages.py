@@ -13,8 +13,9 @@ from collections.abc import Callable
 from agents.contract.run import AttemptIntent
 from agents.supervisor.peers import find_unreachable
 
-ASKED_AFTER_S = 5.0
-"""Silence of a rank after which the other nodes are asked, in seconds."""
+ASKED_AFTER_S = (1.0, 5.0)
+"""Shortest and longest silence of a rank after which the other nodes are asked, in seconds; in
+between it is half of the time that a person has chosen."""
 PAUSE_S = 2.0
 """Time between two questions, in seconds."""
 GOING_ON_S = 10.0
@@ -31,6 +32,7 @@ class OutageWatch:
     ) -> None:
         self._intent = intent
         self._ask = ask
+        self._asked_after_s = sorted((*ASKED_AFTER_S, intent.outage_s / 2))[1]
         self._thread: threading.Thread | None = None
         self._answer: tuple[str, ...] | None = None
         self._due_s = 0.0
@@ -46,7 +48,7 @@ class OutageWatch:
             waits_s: time for which a rank has waited for other nodes, in seconds; 0: none does.
             now_s: time on the monotonic clock, in seconds.
         """
-        if waits_s < ASKED_AFTER_S or not self._intent.addresses:
+        if waits_s < self._asked_after_s or not self._intent.addresses:
             self.silent, self._healed_s, self._answer = (), None, None
             return
         if self._thread is not None and self._thread.is_alive():

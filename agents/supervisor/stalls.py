@@ -26,6 +26,8 @@ from agents.supervisor.ranks import RankProcess
 TRAINING_LIMIT_S = 60.0
 NAMED_AFTER_S = 10.0
 """Least silence of a rank that is called a standstill, in seconds."""
+CUT_AFTER_S = 1.0
+"""Least wait of a rank that is called a standstill while another node does not answer, in s."""
 STEPS_KNOWN = 5
 """Number of steps after which a rank's usual silence is known."""
 STOPPED_CHECKS = 3
@@ -83,6 +85,8 @@ class _Track:
     """Time, and seconds of CPU used until then, when it was first found silent for long."""
     is_idle: bool = False
     """Whether it has computed nothing since then."""
+    waits_since_s: float | None = None
+    """Time since which it has waited for other ranks in a phase that may take long."""
 
 
 class StallWatch:
@@ -91,6 +95,8 @@ class StallWatch:
     def __init__(self, ranks: list[RankProcess], intent: AttemptIntent) -> None:
         self._tracks = [_Track(rank, rank.started_s) for rank in ranks]
         self._looked_s = max((rank.started_s for rank in ranks), default=0.0)
+        # Time of the last pause of this process, before which no wait counts.
+        self._paused_s = 0.0
         self._has_others = any(r.node != intent.node for r in intent.ranks)
         named = intent.environ.get("RACKLESS_STALL_S", "")
         self._training_limit_s = float(named) if named else TRAINING_LIMIT_S
@@ -122,8 +128,14 @@ class StallWatch:
         overdue_s = max(now_s - t.beat_s - self._limit_s(t) for t in late)
         return first if overdue_s >= REMOTE_PATIENCE_S else None
 
-    def find_standstill(self, now_s: float) -> Stall | None:
-        """Return the rank that stands still as of the last check, whether it is ended or not."""
+    def find_standstill(self, now_s: float, *, is_cut: bool = False) -> Stall | None:
+        """Return the rank that stands still as of the last check, whether it is ended or not.
+
+        Args:
+            now_s: time on the monotonic clock, in seconds.
+            is_cut: whether another node does not answer. Then a wait is named sooner, also of
+                ranks that evaluate or save, which otherwise may wait long for others.
+        """
         found = [
             self._describe(track, now_s)
             for track in self._tracks
@@ -131,18 +143,23 @@ class StallWatch:
             and (
                 track.num_stopped >= STOPPED_CHECKS
                 or now_s - track.beat_s > self._named_after_s(track)
+                or (is_cut and self._wait_s(track, now_s) > self._cut_after_s(track))
             )
         ]
         return min(found, key=_culprit_first, default=None)
 
     def measure_wait(self, now_s: float) -> float:
-        """Return for how long a rank may have waited for another node in the training, in s."""
-        ages_s = [
-            now_s - track.beat_s
-            for track in self._tracks
-            if track.phase == "training" and not track.rank.has_ended
-        ]
-        return max(ages_s, default=0.0) if self._has_others else 0.0
+        """Return for how long a rank may have waited for another node, in seconds."""
+        living = [track for track in self._tracks if not track.rank.has_ended]
+        waits_s = [self._wait_s(track, now_s) for track in living]
+        return max(waits_s, default=0.0) if self._has_others else 0.0
+
+    def _wait_s(self, track: _Track, now_s: float) -> float:
+        if track.phase in ("training", "evaluating"):
+            return now_s - track.beat_s
+        if track.waits_since_s is None:
+            return 0.0
+        return now_s - max(track.waits_since_s, self._paused_s)
 
     @property
     def has_begun(self) -> bool:
@@ -183,6 +200,7 @@ class StallWatch:
     def _forgive_absence(self, now_s: float) -> None:
         """Restart all timers if this process did not run either (a paused PC)."""
         if now_s - self._looked_s > ABSENCE_S:
+            self._paused_s = now_s
             for track in self._tracks:
                 track.beat_s = max(track.beat_s, now_s)
         self._looked_s = now_s
@@ -209,13 +227,19 @@ class StallWatch:
         least_s = max(NAMED_AFTER_S, 2 * max(track.silences_s))
         return min(limit_s, max(least_s, STEPS_ALLOWED * _usual_s(track)))
 
+    def _cut_after_s(self, track: _Track) -> float:
+        """Return the wait after which a rank is sure to wait for a node that does not answer."""
+        if len(track.silences_s) < STEPS_KNOWN:
+            return max(self._training_limit_s, STEPS_ALLOWED * _usual_s(track))
+        return min(self._named_after_s(track), max(CUT_AFTER_S, 2 * max(track.silences_s)))
+
     def _describe(self, track: _Track, now_s: float) -> Stall:
         state = read_process_state(track.rank.pid)
         return Stall(
             rank=track.rank,
             phase=track.phase,
             step=track.step,
-            age_s=now_s - track.beat_s,
+            age_s=max(now_s - track.beat_s, self._wait_s(track, now_s)),
             process_state=state,
             # A process that runs or sleeps may be in a collective; a stopped one is the cause.
             maybe_remote=self._has_others and state not in ("T", "t", "D"),
@@ -254,6 +278,8 @@ def read_process_state(pid: int) -> str:
 def _follow(track: _Track) -> None:
     beat = track.rank.read_heartbeat()
     at_s, step = beat.get("monotonic_s"), beat.get("step")
+    since_s = beat.get("waits_since_s")
+    track.waits_since_s = since_s if isinstance(since_s, (int, float)) else None
     if not isinstance(at_s, (int, float)):
         return
     if at_s <= track.beat_s:

@@ -197,8 +197,10 @@ class Supervisor:
                 return unconfirmed
             now_s = time.monotonic()
             stall = stalls.check(now_s)
-            standing = stalls.find_standstill(now_s)
-            stall = self._judge_wait(stalls.measure_wait(now_s), now_s, stall, standing)
+            waits_s = stalls.measure_wait(now_s)
+            self._outages.look(waits_s, now_s)
+            standing = stalls.find_standstill(now_s, is_cut=bool(self._outages.silent))
+            stall = self._judge_wait(waits_s, now_s, stall, standing)
             self._name_standstill(standing)
             if stall is not None:
                 self._let_save()  # what hangs then has its stacks dumped
@@ -219,7 +221,6 @@ class Supervisor:
         self, waits_s: float, now_s: float, stall: Stall | None, standing: Stall | None
     ) -> Stall | None:
         """Return the stall that has to be ended after all, with the other nodes in view."""
-        self._outages.look(waits_s, now_s)
         if stall is not None:
             is_excused = stall.maybe_remote and self._outages.excuses(waits_s, now_s)
             return None if is_excused else stall

@@ -154,7 +154,9 @@ class Saver:
             return
         started_s = time.monotonic()
         self._wait()
-        self.prune_when_committed(self._strategy.equalize(self.has_uncommitted))
+        with self._context.heartbeat.waiting():
+            num_uncommitted = self._strategy.equalize(self.has_uncommitted)
+        self.prune_when_committed(num_uncommitted)
         if self._writes:
             # From here on the copy is this save's: a thread that saves at a loss uses it as well.
             with self._context.guard.changing():

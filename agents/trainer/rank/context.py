@@ -39,8 +39,9 @@ class RankContext:
             PeerLost: another rank has gone.
         """
         sums = torch.tensor([float(flag) for flag in flags], device=self.device)
-        self.group.sum(sums)
-        numbers = [int(number) for number in sums.tolist()]
+        with self.heartbeat.waiting():
+            self.group.sum(sums)
+            numbers = [int(number) for number in sums.tolist()]
         self.group.require_whole()
         return numbers
 

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ class Heartbeat:
     """A small file that reports step and phase to the supervisor, overwritten in place.
 
     While the rank loads, measures or saves, a thread writes it every two seconds. While it trains
-    or evaluates, only the training loop does, so that a hang in the middle of a step shows.
+    or evaluates, only the training loop does, so that a hang in the middle of a step shows. What
+    may take long, such as saving, says since when it waits for other ranks instead.
     """
 
     PERIOD_S = 2.0
@@ -137,6 +139,7 @@ class Heartbeat:
         self._step = 0
         self._phase = "loading"
         self._forecast_step_s = 0.0
+        self._waits_since_s: float | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._write()
@@ -159,6 +162,20 @@ class Heartbeat:
         with self._lock:
             self._write()
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Report that the training loop waits for other ranks inside the block."""
+        self._wait_since(round(time.monotonic(), 3))
+        try:
+            yield
+        finally:
+            self._wait_since(None)
+
+    def _wait_since(self, time_s: float | None) -> None:
+        with self._lock:
+            self._waits_since_s = time_s
+            self._write()
+
     def close(self) -> None:
         """End the thread; the last record stays."""
         self._ended.set()
@@ -170,6 +187,7 @@ class Heartbeat:
             "monotonic_s": time.monotonic(),
             # The name in files; supervisors of earlier versions read them, too.
             "foreseen_step_s": self._forecast_step_s,
+            "waits_since_s": self._waits_since_s,
         }
         line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
         with contextlib.suppress(OSError):  # a full disk must not end a training

@@ -50,6 +50,8 @@ class RunWatch:
         self._parts = {node: RunPart(node=node, silent_s=0.0) for node in run.nodes}
         self._news = asyncio.Event()
         self._silent_since_s: dict[str, float] = {}
+        # Questions to nodes that are not answered yet.
+        self._asked: dict[str, asyncio.Task[RunPart]] = {}
         self._kept_s: dict[str, float] = {}
         self._warned: set[str] = set()
 
@@ -63,9 +65,9 @@ class RunWatch:
             tasks = [group.create_task(self._follow(node)) for node in self._nodes]
             tasks.append(group.create_task(self._publish_news()))
             try:
-                await self._judge_until_end()
+                await self._judge_until_end(group)
             finally:
-                for task in tasks:
+                for task in (*tasks, *self._asked.values()):
                     task.cancel()
         self._services.runs.refresh(self._run_id)
 
@@ -101,7 +103,7 @@ class RunWatch:
 
     # ------------------------------------------------------------ the whole
 
-    async def _judge_until_end(self) -> None:
+    async def _judge_until_end(self, group: asyncio.TaskGroup) -> None:
         asked_s = time.monotonic()
         while True:
             # A PC that slept has not seen its nodes silent for that long.
@@ -112,7 +114,7 @@ class RunWatch:
             if run is None or run.attempt != self._attempt or run.state not in ACTIVE_STATES:
                 return
             if not self._services.is_launching(self._run_id):
-                parts = await self._ask_all()
+                parts = await self._ask_all(group)
                 with self._warning(UserError):
                     verdict = await apply_judgement(self._services, run, parts, idle_s(parts))
                     if verdict.state not in ACTIVE_STATES:
@@ -138,8 +140,23 @@ class RunWatch:
                 )
                 self._events.publish(RunEventArrived(event))
 
-    async def _ask_all(self) -> tuple[RunPart, ...]:
-        return tuple(await asyncio.gather(*(self._ask(node) for node in self._nodes)))
+    async def _ask_all(self, group: asyncio.TaskGroup) -> tuple[RunPart, ...]:
+        """Query all nodes; those that were silent before delay nothing, they answer when they do.
+
+        Else the end of a run that has lost a node would be noticed seconds later.
+        """
+        for node in self._nodes:
+            if node not in self._asked:
+                self._asked[node] = group.create_task(self._ask(node))
+        awaited = [task for node, task in self._asked.items() if node not in self._silent_since_s]
+        if awaited:
+            await asyncio.wait(awaited)
+        return tuple(self._take_answer(node) for node in self._nodes)
+
+    def _take_answer(self, node: str) -> RunPart:
+        if self._asked[node].done():
+            return self._asked.pop(node).result()
+        return RunPart(node=node, silent_s=time.monotonic() - self._silent_since_s[node])
 
     async def _ask(self, node: str) -> RunPart:
         """Query one node, with a short timeout: a silent node must not delay the judgement."""

@@ -54,9 +54,9 @@ def test_after_an_outage_ranks_get_as_long_again_to_go_on(node: Node) -> None:
     assert network.watch.silent == ()
 
 
-@pytest.mark.parametrize("waits_s", [0.0, 4.0])
-def test_nobody_is_asked_while_ranks_train(node: Node, waits_s: float) -> None:
-    network = Network(node, outage_s=60.0)
+@pytest.mark.parametrize(("outage_s", "waits_s"), [(60.0, 0.0), (60.0, 4.5), (8.0, 3.5)])
+def test_nobody_is_asked_while_ranks_train(node: Node, outage_s: float, waits_s: float) -> None:
+    network = Network(node, outage_s=outage_s)
     for now_s in range(100):
         network.watch.look(waits_s, float(now_s))
     assert network.num_asked == 0

@@ -214,6 +214,34 @@ def test_rank_that_may_wait_for_another_node_is_named_and_gets_a_minute(
     assert look_on(watch, last_s + 30.0, last_s + 100.0) == last_s + 65.0
 
 
+@pytest.mark.parametrize("phase", ["training", "evaluating", "saving", "cooling"])
+def test_a_rank_that_waits_for_a_node_that_does_not_answer_is_named_in_any_phase(
+    node: Node, ranks: Ranks, phase: str
+) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train", elsewhere=1))
+    last_s = train_steadily(watch, ranks)
+    for now_s in range(int(last_s) + 1, int(last_s) + 10):
+        # The thread of a rank that saves goes on beating; the others are silent.
+        is_beating = phase in ("saving", "cooling")
+        ranks.beat(float(now_s) if is_beating else last_s + 1, (8, 8), phase,
+                   waits_since_s=last_s + 1)  # fmt: skip
+        assert watch.check(float(now_s)) is None
+    assert watch.measure_wait(last_s + 9.0) == 8.0
+    assert watch.find_standstill(last_s + 9.0) is None, "others may need that long"
+    stall = watch.find_standstill(last_s + 9.0, is_cut=True)
+    assert stall is not None
+    assert (stall.age_s, stall.maybe_remote) == (8.0, True)
+
+
+def test_slow_steps_are_no_wait_for_a_node_that_does_not_answer(node: Node, ranks: Ranks) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train", elsewhere=1))
+    for step in range(1, 8):
+        ranks.beat(1000.0 + 30.0 * step, (step, step))
+        watch.check(1000.0 + 30.0 * step)
+    assert watch.find_standstill(1210.0 + 59.0, is_cut=True) is None
+    assert watch.find_standstill(1210.0 + 61.0, is_cut=True) is not None
+
+
 def test_stop_does_not_wait_for_what_stands_still(node: Node, ranks: Ranks) -> None:
     watch = StallWatch(ranks.all, node.intent("train", "train", elsewhere=1))
     last_s = train_steadily(watch, ranks)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,8 +14,9 @@ import pytest
 from agents.contract.spec import CheckpointSpec
 from agents.trainer.checkpoint.folder import read_checkpoint
 from agents.trainer.rank.group import PeerLost
+from agents.trainer.rank.journal import Heartbeat
 from agents.trainer.rank.state_guard import StateGuard
-from tests.agents.trainer.ranks import Run, finish, make_spec, wait_until
+from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank, wait_until
 
 # No checkpoint comes by itself.
 SPEC = make_spec(
@@ -64,6 +67,53 @@ def test_ranks_that_wait_for_a_silent_one_save_when_asked(tmp_path, tiny_model):
     finally:
         os.kill(ranks[1].pid, signal.SIGKILL)
         finish(ranks)
+
+
+def stop_before_others_wait(environ: dict[str, str]) -> None:
+    """Be a rank that is stopped as it begins to evaluate or to save."""
+    os.environ.update(environ)
+    from agents.trainer import loop
+    from agents.trainer.__main__ import main
+    from agents.trainer.checkpoint.saver import Saver
+
+    def stop(*args: object, **kwargs: object) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    if os.environ["STOPS_IN"] == "saving":
+        Saver.save = stop  # type: ignore[method-assign]
+    else:
+        loop.evaluate = stop  # type: ignore[assignment]
+    os._exit(main())
+
+
+@pytest.mark.parametrize("phase", ["evaluating", "saving"])
+def test_ranks_that_wait_while_they_evaluate_or_save_say_so_and_save_when_asked(
+    tmp_path, tiny_model, phase
+):
+    saves = CheckpointSpec(every_minutes=None, every_steps=2 if phase == "saving" else None, keep=3)
+    spec = replace(SPEC, evaluate_every_steps=2, checkpoint=saves)
+    run = Run(tmp_path / "run", tiny_model, spec, 2)
+    evaluated = str(run.train) if phase == "evaluating" else None
+    intent, folder = run.intend(eval_path=evaluated), run.attempt_folder
+    ranks = [
+        start_rank(intent, 0, folder, {}),
+        start_rank(intent, 1, folder, {"STOPS_IN": phase}, stop_before_others_wait),
+    ]
+
+    def waits_s() -> float:
+        beat = json.loads((folder / "rank-0.heartbeat").read_text())
+        since_s = beat["monotonic_s"] if phase == "evaluating" else beat["waits_since_s"]
+        return time.monotonic() - since_s if beat["phase"] == phase and since_s else 0.0
+
+    try:
+        wait_until(lambda: len(run.steps()) >= 2)
+        wait_until(lambda: waits_s() > Heartbeat.PERIOD_S + 0.5)
+        (folder / "loss.json").write_text("{}")
+        ranks[0].join(30)
+        assert ranks[0].exitcode == 3
+        assert newest_checkpoint(run).manifest.step == 2
+    finally:
+        finish(ranks, 0)
 
 
 def test_lossy_compression_says_why_it_saves_nothing(tmp_path, tiny_model):

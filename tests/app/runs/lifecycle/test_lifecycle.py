@@ -930,6 +930,34 @@ def test_watch_names_the_node_that_fell_silent_for_good(
     assert cluster["alpha"].attempts[run_id, 1].state == "stopped"
 
 
+def test_a_node_that_never_answers_delays_no_judgement(
+    services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_INTERVAL_S", 1.0)
+    asked = asyncio.Event()
+
+    async def vanish(*args: object) -> AttemptStatus:
+        asked.set()
+        await asyncio.sleep(60)
+        raise AssertionError("a question times out")
+
+    cluster["gamma"].attempt_status = vanish  # type: ignore[method-assign]
+
+    async def scenario() -> float:
+        task = asyncio.create_task(watch(services, run_id, EventHub()))
+        await asked.wait()
+        asked.clear()
+        await asked.wait()  # it is known to be silent now
+        for name in ("alpha", "beta"):
+            cluster[name].set_state(run_id, 1, "failed", peer_lost=True, lost_nodes=("gamma",))
+        began_s = time.monotonic()
+        await asyncio.wait_for(task, 10)
+        return time.monotonic() - began_s
+
+    assert asyncio.run(scenario()) < 2.5
+    assert services.runs.get(run_id).message.startswith("node gamma was lost")
+
+
 def test_watch_ends_when_a_newer_attempt_took_over(
     services: Services, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
