@@ -10,7 +10,8 @@ All recordings, and the passes between them that are launched one by one, share 
 pool. So they need as much as the largest of them, and a recording, which repeats a pass that has
 just been done, finds its memory there: while CUDA records, no memory can be had from the driver
 without risk to the recording. The pool is released when the graphs are dropped: before other
-settings are tried, and when memory runs out.
+settings are tried, when memory runs out, and when a recording fails, since torch may take its pool
+as recording for ever after.
 
 Shape letters as in `micro_batch`.
 """
@@ -150,12 +151,17 @@ class GraphReplayer:
 
     def reset(self) -> None:
         """Drop all graphs, their memory and all counters, before other settings."""
-        for one in self._recorded.values():
-            one.graph.reset()
-        self._recorded.clear()
+        self._drop_recorded()
         self._seen.clear()
         self._refused.clear()
         self._num_recorded = self.num_replayed = 0
+
+    def _drop_recorded(self) -> None:
+        """Drop all graphs and their memory; shapes that occur again are recorded anew."""
+        for one in self._recorded.values():
+            one.graph.reset()
+        self._num_recorded -= len(self._recorded)
+        self._recorded.clear()
         self._recorder.release()
 
     def _describe(self, batch: MicroBatch, known: Tensor | None, plan: LayerPlan) -> object:
@@ -204,6 +210,7 @@ class GraphReplayer:
             self._refused.add(shape)
         if graph is None:
             gc.collect()  # the traceback held the intermediate tensors
+            self._drop_recorded()
             return None
         found = self._recorded[shape] = _Recorded(graph, self._read(batch, known))
         return found
@@ -277,7 +284,11 @@ class CudaGraph:
         # Not `torch.cuda.graph`: it empties the cache first, and where recording fails it leaves
         # the stream and the allocator as while recording, which loses the memory for good.
         # "thread_local": other threads may use the GPU meanwhile, such as a checkpoint's copy.
-        self._graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+        try:
+            self._graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+        except RuntimeError:
+            _stop_allocating(device, pool)
+            raise
         failed: RuntimeError | None = None
         try:
             with torch.autograd.set_multithreading_enabled(False):
@@ -288,11 +299,7 @@ class CudaGraph:
             self._graph.capture_end()
         except RuntimeError as error:
             failed = failed or error
-            # Where the recording is invalid, torch skips what ends the allocator's part of it; the
-            # first call raises where it did not.
-            with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(device.index or 0, pool.id)
-                torch._C._cuda_releasePool(device.index or 0, pool.id)
+            _stop_allocating(device, pool)
         if failed is not None:
             self._graph.reset()
             raise failed
@@ -305,3 +312,13 @@ class CudaGraph:
         """Wait for the last replay, then release the graph."""
         torch.cuda.synchronize()  # the allocator does not know that a replay still uses it
         self._graph.reset()
+
+
+def _stop_allocating(device: torch.device, pool: torch.cuda.MemPool) -> None:
+    """End the allocator's part of a recording, which torch skips where CUDA's part is invalid.
+
+    There is no such function for pinned memory: such a pool cannot be recorded in again.
+    """
+    with contextlib.suppress(RuntimeError):  # raised where torch has ended it
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool.id)
+        torch._C._cuda_releasePool(device.index or 0, pool.id)

@@ -228,7 +228,7 @@ def test_what_cannot_be_recorded_is_launched(make, capfd, error, failure):
         executor.add_gradients(ALIKE)
     plain.add_gradients(ALIKE)
     assert torch.allclose(found.gradients, expected.gradients, rtol=1e-5, atol=1e-7)
-    assert log == ["asked"]
+    assert log == ["asked", "release"]
     assert executor.replayer.failure == failure
     executor.drop_graphs()
     executor.add_gradients(ALIKE)
@@ -260,6 +260,30 @@ def test_a_recording_that_fails_ends_its_copies_first(make, monkeypatch):
     plain.add_gradients(ALIKE)
     assert log == ["joined", "ended"]
     assert torch.allclose(found.gradients, expected.gradients, rtol=1e-5, atol=1e-7)
+
+
+def test_after_a_recording_that_failed_others_are_made_in_new_memory(make, monkeypatch):
+    """torch may take the memory of a failed recording as recording for ever."""
+    monkeypatch.setattr(graphs_module, "_MAX_FREE_RECORDINGS", 3)
+    executor, _ = make(micro_tokens=120)
+    recorder = Recorder(executor._model.clock)
+    log = replaying(executor, recorder)
+    small, large = make_part(12, 9), make_part(50, 31, 20, 9)
+    record, is_whole = recorder.record, True
+
+    def record_in_new_memory(work):
+        nonlocal is_whole
+        if executor.replayer.num_graphs:
+            is_whole = False
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert is_whole or "release" in log
+        return record(work)
+
+    recorder.record = record_in_new_memory
+    for part in (small, small, large, large, small, large, small):
+        executor.add_gradients(part)
+    assert log == ["record", "replay", "drop", "release", "record", "replay", "replay"]
+    assert executor.replayer.failure is None
 
 
 @pytest.mark.parametrize(
