@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from app.core.core import Core
     from app.events import NodeSnapshot, RunEvent, RunSnapshot
     from app.interruption import Interruption
-    from app.planning.forecast_accuracy import ForecastComparison
+    from app.planning.forecast_accuracy import Forecast, ForecastComparison
 
 SHOWN_EVENTS = 30
 OPERATION_LETTERS = 60
@@ -177,6 +177,7 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
         out.text("")
         out.table(_RANK_HEAD, _ranks(run, now_s))
     if told is not None:
+        _print_stages(told.forecast, out)
         _print_comparison(told, out)
     if args.data:
         out.text("")
@@ -195,6 +196,22 @@ def _tell_interruptions(found: Sequence[Interruption], now_s: float, out: Output
     for moment in (moment for one in found for moment in tell_story(one)):
         at = show_moment(moment.time_s, now_s) if moment.time_s is not None else "now"
         out.text(f"  {at:<14}{moment.title}: {moment.text}")
+
+
+def _print_stages(forecast: Forecast, out: Output) -> None:
+    from app.presentation.stage_text import describe_division, list_run_stages
+
+    rows = list_run_stages(forecast)
+    if not rows:
+        return
+    out.text("")
+    out.table(
+        ["STAGE", "PIPELINE", "LAYERS", "PLANNED MEMORY"],
+        [[row.title, str(row.replica + 1), row.layers_text, row.memory_text] for row in rows],
+    )
+    words = describe_division(rows, forecast.step_s, forecast.bubble_s, forecast.wire_s)
+    if words:
+        out.text(f"planned: {words}")
 
 
 def _print_comparison(found: ForecastComparison, out: Output) -> None:

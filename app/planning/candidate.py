@@ -87,7 +87,7 @@ class GpuPlan:
     tokens_per_s: float
     """Speed of this GPU alone while it computes, in tokens per second."""
     layers: tuple[int, int] | None = None
-    """First layer of its stage and the one after its last; None: all layers."""
+    """First layer of its stage and the one after its last; None: all layers, which it holds."""
     replica: int = 0
     """Index of its pipeline, where several train data parallel."""
     max_in_flight: int | None = None

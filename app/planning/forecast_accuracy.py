@@ -56,7 +56,7 @@ class RankForecast:
     room_bytes: int | None = None
     """Memory of the GPU that may be in use, other programs included, in bytes."""
     layers: tuple[int, int] | None = None
-    """First layer of its stage and the one after its last; None: all layers."""
+    """First layer of its stage and the one after its last; None: all layers, which it holds."""
     replica: int = 0
     max_in_flight: int | None = None
     num_streamed: int = 0

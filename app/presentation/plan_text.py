@@ -10,6 +10,7 @@ from agents.contract.spec import RunSpec
 from app.planning.candidate import CUT_MODES, Candidate, GpuPlan, Plan
 from app.planning.forecast_accuracy import ForecastComparison, error_of
 from app.planning.misses import PlanMiss
+from app.presentation.stage_text import TIERS, describe_division, list_planned_stages
 from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
 
 MEMORY_GROUPS = {
@@ -54,10 +55,17 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
         ("Step", describe_step(candidate)),
         ("Speed", show_rate(candidate.tokens_per_s)),
         ("10 million tokens", _show_ten_million(candidate)),
+        ("Division", _describe_division(candidate)),
         ("Total time", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
         ("Energy", show_energy(candidate.energy_wh)),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
+
+
+def _describe_division(candidate: Candidate) -> str:
+    rows = list_planned_stages(candidate)
+    bubble_s = candidate.parts_s.bubble_s
+    return describe_division(rows, candidate.step_s, bubble_s, candidate.wire_s) or DASH
 
 
 def _show_ten_million(candidate: Candidate) -> str:
@@ -112,13 +120,12 @@ def describe_setting(gpu: GpuPlan) -> str:
     setting = gpu.setting
     parts = [f"{setting.micro_tokens:,} tokens at once"]
     # Layers count from 0 with an exclusive end; people count from 1.
-    if gpu.layers is not None:
+    if gpu.layers is not None and gpu.max_in_flight is not None:
         parts.append(f"layers {gpu.layers[0] + 1} to {gpu.layers[1]}")
     if gpu.max_in_flight is not None and gpu.max_in_flight > 1:
         parts.append(f"{gpu.max_in_flight} in flight")
-    if gpu.num_streamed:
-        where = "RAM" if gpu.streams_from == "ram" else "the SSD"
-        parts.append(f"{count_of(gpu.num_streamed, 'layer')} from {where}")
+    if gpu.num_streamed and gpu.streams_from is not None:
+        parts.append(f"{count_of(gpu.num_streamed, 'layer')} from {TIERS[gpu.streams_from]}")
     if setting.num_recomputed:
         parts.append(f"{count_of(setting.num_recomputed, 'layer')} recomputed")
     if setting.num_moved:

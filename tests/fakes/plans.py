@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from agents.contract.model_cut import WeightTier
 from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, RunLimit, StepParts
 from app.planning.forecast_accuracy import (
     Forecast,
@@ -185,9 +186,56 @@ def make_plan_of_mixture() -> Plan:
     )
 
 
-def make_comparison() -> ForecastComparison:
-    """Return the forecast of four ranks and their measurements."""
-    plan = make_plan_of_all().chosen
+def make_plan_of_stages() -> Plan:
+    """Return a 70B model as a pipeline over four GPUs, with streamed weights as runner-up."""
+    spans = ((0, 28), (28, 50), (50, 71), (71, 80))
+    base = make_plan_of_all().chosen
+    assert base is not None
+    stages = tuple(
+        make_gpu_plan(
+            place,
+            layers=(first, stop),
+            share=(stop - first) / 80,
+            memory=replace(make_memory(300), weights_bytes=(stop - first) * 420 * MIB),
+            max_in_flight=(6, 4, 3, 1)[place],
+            setting=MemorySetting(micro_tokens=2048, num_recomputed=stop - first),
+        )
+        for place, (first, stop) in enumerate(spans)
+    )
+    chosen = replace(
+        base,
+        mode="pipeline",
+        gpus=stages,
+        parts_s=StepParts(compute_s=310.0, bubble_s=22.0, network_s=6.0, optimizer_s=0.3),
+        wire_s=71.0,
+        total_s=380_000.0,
+        energy_wh=31_000.0,
+        reason="pipeline on alpha, beta and gamma: the fastest that fits",
+    )
+    tiers: tuple[WeightTier, ...] = ("ram", "ram", "ram", "disk")
+    streamed = replace(
+        chosen,
+        mode="streamed",
+        gpus=tuple(
+            replace(
+                gpu,
+                layers=(0, 80),
+                max_in_flight=None,
+                num_streamed=80 - (stop - first),
+                streams_from=tier,
+            )
+            for gpu, (first, stop), tier in zip(stages, spans, tiers, strict=True)
+        ),
+        parts_s=StepParts(compute_s=400.0, optimizer_s=0.3),
+        wire_s=None,
+        reason="streamed weights on alpha, beta and gamma: 1.2 times as long per step",
+    )
+    return replace(make_plan_of_all(), chosen=chosen, others=(streamed,), advice=(), assumptions=())
+
+
+def make_comparison(plan_of: Plan | None = None) -> ForecastComparison:
+    """Return the forecast of four ranks of a plan, by default data parallel, and measurements."""
+    plan = (plan_of or make_plan_of_all()).chosen
     assert plan is not None
     ranks = tuple(
         RankForecast(
@@ -202,17 +250,24 @@ def make_comparison() -> ForecastComparison:
             expected_bytes=gpu.memory.expected_bytes,
             high_bytes=gpu.memory.high_bytes,
             memory_parts=tuple(gpu.memory.parts.items()),
+            room_bytes=gpu.room_bytes,
+            layers=gpu.layers,
+            max_in_flight=gpu.max_in_flight,
+            num_streamed=gpu.num_streamed,
+            streams_from=gpu.streams_from,
         )
         for gpu in plan.gpus
     )
     forecast = Forecast(
-        mode="data",
+        mode=plan.mode,
         family="llama",
         adapter="qlora",
         longest_tokens=2048,
         ranks=ranks,
         step_s=plan.step_s,
         network_s=plan.parts_s.network_s,
+        bubble_s=plan.parts_s.bubble_s,
+        wire_s=plan.wire_s,
         tokens_per_s=plan.tokens_per_s,
         total_s=plan.total_s,
     )

@@ -26,7 +26,12 @@ from tests.fakes.core import (
     past_interruptions,
     publish_history,
 )
-from tests.fakes.plans import make_plan_of_all, make_plan_of_mixture
+from tests.fakes.plans import (
+    make_comparison,
+    make_plan_of_all,
+    make_plan_of_mixture,
+    make_plan_of_stages,
+)
 from tests.gui.stage import Stage
 
 RUN = "support-chat-7f3a"
@@ -191,6 +196,14 @@ def _recovery(stage: Stage) -> QWidget:
     return window
 
 
+def _stages(stage: Stage) -> QWidget:
+    """A run as a pipeline: its layers on the GPUs, planned and measured."""
+    stage.core.comparison_map[RUN] = make_comparison(make_plan_of_stages())
+    window = _run_tab(7)(stage)
+    stage.wait_for(lambda: bool(stage.window.run_page().stages.lines))
+    return window
+
+
 def _data(stage: Stage) -> QWidget:
     window = _run_tab(4)(stage)
     stage.window.run_page().data.show_data(make_preview())
@@ -310,6 +323,16 @@ def _new_run_mixture(stage: Stage) -> QWidget:
     stage.core.plan_answer = make_plan_of_mixture()
     dialog = _new_run_filled(stage)
     dialog.form.fields["model"].set_answer("Qwen/Qwen3-30B-A3B")  # type: ignore[attr-defined]
+    dialog.form.fields["name"].edited.emit()  # type: ignore[attr-defined]
+    stage.settle(0.2)
+    return dialog
+
+
+def _new_run_stages(stage: Stage) -> QWidget:
+    """The plan of a model that no card holds."""
+    stage.core.plan_answer = make_plan_of_stages()
+    dialog = _new_run_filled(stage)
+    dialog.form.fields["model"].set_answer("meta-llama/Llama-2-70b-hf")  # type: ignore[attr-defined]
     dialog.form.fields["name"].edited.emit()  # type: ignore[attr-defined]
     stage.settle(0.2)
     return dialog
@@ -570,6 +593,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-data": _data,
     "run-forecast": _run_tab(5),
     "run-recovery": _recovery,
+    "run-stages": _stages,
     "run-profiled": _profiled,
     "run-interrupted": _interrupted,
     "new-run": _new_run,
@@ -580,6 +604,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-filled": _new_run_filled,
     "new-run-misfit": _new_run_misfit,
     "new-run-mixture": _new_run_mixture,
+    "new-run-stages": _new_run_stages,
     "new-run-recipe": _new_run_recipe,
     "new-run-repeat": _repeat,
     "new-run-file": _new_run_file,

@@ -13,12 +13,18 @@ from PySide6.QtWidgets import QLabel
 
 from app.errors import UserError
 from app.flows.field import NO, YES
+from app.gui.charts.layer_strip import LayerStrip
 from app.gui.new_run import live_plan
 from app.gui.new_run.data_dialog import DataDialog
 from app.gui.new_run.memory_bar import MemoryBar
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.presentation.model_text import describe_limits, describe_parts
-from tests.fakes.plans import make_plan_of_all, make_plan_of_mixture
+from tests.fakes.plans import (
+    make_comparison,
+    make_plan_of_all,
+    make_plan_of_mixture,
+    make_plan_of_stages,
+)
 from tests.gui.stage import Stage, open_dialog, press
 
 RUN = "support-chat-7f3a"
@@ -124,6 +130,53 @@ def test_plan_and_preview_name_the_same_parts(busy: Stage, dialog: NewRunDialog)
     busy.core.plan_answer = replace(plan, parts=())
     QTest.keyClicks(dialog.form.fields["model"].input, "x")
     busy.wait_for(lambda: not view.parts_note.isVisible())
+
+
+def test_stages_are_drawn_where_gpus_hold_parts_of_the_model(
+    busy: Stage, dialog: NewRunDialog
+) -> None:
+    plan = dialog.outlook.plan
+    busy.core.plan_answer = make_plan_of_stages()
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    busy.wait_for(lambda: headline(dialog).startswith("Pipeline on alpha, beta and gamma"))
+    strips = [one for one in plan.findChildren(LayerStrip) if one.isVisibleTo(plan)]
+    assert [one.accessibleName() for one in strips] == [
+        "alpha: RTX 5070 Ti: layers 1 to 28 of 80, 6 in flight",
+        "beta: RTX 3090: layers 29 to 50 of 80, 4 in flight",
+        "beta: RTX 3090: layers 51 to 71 of 80, 3 in flight",
+        "gamma: RTX 4070 Laptop GPU: layers 72 to 80 of 80",
+    ]
+    texts = [label.text() for label in plan.findChildren(QLabel)]
+    assert "bubble 7 % of a step, busiest link in use for 21 % of a step" in texts
+    streamed = make_plan_of_stages().others[0]
+    busy.core.plan_answer = replace(make_plan_of_stages(), chosen=streamed, others=())
+    QTest.keyClicks(dialog.form.fields["model"].input, "x")
+    busy.wait_for(lambda: strips[3].accessibleName().endswith("71 layers from the SSD"))
+    busy.core.plan_answer = make_plan_of_all()
+    QTest.keyClicks(dialog.form.fields["model"].input, "x")
+    busy.wait_for(lambda: not any(one.isVisibleTo(plan) for one in strips))
+
+
+def test_a_runs_page_shows_its_stages_beside_what_they_measured(busy: Stage) -> None:
+    busy.core.comparison_map[RUN] = make_comparison(make_plan_of_stages())
+    busy.window.open_run(RUN)
+    page = busy.window.run_page()
+    tab = page.tabs.indexOf(page.stages)
+    busy.wait_for(lambda: page.tabs.isTabVisible(tab))
+    assert page.stages.summary.text() == (
+        "Planned: bubble 7 % of a step, busiest link in use for 21 % of a step"
+    )
+    assert (
+        page.stages.lines[0]
+        .text()
+        .startswith(
+            "alpha: RTX 5070 Ti, layers 1 to 28 of 80, 6 in flight, planned 14.3 GiB of 16.0 GiB"
+        )
+    )
+    busy.wait_for(lambda: "measured" in page.stages.lines[0].text())
+    # A run in which every GPU has all layers has no such tab.
+    busy.window.open_run("recipes-a0d2")
+    busy.wait_for(lambda: not page.tabs.isTabVisible(tab))
 
 
 def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDialog) -> None:

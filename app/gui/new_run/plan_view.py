@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from agents.contract.data import DataFinding
+from app.gui.charts.layer_strip import LayerStrip
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.primitives import make_label
 from app.gui.kit.theme import Theme
@@ -32,6 +33,7 @@ from app.presentation.plan_text import (
     describe_warnings,
     group_memory,
 )
+from app.presentation.stage_text import StageRow, list_planned_stages
 from app.text import capitalize, count_of, short_card, show_rate, show_share
 
 MAX_ALTERNATIVES = 8
@@ -118,7 +120,8 @@ class PlanView(QWidget):
         model = [("Model", describe_model(plan.model))] if plan.model is not None else []
         costs = describe_candidate(shown) if shown is not None and fits else []
         self._show_rows([*model, *costs])
-        self._show_gpus(shown.gpus if shown is not None else ())
+        stages = list_planned_stages(shown) if shown is not None else []
+        self._show_gpus(shown.gpus if shown is not None else (), stages)
         warned = [Advice(text=text) for text in describe_warnings(plan)]
         limits = describe_limits(plan.limits)
         self._advice.show_advice((*limits, *warned, *plan.advice))
@@ -164,14 +167,14 @@ class PlanView(QWidget):
                 label.setText(text)
                 label.setVisible(number < len(rows))
 
-    def _show_gpus(self, gpus: Sequence[GpuPlan]) -> None:
+    def _show_gpus(self, gpus: Sequence[GpuPlan], stages: Sequence[StageRow] = ()) -> None:
         while len(self._gpus) < len(gpus):
             self._gpus.append(line := _GpuLine(self._theme))
             self._gpu_column.addWidget(line)
         for number, line in enumerate(self._gpus):
             line.setVisible(number < len(gpus))
             if number < len(gpus):
-                line.show_gpu(gpus[number])
+                line.show_gpu(gpus[number], stages[number] if number < len(stages) else None)
         self._legend.setVisible(bool(gpus))
 
 
@@ -181,17 +184,21 @@ class _GpuLine(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._name = make_label(role="subheading", wraps=True)
+        self._strip = LayerStrip(theme)
         self._bar = MemoryBar(theme)
         self._memory = make_label(role="caption", wraps=True)
         self._setting = make_label(role="caption", wraps=True)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
-        for part in (self._name, self._bar, self._memory, self._setting):
+        for part in (self._name, self._strip, self._bar, self._memory, self._setting):
             column.addWidget(part)
 
-    def show_gpu(self, gpu: GpuPlan) -> None:
-        """Show the plan of one GPU."""
+    def show_gpu(self, gpu: GpuPlan, stage: StageRow | None) -> None:
+        """Show the plan of one GPU, and its stage where it has not all layers."""
+        self._strip.setVisible(stage is not None)
+        if stage is not None:
+            self._strip.show_stage(stage)
         share = "" if gpu.share >= 1 else f", {show_share(gpu.share)}"
         card = short_card(gpu.card)
         self._name.setText(f"{gpu.node}: {card}{share}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
@@ -31,10 +32,14 @@ class ForecastPane(QWidget):
     `refresh`.
     """
 
+    loaded = Signal(object)
+    """`Forecast` of the run's newest attempt, or None."""
+
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
         self._run_id = ""
+        self._attempt: int | None = None
         self.model: RowsModel[ComparedRow] = RowsModel(forecast_columns(), key=lambda row: row.what)
         self.note = make_label(role="muted", wraps=True)
         column = QVBoxLayout(self)
@@ -45,16 +50,27 @@ class ForecastPane(QWidget):
 
     def open_run(self, run_id: str) -> None:
         """Show another run."""
-        self._run_id = run_id
+        self._run_id, self._attempt = run_id, None
         self.model.reset([])
         self.note.hide()
+        self.loaded.emit(None)
         self.refresh()
+
+    def show_attempt(self, attempt: int) -> None:
+        """Load the forecast of this attempt, unless it is loaded: each one is planned anew."""
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._load()
 
     def refresh(self) -> None:
         """Query the newest measurements, unless the pane is hidden."""
-        run_id = self._run_id
         # A comparison reads the whole journal of the run: not worth it behind another tab.
-        if run_id and self.isVisible():
+        if self.isVisible():
+            self._load()
+
+    def _load(self) -> None:
+        run_id = self._run_id
+        if run_id:
             self._context.bridge.run(
                 lambda core, report: load_comparison(core, run_id), partial(self._show, run_id)
             )
@@ -68,5 +84,6 @@ class ForecastPane(QWidget):
         if run_id != self._run_id:
             return
         self.model.reset(describe_comparison(found) if found is not None else [])
+        self.loaded.emit(found.forecast if found is not None else None)
         self.note.setText(_NOTHING if found is None else "; ".join(found.forecast.assumptions))
         self.note.setVisible(bool(self.note.text()))

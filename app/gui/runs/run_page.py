@@ -32,6 +32,7 @@ from app.gui.runs.run_actions import RunActions
 from app.gui.runs.run_charts import RunCharts
 from app.gui.runs.run_head import RunHead, RunProgress
 from app.gui.runs.run_notices import choose_notice, describe_verified
+from app.gui.runs.stages_pane import StagesPane
 from app.gui.runs.start_line import read_clock
 from app.gui.session.banner_task import run_in_banner
 from app.gui.session.bridge import Op
@@ -120,6 +121,8 @@ class RunPage(QWidget):
             checkpoint_columns(now_s), key=lambda c: c.step
         )
         self.forecast = ForecastPane(context)
+        self.stages = StagesPane(context.theme)
+        self.forecast.loaded.connect(self.stages.show_forecast)
         self.recovery = RecoveryPane(context)
         self.recovery.summarized.connect(self.progress.show_interruptions)
         self.logs = LogPane(context)
@@ -207,8 +210,11 @@ class RunPage(QWidget):
             ("Data", _padded(self.data)),
             ("Forecast", self.forecast),
             ("Recovery", self.recovery),
+            ("Stages", self.stages),
         ):
             tabs.addTab(part, title)
+        tabs.setTabVisible(tabs.indexOf(self.stages), False)
+        self.stages.has_stages.connect(partial(tabs.setTabVisible, tabs.indexOf(self.stages)))
         return tabs
 
     def _connect(self) -> None:
@@ -231,6 +237,7 @@ class RunPage(QWidget):
         if run is None or run_id != self.run_id:
             return
         self._show_figures()
+        self.forecast.show_attempt(run.attempt)
         self.logs.show_run(run_id, run.attempt, [(rank.rank, rank.node) for rank in run.ranks])
         # Every change of the run may raise or clear a notice, so the banner is computed, never
         # toggled.
@@ -242,6 +249,7 @@ class RunPage(QWidget):
             self.head.show_run(shown)
             self.progress.show_run(shown, partial(read_clock, self._context.cluster, shown))
             self.ranks.reset(shown.ranks)
+            self.stages.show_ranks(shown.ranks)
 
     def _look_over(self) -> None:
         run = self._context.cluster.current_run(self.run_id)

@@ -70,6 +70,7 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
                 share=count / case.spec.batch_sequences,
                 tokens_per_s=stream.tokens_per_s,
             ),
+            layers=(0, case.shape.num_layers),
             num_streamed=stream.num_layers,
             streams_from=stream.tier if stream.num_layers else None,
             host_bytes=stream.host_bytes,

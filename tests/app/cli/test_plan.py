@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from dataclasses import replace
@@ -9,13 +10,20 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.spec import RunSpec
+from app.cli import runs
+from app.cli.main import build_parser
 from app.cli.output import Output
 from app.cli.plan import plan_document, print_plan
 from app.planning.candidate import Plan
 from app.presentation import plan_text
 from app.text import DASH
-from tests.fakes.core import SPEC
-from tests.fakes.plans import make_comparison, make_plan_of_all, make_plan_of_mixture
+from tests.fakes.core import SPEC, FakeCore, make_run
+from tests.fakes.plans import (
+    make_comparison,
+    make_plan_of_all,
+    make_plan_of_mixture,
+    make_plan_of_stages,
+)
 
 
 def printed(plan: Plan, spec: RunSpec = SPEC) -> str:
@@ -101,3 +109,25 @@ def test_comparison_leaves_out_what_nobody_knows() -> None:
     assert "Whole run" in [row.what for row in rows]
     assert next(row for row in rows if row.what == "Whole run").error == DASH
     assert len([row for row in rows if row.what.endswith(": memory")]) == 4
+
+
+def test_stages_of_a_divided_model_are_listed_in_a_plan_and_for_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = make_plan_of_stages()
+    text = printed(plan)
+    assert "10 million tokens   19 h 7 min" in text
+    assert "Division            bubble 7 % of a step, busiest link in use for 21 % of a" in text
+    assert "layers 1 to 28, 6 in flight, 28 layers recomputed" in text
+    assert plan.chosen is not None
+    document = plan_document(plan)
+    assert document["chosen"]["gpus"][1]["layers"] == (28, 50)
+    assert document["others"][0]["gpus"][3]["streams_from"] == "disk"
+    core = FakeCore(run_map={"r-1": make_run("r-1", "r", "running")})
+    core.comparison_map["r-1"] = make_comparison(plan)
+    args = build_parser().parse_args(["runs", "show", "r-1"])
+    assert asyncio.run(runs._show(core, args, Output(False))) == 0  # type: ignore[arg-type]
+    shown = capsys.readouterr().out
+    assert "beta: RTX 3090" in shown
+    assert "layers 29 to 50 of 80, 4 in flight" in shown
+    assert "planned: bubble 7 % of a step" in shown

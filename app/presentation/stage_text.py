@@ -1,0 +1,154 @@
+"""Describe how a model is divided over GPUs, in the same words in window and terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.contract.model_cut import WeightTier
+from app.events import RankProgress
+from app.planning.candidate import CUT_MODES, Candidate
+from app.planning.forecast_accuracy import Forecast
+from app.text import count_of, short_card, show_bytes, show_share
+
+TIERS: dict[WeightTier, str] = {"ram": "RAM", "disk": "the SSD"}
+"""Where streamed weights wait, in sentences."""
+# Parts of a step below this share of it are left out.
+_LEAST_SHOWN = 0.005
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRow:
+    """One GPU's part of a model."""
+
+    node: str
+    device: str
+    card: str
+    """Name of the GPU; empty: a CPU."""
+    replica: int
+    first_layer: int
+    stop_layer: int
+    """Layer after its last one."""
+    num_layers: int
+    """Number of layers of the whole model."""
+    num_streamed: int
+    streams_from: WeightTier | None
+    max_in_flight: int | None
+    memory_bytes: int | None
+    """Expected memory in use, in bytes; None: not known."""
+    room_bytes: int | None
+
+    @property
+    def title(self) -> str:
+        """Node and card, such as `alpha: RTX 4070`."""
+        return f"{self.node}: {short_card(self.card) if self.card else self.device}"
+
+    @property
+    def layers_text(self) -> str:
+        """Layers of the stage, counted from 1, and what else decides its memory.
+
+        >>> row = StageRow(node="a", device="cuda:0", card="RTX 4070", replica=0, first_layer=12,
+        ...     stop_layer=24, num_layers=80, num_streamed=0, streams_from=None, max_in_flight=7,
+        ...     memory_bytes=None, room_bytes=None)
+        >>> row.layers_text
+        'layers 13 to 24 of 80, 7 in flight'
+        """
+        one = self.stop_layer - self.first_layer == 1
+        span = f"{self.first_layer + 1} to {self.stop_layer}"
+        parts = [
+            f"layer{'' if one else 's'} {self.stop_layer if one else span} of {self.num_layers}"
+        ]
+        if self.max_in_flight is not None and self.max_in_flight > 1:
+            parts.append(f"{self.max_in_flight} in flight")
+        if self.num_streamed and self.streams_from is not None:
+            parts.append(f"{count_of(self.num_streamed, 'layer')} from {TIERS[self.streams_from]}")
+        return ", ".join(parts)
+
+    @property
+    def memory_text(self) -> str:
+        """Expected memory and what there is; empty: not known."""
+        if self.memory_bytes is None:
+            return ""
+        room = "" if self.room_bytes is None else f" of {show_bytes(self.room_bytes)}"
+        return f"{show_bytes(self.memory_bytes)}{room}"
+
+
+def list_planned_stages(candidate: Candidate) -> list[StageRow]:
+    """Return the stages of a candidate, in the order of ranks; none where GPUs hold all layers."""
+    if candidate.mode not in CUT_MODES:
+        return []
+    total = max((gpu.layers[1] for gpu in candidate.gpus if gpu.layers is not None), default=0)
+    return [
+        StageRow(
+            node=gpu.node,
+            device=gpu.device,
+            card="" if gpu.device == "cpu" else gpu.card,
+            replica=gpu.replica,
+            first_layer=gpu.layers[0],
+            stop_layer=gpu.layers[1],
+            num_layers=total,
+            num_streamed=gpu.num_streamed,
+            streams_from=gpu.streams_from,
+            max_in_flight=gpu.max_in_flight,
+            memory_bytes=gpu.memory.expected_bytes,
+            room_bytes=gpu.room_bytes,
+        )
+        for gpu in candidate.gpus
+        if gpu.layers is not None
+    ]
+
+
+def list_run_stages(forecast: Forecast) -> list[StageRow]:
+    """Return the stages of an attempt as it was planned, in the order of ranks."""
+    if forecast.mode not in CUT_MODES:
+        return []
+    total = max((rank.layers[1] for rank in forecast.ranks if rank.layers is not None), default=0)
+    return [
+        StageRow(
+            node=rank.node,
+            device=rank.device,
+            card=rank.card or "",
+            replica=rank.replica,
+            first_layer=rank.layers[0],
+            stop_layer=rank.layers[1],
+            num_layers=total,
+            num_streamed=rank.num_streamed,
+            streams_from=rank.streams_from,
+            max_in_flight=rank.max_in_flight,
+            memory_bytes=rank.expected_bytes,
+            room_bytes=rank.room_bytes,
+        )
+        for rank in forecast.ranks
+        if rank.layers is not None
+    ]
+
+
+def describe_division(
+    rows: Sequence[StageRow],
+    step_s: float | None,
+    bubble_s: float | None,
+    wire_s: float | None,
+) -> str:
+    """Describe pipelines, bubble and wire in one line; empty: there is nothing to say."""
+    parts = []
+    num_replicas = len({row.replica for row in rows})
+    if num_replicas > 1:
+        parts.append(f"{num_replicas} pipelines share each batch")
+    if step_s:
+        if bubble_s and bubble_s > _LEAST_SHOWN * step_s:
+            parts.append(f"bubble {show_share(bubble_s / step_s)} of a step")
+        if wire_s and wire_s > _LEAST_SHOWN * step_s:
+            parts.append(f"busiest link in use for {show_share(wire_s / step_s)} of a step")
+    return ", ".join(parts)
+
+
+def describe_measured(rank: RankProgress | None) -> str:
+    """Return what a rank measured of its stage: memory and the share of waiting; empty: nothing."""
+    if rank is None:
+        return ""
+    parts = []
+    if rank.memory_bytes is not None:
+        parts.append(f"measured {show_bytes(rank.memory_bytes)}")
+    if rank.wait_s is not None and rank.step_s:
+        parts.append(f"waits {show_share(rank.wait_s / rank.step_s)} of a step")
+    return ", ".join(parts)
