@@ -85,7 +85,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=PARTS[:4],
         default="faults",
         help="saves: kills while saving; starts: two starts at once; hours: "
-        "memory over simulated hours; --count says how many",
+        "memory over simulated hours; --count says how many, and --out goes on",
     )
     parser.add_argument("--count", type=int, default=1000, help="kills, starts (default: 1000)")
     parser.add_argument("--hours", type=float, default=24.0, help="simulated hours (default: 24)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.campaign.draw import draw_faults
 from tests.campaign.faults import FAULTS
 from tests.campaign.faults.fault import Expectation
 from tests.campaign.history import Damage, Step, compare, find_return_s, read_load_s, read_steps
+from tests.campaign.parts import Tally
 from tests.campaign.record import Record
 from tests.campaign.report import PAGE, replace_part
 from tests.campaign.site import wait_until
@@ -197,6 +199,34 @@ def test_the_table_has_every_case_and_the_sums() -> None:
     assert len([row for row in rows if row.startswith(("| rank-kill | 2 ", "| reboot | 1 "))]) == 2
     assert len([row for row in rows if "it / broke" in row or "slow" in row]) == 2
     assert "version 1, in 1 runs" in page
+
+
+def test_kills_and_starts_go_on_from_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "saves.json"
+    drawn: list[tuple[int, float]] = []
+
+    def once(number: int, draw: random.Random) -> str:
+        drawn.append((number, draw.random()))
+        return "torn" if number == 2 else ""
+
+    Tally(path, "saves", 9).run(3, once)
+    again = Tally(path, "saves", 9)
+    again.run(5, once)
+    assert (again.done, again.broken) == (5, ["number 2: torn"])
+    whole = list(drawn)
+    drawn.clear()
+    Tally(None, "saves", 9).run(5, once)
+    assert drawn == whole
+    assert [number for number, _ in drawn] == [1, 2, 3, 4, 5]
+    with pytest.raises(SystemExit, match="does not hold starts of seed 9"):
+        Tally(path, "starts", 9)
+
+
+@pytest.mark.parametrize("part", ["saves", "starts"])
+def test_each_part_says_what_came_of_it(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--part", part, "--count", "2", "--seed", "8"]) == 0
+    assert f"2 of 2 {'kills' if part == 'saves' else 'interleavings'}" in capsys.readouterr().out
+    assert main(["--part", part, "--count", "2", "--minutes", "0"]) == 1
 
 
 def test_a_part_is_replaced_where_its_marks_are() -> None:

@@ -88,20 +88,25 @@ def test_a_kill_between_any_two_durable_operations_is_harmless(run, failpoint):
     ]
 
 
+def kill_writer(run: Path, attempt: int, draw: random.Random, newest: int) -> int:
+    """Kill a writer at a random instant; return the newest step, which has to be whole."""
+    writer = start_writer(run, attempt)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    time.sleep(draw.uniform(0.0, 0.08))
+    writer.kill()
+    writer.wait()
+    step = check_newest(run)
+    assert step >= newest
+    return step
+
+
 def kill_writers(run: Path, num_kills: int) -> None:
     """Kill writers at random instants; after each the newest checkpoint has to be whole."""
     draw = random.Random(num_kills)
     newest = 0
     for attempt in range(1, num_kills + 1):
-        writer = start_writer(run, attempt)
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        time.sleep(draw.uniform(0.0, 0.08))
-        writer.kill()
-        writer.wait()
-        step = check_newest(run)
-        assert step >= newest
-        newest = step
+        newest = kill_writer(run, attempt, draw, newest)
     assert newest > num_kills / 4
 
 
