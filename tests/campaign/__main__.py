@@ -93,9 +93,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _attack(args: argparse.Namespace) -> int:
-    possible = [name for name in args.kinds or FAULTS if is_possible(FAULTS[name])]
+    possible = [name for name in args.kinds or FAULTS if is_possible(FAULTS[name], args.nodes)]
     for name in set(args.kinds or FAULTS) - set(possible):
-        print(f"left out: {name} (this PC cannot make it)", flush=True)
+        print(f"left out: {name} (needs {FAULTS[name].needs})", flush=True)
     settings = {
         "seed": args.seed,
         "kinds": possible,

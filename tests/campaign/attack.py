@@ -8,9 +8,11 @@ blamed on the next. What is found at the end of the run is blamed on its last fa
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tests.campaign.case import Case
 from tests.campaign.draw import Drawn
@@ -31,8 +33,10 @@ CALM_S = 30.0
 """Time for a run to be as before after a fault, in seconds, or it is not struck again."""
 PAUSE_S = 3.0
 """Time after that for false alarms to come, in seconds."""
-ROOM_STEPS = 60
-"""Steps that have to be left for another fault: more than a fault without a pause needs."""
+ROOM_S = 6.0
+"""Time for which a run has to go on after a further fault, in seconds."""
+MORE_STEPS = 15
+"""Steps before a further fault, at most: faults strike at all distances from a checkpoint."""
 PROBLEMS = (Stuck, ClusterError, OSError, AssertionError, subprocess.SubprocessError)
 
 
@@ -54,6 +58,8 @@ class Attack:
             following = drawn[place + 1].fault if place + 1 < len(drawn) else None
             if following is None or following.is_at_start or not self._is_calm(case):
                 break
+            if not self._has_room(following.lasts_s):
+                break
             finding = self._describe(case, WENT_ON, self.site.steps(self.run_id))
             if finding.breaks:
                 break
@@ -68,12 +74,14 @@ class Attack:
             if is_first:
                 fault.prepare(case)
                 self.run_id = case.run_id = self._start()
-                site.wait_for_step(self.run_id, case.drawn.at_step, START_S)
+                if fault.strikes_while_loading:
+                    wait_until(lambda: case.find("rank"), "a rank that loads", START_S)
+                else:
+                    site.wait_for_step(self.run_id, case.drawn.at_step, START_S)
             else:
                 case.run_id = self.run_id
                 time.sleep(PAUSE_S)
-                # Some steps more, so that faults strike at all distances from a checkpoint.
-                more = case.drawn.at_step % (ROOM_STEPS // 4)
+                more = case.drawn.at_step % MORE_STEPS
                 site.wait_for_step(self.run_id, self._newest() + more, CALM_S)
             case.strike()
         except PROBLEMS as error:
@@ -104,9 +112,17 @@ class Attack:
         steps = site.steps(self.run_id)
         return (
             max(step.attempt for step in steps) == 1
-            and self._newest() + ROOM_STEPS <= site.num_steps
             and site.keeper.state_of(self.run_id) == "running"
         )
+
+    def _has_room(self, lasts_s: float) -> bool:
+        """Return whether enough steps are left for a fault of that length, at the present pace."""
+        times = {step.step: step.time_s for step in self.site.steps(self.run_id)}
+        newest = max(times)
+        recent_s = [times[step] for step in sorted(times)[-MORE_STEPS:]]
+        step_s = statistics.median(b - a for a, b in pairwise(recent_s))
+        left_s = (self.site.num_steps - newest - MORE_STEPS) * step_s
+        return left_s > PAUSE_S + lasts_s + ROOM_S
 
     def _start(self) -> str:
         answer = self.site.master.rackless("start", str(self.site.run_file))

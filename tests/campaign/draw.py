@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.campaign.faults import FAULTS
-from tests.campaign.faults.fault import Fault
-from tests.campaign.faults.processes import MEMORY_CGROUP
+from tests.campaign.faults.fault import CGROUPS, Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +21,11 @@ class Drawn:
     at_step: int
 
 
-def is_possible(kind: type[Fault]) -> bool:
-    """Return whether this PC can make the fault."""
-    return kind.needs != "cgroup" or os.access(MEMORY_CGROUP / "cgroup.procs", os.W_OK)
+def is_possible(kind: type[Fault], num_nodes: int) -> bool:
+    """Return whether this PC can make the fault on so many nodes."""
+    if kind.needs == "three nodes":
+        return num_nodes >= 3
+    return not kind.needs or os.access(CGROUPS[kind.needs] / "cgroup.procs", os.W_OK)
 
 
 def draw_faults(

@@ -70,7 +70,8 @@ def read_steps(runs: Iterable[Path]) -> list[Step]:
 
 def read_load_s(runs: Iterable[Path], attempt: int) -> float:
     """Return the time from an attempt's first rank to its first step, in seconds; 0: not known."""
-    began, first = [], []
+    began: list[float] = []
+    first: list[float] = []
     for run in runs:
         for journal in run.glob(f"attempts/{attempt}/rank-*.jsonl"):
             for line in journal.read_bytes().rpartition(b"\n")[0].splitlines():

@@ -66,5 +66,5 @@ def read_rows(model_path: Path, data: Path) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    named = [Path(argument) for argument in sys.argv[1:4]]
-    main(*named, *(int(argument) for argument in sys.argv[4:6]))  # type: ignore[call-arg]
+    model, data, shared = (Path(argument) for argument in sys.argv[1:4])
+    main(model, data, shared, *(int(argument) for argument in sys.argv[4:6]))

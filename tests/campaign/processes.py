@@ -16,6 +16,7 @@ PARTS = {
     "supervisor": b"supervise",
     "agent": b"serve",
     "recorder": b"record",
+    "store": b"agents.rendezvous.server",
     "sshd": b"sshd",
 }
 """Word in the command line of each kind of process."""
@@ -33,7 +34,12 @@ def find_part(cluster: Cluster, node: Node, part: str) -> list[int]:
     found = []
     for pid in cluster.pids(node):
         command = command_of(pid)
-        is_one = b"sshd" in command[0] if part == "sshd" and command else word in command
+        if part == "sshd":
+            is_one = bool(command) and word in command[0]
+        elif part == "store":  # a program on the command line
+            is_one = any(word in argument for argument in command)
+        else:
+            is_one = word in command
         if is_one and not is_zombie(pid):
             found.append(pid)
     return found
@@ -63,6 +69,12 @@ def tagged(run_id: str) -> list[int]:
                 if needle in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
     return [pid for pid in found if not is_zombie(pid)]
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:

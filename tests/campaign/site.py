@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from tests.campaign.delays import Delays
 from tests.campaign.history import Step, read_steps
 from tests.campaign.keeper import Keeper
-from tests.campaign.processes import chain_of
+from tests.campaign.processes import chain_of, is_running, send
 from tests.cluster.master import ROOT, Master
 from tests.cluster.namespaces import Cluster, ClusterError, Node, run_tool
 
@@ -129,6 +130,13 @@ class Site:
         """Start a node's sshd, whose sessions see a new boot id."""
         (node.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
         self.restart_sshd(node)
+
+    def lose_power(self, node: Node) -> None:
+        """Kill all of a node at once, its cable first: such a PC says no more goodbye."""
+        self.cluster.cut(node)
+        while pids := [pid for pid in self.cluster.pids(node) if is_running(pid)]:
+            send(pids, signal.SIGKILL)
+            time.sleep(0.05)
 
     def restart_sshd(self, node: Node) -> None:
         self.cluster.stop_sshd(node)

@@ -47,7 +47,9 @@ FINDING = Finding(
 )
 
 
-def steps(attempt: int, numbers: range, begin_s: float, rank: int = 0, loss: float = 1.0):
+def steps(
+    attempt: int, numbers: range, begin_s: float, rank: int = 0, loss: float = 1.0
+) -> list[Step]:
     return [
         Step(attempt, rank, n, begin_s + n - numbers[0], f"rows{n}", (loss / n).hex())
         for n in numbers

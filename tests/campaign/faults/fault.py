@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
 
+CGROUPS = {name: Path("/sys/fs/cgroup") / name for name in ("memory", "cpu")}
+"""Control groups that some faults need, of the first version."""
 Recovery = Literal["untouched", "recovered", "either"]
 """Whether the attempt must go on as it is, another pass must take over, or both are right."""
 
@@ -36,9 +39,11 @@ class Fault:
     does: ClassVar[str]
     """What it does, for the table."""
     needs: ClassVar[str] = ""
-    """What it needs beside namespaces; see `draw.is_possible`."""
+    """What it needs beside namespaces: `three nodes`, or one of CGROUPS."""
     is_at_start: ClassVar[bool] = False
     """Whether it has to be prepared before the run starts, so that it is the first to strike it."""
+    strikes_while_loading: ClassVar[bool] = False
+    """Whether it strikes as soon as the ranks live, not at a step; such a one is at the start."""
     lasts_s: float = 0.0
     """Time from `do` to `undo`, in seconds."""
 

@@ -171,6 +171,7 @@ class BusyPorts(Fault):
         self._taker = case.site.cluster.start(
             case.node, sys.executable, "-c", program, stdout=subprocess.PIPE, text=True
         )
+        assert self._taker.stdout is not None
         assert self._taker.stdout.readline().strip() == "taken"
 
     def do(self, case: Case) -> None:

@@ -113,6 +113,34 @@ class DataCut(Cut):
             find_again(other, case.node)
 
 
+class SwitchOff(Cut):
+    name = "switch-off-short"
+    does = "the switch of all PCs off for less than the patience"
+
+    def do(self, case: Case) -> None:
+        cluster = case.site.cluster
+        for pc in (cluster.master, *case.site.nodes):
+            cluster.cut(pc)
+
+    def undo(self, case: Case) -> None:
+        cluster = case.site.cluster
+        for pc in (cluster.master, *case.site.nodes):
+            cluster.heal(pc)
+
+
+class LongSwitchOff(SwitchOff):
+    name = "switch-off-long"
+    does = "the switch of all PCs off for more than the patience"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(LONG_S, max(LONG_S, max_cut_s))
+
+    @property
+    def expectation(self) -> Expectation:
+        # Nobody can say which node was lost, and nothing can go on before the switch is back.
+        return Expectation(recovery="recovered", back_s=self.lasts_s + 20.0, alarms=True)
+
+
 class SlowLink(Fault):
     name = "slow-link"
     does = "link of a node at 2 Mbit/s"
@@ -135,4 +163,4 @@ class SlowLink(Fault):
         run_tool("tc", "-n", node.namespace, "qdisc", "replace", "dev", "eth0", *shape)
 
 
-KINDS = (Cut, LongCut, OneWay, ControlCut, DataCut, SlowLink)
+KINDS = (Cut, LongCut, OneWay, ControlCut, DataCut, SwitchOff, LongSwitchOff, SlowLink)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING
 
-from tests.campaign.faults.fault import Expectation, Fault
+from tests.campaign.faults.fault import CGROUPS, Expectation, Fault
 from tests.campaign.processes import send
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
-
-MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
 
 
 class RankKill(Fault):
@@ -68,7 +65,7 @@ class RankPause(Fault):
 class RankOom(Fault):
     name = "rank-oom"
     does = "a control group without memory for a rank"
-    needs = "cgroup"
+    needs = "memory"
 
     @property
     def expectation(self) -> Expectation:
@@ -76,7 +73,7 @@ class RankOom(Fault):
         return Expectation(named=named, within_s=3.0, recovery="recovered", alarms=True)
 
     def do(self, case: Case) -> None:
-        self._group = MEMORY_CGROUP / f"rackless-campaign-{case.run_id}"
+        self._group = CGROUPS["memory"] / f"rackless-campaign-{case.run_id}"
         self._group.mkdir()
         # What a process has allocated before it was moved is not counted against the group.
         (self._group / "memory.limit_in_bytes").write_text("16384")
@@ -88,7 +85,7 @@ class RankOom(Fault):
         while time.monotonic() < end:
             for pid in (self._group / "cgroup.procs").read_text().split():
                 with contextlib.suppress(OSError):
-                    (MEMORY_CGROUP / "cgroup.procs").write_text(pid)
+                    (CGROUPS["memory"] / "cgroup.procs").write_text(pid)
             with contextlib.suppress(OSError):
                 self._group.rmdir()
                 return
@@ -218,21 +215,11 @@ class Reboot(Fault):
         )
 
     def do(self, case: Case) -> None:
-        cluster = case.site.cluster
-        cluster.cut(case.node)  # a PC that loses power says no more goodbye
-        while pids := [pid for pid in cluster.pids(case.node) if is_running(pid)]:
-            send(pids, SIGKILL)
-            time.sleep(0.05)
+        case.site.lose_power(case.node)
 
     def undo(self, case: Case) -> None:
         case.site.cluster.heal(case.node)
         case.site.boot(case.node)
-
-
-def is_running(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 KINDS = (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tests.campaign.faults.fault import Expectation, Fault
 from tests.campaign.processes import find_part, send
+from tests.cluster.namespaces import run_tool
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
@@ -67,6 +68,21 @@ class FullCheckpoints(FullNode):
     def undo(self, case: Case) -> None:
         # Lazily: a save may be in it. The disk below has the older checkpoints again.
         case.site.in_node(case.node, "umount", "-l", str(self._folder))
+
+
+class NoInodes(FullNode):
+    name = "no-inodes-node"
+    does = "disk of a node has room, but for no more files"
+
+    def do(self, case: Case) -> None:
+        used = os.statvfs(case.node.home)
+        self._remount(case, used.f_files - used.f_ffree)
+
+    def undo(self, case: Case) -> None:
+        self._remount(case, 0)  # no limit
+
+    def _remount(self, case: Case, num_files: int) -> None:
+        run_tool("mount", "-o", f"remount,nr_inodes={num_files}", str(case.node.home))
 
 
 class FullMaster(Fault):
@@ -175,6 +191,7 @@ class ManifestDelete(Delete):
 KINDS = (
     FullNode,
     FullCheckpoints,
+    NoInodes,
     FullMaster,
     Flip,
     Truncate,

@@ -1,0 +1,315 @@
+"""Faults of several parts at once, of runs that still load, and stops beside a fault."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from signal import SIGKILL, SIGSTOP
+from typing import TYPE_CHECKING
+
+from tests.campaign.faults.fault import CGROUPS, Expectation, Fault
+from tests.campaign.faults.processes import Reboot
+from tests.campaign.processes import find_part, send, wait_for_none
+from tests.campaign.site import LOST_AFTER_S, wait_until
+
+if TYPE_CHECKING:
+    from tests.campaign.case import Case
+
+BACK_OFF_S = 5.0
+"""Wait of a second recovery within an hour, in seconds."""
+STOPPED_S = 30.0
+"""Time for a stopped run to end on a node that comes back, in seconds."""
+
+
+class RankSignal(Fault):
+    name = "rank-signal"
+    does = "a rank dies of SIGSEGV, SIGBUS, SIGABRT or SIGTERM"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._signal = draw.choice((signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGTERM))
+
+    @property
+    def detail(self) -> str:
+        return self._signal.name
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("rank {rank}", "node {node}", self._signal.name.lower()),)
+        return Expectation(named=named, within_s=1.0, recovery="recovered", alarms=True)
+
+    def do(self, case: Case) -> None:
+        send(case.find("rank"), self._signal)
+
+
+class RankSlow(Fault):
+    name = "rank-slow"
+    does = "a rank gets half of a core"
+    needs = "cpu"
+    lasts_s = 12.0
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation()
+
+    def do(self, case: Case) -> None:
+        self._group = CGROUPS["cpu"] / f"rackless-campaign-{case.run_id}"
+        self._group.mkdir()
+        (self._group / "cpu.cfs_quota_us").write_text("50000")
+        for pid in case.find("rank"):
+            (self._group / "cgroup.procs").write_text(str(pid))
+
+    def undo(self, case: Case) -> None:
+        for pid in (self._group / "cgroup.procs").read_text().split():
+            (CGROUPS["cpu"] / "cgroup.procs").write_text(pid)
+        self._group.rmdir()
+
+
+class StoreKill(Fault):
+    name = "store-kill"
+    does = "kill -9 of the store where the ranks met"
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(recovery="either", alarms=True)
+
+    def do(self, case: Case) -> None:
+        found = [
+            pid for node in case.site.nodes for pid in find_part(case.site.cluster, node, "store")
+        ]
+        assert found, "no node has a store"
+        send(found, SIGKILL)
+
+
+class AllKill(Fault):
+    name = "all-of-a-node-kill"
+    does = "kill -9 of all that is ours on a node, again and again for a while"
+    lasts_s = 1.0
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("rank {rank}", "{node}"), ("{node}", "was lost"), ("{node}", "killed"))
+        return Expectation(named=named, within_s=6.0, recovery="recovered", alarms=True)
+
+    def do(self, case: Case) -> None:
+        end = time.monotonic() + self.lasts_s
+        while time.monotonic() < end:
+            for part in ("supervisor", "recorder", "agent", "rank"):
+                send(case.find(part), SIGKILL)
+            time.sleep(0.05)
+
+
+class SshdPause(Fault):
+    name = "sshd-pause"
+    does = "SIGSTOP of a node's sshd and its connections, then SIGCONT"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(2.0, 12.0)
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation()
+
+    def do(self, case: Case) -> None:
+        self._pids = case.find("sshd")
+        send(self._pids, SIGSTOP)
+
+    def undo(self, case: Case) -> None:
+        send(self._pids, signal.SIGCONT)
+
+
+class RankKillLoading(Fault):
+    name = "rank-kill-loading"
+    does = "kill -9 of a rank that imports, loads or makes its first step"
+    is_at_start = strikes_while_loading = True
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._after_s = draw.uniform(0.0, 8.0)
+
+    @property
+    def detail(self) -> str:
+        return f"after {self._after_s:.1f} s"
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("rank {rank}", "node {node}", "sigkill"),)
+        return Expectation(
+            named=named,
+            within_s=1.0 + self._after_s,
+            recovery="recovered",
+            back_s=20.0 + self._after_s,
+            alarms=True,
+        )
+
+    def do(self, case: Case) -> None:
+        time.sleep(self._after_s)
+        send(case.find("rank"), SIGKILL)
+
+
+class RebootLoading(Reboot):
+    name = "reboot-loading"
+    does = "a node loses its power while its rank loads"
+    is_at_start = strikes_while_loading = True
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("{node}", "was restarted"), ("{node}", "was lost"), ("{node}", "unreachable"))
+        return Expectation(
+            named=named,
+            within_s=10.0 + self.lasts_s,
+            recovery="recovered",
+            back_s=30.0 + self.lasts_s,
+            alarms=True,
+        )
+
+
+class SecondLoss(Fault):
+    name = "second-loss"
+    does = "kill -9 of a rank, and of any rank again while the run recovers"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(0.5, 12.0)
+        self._draw = draw
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("rank {rank}", "node {node}", "sigkill"),)
+        return Expectation(
+            named=named,
+            within_s=1.0,
+            recovery="recovered",
+            back_s=self.lasts_s + BACK_OFF_S + 20.0,
+            alarms=True,
+        )
+
+    def do(self, case: Case) -> None:
+        send(case.find("rank"), SIGKILL)
+
+    def undo(self, case: Case) -> None:
+        node = self._draw.choice(case.site.nodes)
+        send(find_part(case.site.cluster, node, "rank"), SIGKILL)
+
+
+class PowerCut(Fault):
+    name = "power-cut"
+    does = "all nodes and the keeper lose their power, and come back"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(1.0, 6.0)
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("{node}", "was restarted"), ("{node}", "was lost"))
+        return Expectation(
+            named=named,
+            within_s=self.lasts_s + 10.0,
+            recovery="recovered",
+            back_s=self.lasts_s + 25.0,
+            alarms=True,
+        )
+
+    def do(self, case: Case) -> None:
+        case.site.keeper.stop()
+        for node in case.site.nodes:
+            case.site.lose_power(node)
+
+    def undo(self, case: Case) -> None:
+        for node in case.site.nodes:
+            case.site.cluster.heal(node)
+            case.site.boot(node)
+        case.site.keeper.start()
+
+
+class LossWithoutMaster(Fault):
+    name = "node-loss-without-master"
+    does = "a node loses its power while no keeper is there; both come back later"
+    needs = "three nodes"  # two cannot tell a cut from a loss
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self.lasts_s = draw.uniform(40.0, 60.0)
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(
+            named=(("without this pc", "{node}"),),
+            within_s=self.lasts_s + 15.0,
+            recovery="recovered",
+            back_s=LOST_AFTER_S + 30.0,
+            alarms=True,
+        )
+
+    def do(self, case: Case) -> None:
+        case.site.keeper.stop()
+        time.sleep(LOST_AFTER_S)
+        case.fault_s = time.time()
+        case.site.lose_power(case.node)
+
+    def undo(self, case: Case) -> None:
+        case.site.cluster.heal(case.node)
+        case.site.boot(case.node)
+        case.site.keeper.start()
+
+
+class TwoKeepers(Fault):
+    name = "two-keepers-rank-kill"
+    does = "two keepers of one home watch, a rank is killed"
+    lasts_s = 20.0
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("rank {rank}", "node {node}", "sigkill"),)
+        return Expectation(named=named, within_s=2.0, recovery="recovered", alarms=True)
+
+    def do(self, case: Case) -> None:
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._other = case.site.master.start("watch", **silent)
+        time.sleep(6.0)  # until it watches as well
+        send(case.find("rank"), SIGKILL)
+        case.fault_s = time.time()
+
+    def undo(self, case: Case) -> None:
+        self._other.kill()
+        self._other.wait()
+
+
+class StopWhileCut(Fault):
+    name = "stop-while-cut"
+    does = "a person stops the run while a node is cut off, and resumes it later"
+    lasts_s = 4.0
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(
+            recovery="recovered", back_s=self.lasts_s + STOPPED_S + 60.0, alarms=True
+        )
+
+    def do(self, case: Case) -> None:
+        case.site.cluster.cut(case.node)
+        case.site.master.rackless("runs", "stop", case.run_id)
+
+    def undo(self, case: Case) -> None:
+        case.site.cluster.heal(case.node)
+        if left := wait_for_none(case.run_id, STOPPED_S):
+            case.breaks.append(f"a stop left {left}")
+
+        def is_resumed() -> bool:
+            return case.site.master.rackless("runs", "resume", case.run_id).code == 0
+
+        wait_until(is_resumed, "a resume", STOPPED_S)
+
+
+KINDS = (
+    RankSignal,
+    RankSlow,
+    StoreKill,
+    AllKill,
+    SshdPause,
+    RankKillLoading,
+    RebootLoading,
+    SecondLoss,
+    PowerCut,
+    LossWithoutMaster,
+    TwoKeepers,
+    StopWhileCut,
+)
