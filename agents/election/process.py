@@ -37,6 +37,7 @@ from agents.state import Home, identify, write_json
 from agents.supervisor.attempt import AttemptFolder, is_confirmed
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import find_newest_launched
+from agents.supervisor.ownership import OwnershipWatch
 
 TICK_S = 0.5
 SETTLE_S = 2.0
@@ -76,6 +77,8 @@ class ElectionWatch:
         self._members_since_s = 0.0
         self._not_before_s = 0.0
         self._said = ""
+        # Where the recorder was killed, too, nobody else on this node looks.
+        self._ownership = OwnershipWatch(part.home)
 
     def run(self) -> None:
         """Return when there is nothing more to do."""
@@ -112,6 +115,7 @@ class ElectionWatch:
             self._tell_others(own.reason)
             return False
         if own.part == "active":
+            self._ownership.look()
             self._lost_since_s = None
             return True
         if self._lost_since_s is None:

@@ -2,7 +2,8 @@
 
 From started.json to exit.json that is the process which started.json names. If it is killed, its
 ranks train on, and the first one to notice starts another supervisor, which adopts them: the
-recorder, which looks each second also when no master is connected, and each request about attempts.
+recorder, which looks each second also when no master is connected, each request about attempts, the
+process of an election, and the ranks themselves, for the case that nobody else is left.
 The launch lock of the run decides between several that notice at once. The new supervisor leases
 the devices again, watches and stops the ranks as the first one did, and records their end. It ends
 them at once if a newer attempt has replaced theirs, or if the first one had not started them all.

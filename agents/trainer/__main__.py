@@ -24,6 +24,7 @@ from agents.program import imports_that_stay
 from agents.trainer.model_reading import start_reading
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
 from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.owner_watch import watch_owner
 from agents.trainer.rank.start_times import StartTimes
 from agents.trainer.rank.step_control import RankControl
 
@@ -52,9 +53,12 @@ def main() -> int:
     control.listen()
     journal = RankJournal(folder / rank_journal(rank))
     heartbeat = Heartbeat(folder / rank_heartbeat(rank))
+    owner = watch_owner(folder)
     try:
         return _run(folder, rank, journal, heartbeat, control)
     finally:
+        if owner is not None:
+            owner.close()
         heartbeat.close()
         journal.close()
         sys.stdout.flush()

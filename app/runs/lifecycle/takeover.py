@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from agents.contract.election import is_majority
 from agents.contract.run import AttemptStatus, MasterIdentity
 from app.errors import RacklessError, UserError
 from app.runs.attempt_status import ask_parts
@@ -98,8 +99,8 @@ def describe_master(services: Services, master: MasterIdentity) -> str:
 
 
 def _require_most(run: RunRecord, nodes: Sequence[str]) -> None:
-    """Raise UserError unless these are most nodes of the run; of two, the one of rank 0."""
-    if 2 * len(nodes) > len(run.nodes) or (len(run.nodes) == 2 and run.nodes[0] in nodes):
+    """Raise UserError unless these nodes may decide for the run, as in an election."""
+    if is_majority(nodes, run.nodes):
         return
     told = show_list(list(nodes)) if nodes else "none"
     raise UserError(

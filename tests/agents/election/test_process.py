@@ -20,6 +20,7 @@ from agents.supervisor.election_process import close, keep
 from agents.supervisor.stop import stop
 from app.nodes.credential import make_credential
 from tests.agents.election.conftest import Nodes
+from tests.agents.supervisor.conftest import kill_supervisor
 
 
 def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(nodes: Nodes) -> None:
@@ -85,6 +86,15 @@ def test_a_run_that_is_stopped_leaves_nothing_that_listens(nodes: Nodes) -> None
         assert nodes.helper(name) is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(place, 5)
+
+
+def test_ranks_whose_supervisor_and_recorder_are_gone_get_a_supervisor(nodes: Nodes) -> None:
+    nodes.launch()
+    before = nodes.attempt("b", 1).read_supervisor()
+    assert before is not None
+    kill_supervisor(nodes.attempt("b", 1))
+    found = nodes.wait("b", 1, lambda status: status.supervisor_pid not in (None, before.pid))
+    assert found.state == "running"
 
 
 def test_who_has_another_credential_or_none_gets_no_answer(nodes: Nodes) -> None:
