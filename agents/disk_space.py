@@ -78,3 +78,15 @@ def free_bytes(folder: Path) -> int:
     """
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize
+
+
+def free_files(folder: Path) -> int | None:
+    """Return how many more files the disk of an existing folder takes from this user.
+
+    None: the file system has no limit of its own, as btrfs.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    state = os.statvfs(folder)
+    return state.f_favail if state.f_files else None

@@ -194,13 +194,23 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
         message = f"node {culprit.node} lost its part{_where(situation)}. {status.message}"
         if status.restarted_s is not None:
             moment = show_moment(status.restarted_s, situation.now_s)
-            message = (
-                f"node {culprit.node} was restarted at {moment} and lost its "
-                f"part{_where(situation)}"
-            )
+            message = f"{_name_restarted(culprit, situation.parts, moment)}{_where(situation)}"
     else:
         message = f"node {culprit.node} was lost{_where(situation)}"
     return StateJudgement(state="interrupted", message=message.strip(), hint=resume, cause="lost")
+
+
+def _name_restarted(culprit: RunPart, parts: Sequence[RunPart], moment: str) -> str:
+    """Return which nodes were restarted and lost their parts: a power cut takes several at once."""
+    nodes = [
+        part.node
+        for part in parts
+        if part.answers and part.status is not None and part.status.restarted_s is not None
+    ]
+    if len(nodes) == 1:
+        return f"node {culprit.node} was restarted at {moment} and lost its part"
+    names = show_list(nodes)
+    return f"nodes {names} were restarted, {culprit.node} at {moment}, and lost their parts"
 
 
 def _describe_peer_loss(situation: Situation) -> StateJudgement:

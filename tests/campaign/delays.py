@@ -48,8 +48,11 @@ class Delays:
     def _measure(self) -> None:
         before = self._read()
         while not self._is_over.wait(EVERY_S):
-            now = self._read()
-            self._sums.append((time.time(), self._sums[-1][1] + find_worst(before, now)))
+            now, now_s = self._read(), time.time()
+            began_s, total_s = self._sums[-1]
+            # No chain is delayed for longer than the time that has passed.
+            worst_s = min(find_worst(before, now), now_s - began_s)
+            self._sums.append((now_s, total_s + worst_s))
             before = now
 
     def _read(self) -> dict[int, float]:

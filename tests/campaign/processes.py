@@ -56,7 +56,9 @@ def chain_of(cluster: Cluster) -> list[int]:
             with contextlib.suppress(OSError):
                 if (entry / "ns/net").stat().st_ino in spaces:
                     found.append(int(entry.name))
-    return [pid for pid in found if PARTS["rank"] not in command_of(pid)]
+    commands = {pid: command_of(pid) for pid in found}
+    # A rank that was killed has no command any more.
+    return [pid for pid, command in commands.items() if command and PARTS["rank"] not in command]
 
 
 def tagged(run_id: str) -> list[int]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.campaign.__main__ import main
 from tests.campaign.delays import EVERY_S, Delays
-from tests.campaign.draw import draw_faults
+from tests.campaign.draw import draw_faults, is_possible
 from tests.campaign.faults import FAULTS
 from tests.campaign.faults.fault import Expectation
 from tests.campaign.history import Damage, Step, compare, find_return_s, read_load_s, read_steps
@@ -65,6 +65,8 @@ def test_a_seed_draws_the_same_faults_and_every_kind_before_any_comes_again() ->
     assert draw(40, 7)[:20] == draw(20, 7)
     assert draw(40, 7) != draw(40, 8)
     assert {name for name, *_ in draw(len(FAULTS), 3)} == set(FAULTS)
+    without_master = FAULTS["node-loss-without-master"]
+    assert [is_possible(without_master, num_nodes) for num_nodes in (2, 3)] == [False, True]
 
 
 def test_a_resume_from_a_checkpoint_loses_and_doubles_nothing() -> None:

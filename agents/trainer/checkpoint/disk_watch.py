@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.disk_space import free_bytes
+from agents.disk_space import free_bytes, free_files
 from agents.trainer.checkpoint.folder import CannotWrite, NoRoom
 from agents.trainer.rank.journal import RankJournal
 
@@ -23,6 +23,11 @@ MOST_RETRY_S = 600.0
 """Longest time between two saves that are tried because there seems to be room, in seconds."""
 _SLACK_BYTES = 64 << 10
 """Size of a checkpoint beside its tensors: headers, configs, the manifest."""
+
+
+_NUM_FILES = 16
+"""Bound on the files and folders of a checkpoint of one rank. A disk may have a limit of files too,
+which its free bytes do not show."""
 
 
 class DiskWatch:
@@ -72,7 +77,7 @@ class DiskWatch:
 
     def has_room(self) -> bool:
         """Return whether a checkpoint fits on the disk, or its size is not known yet."""
-        return self._missing_bytes() <= 0
+        return self._missing_bytes() <= 0 and self._missing_files() <= 0
 
     def note_failed(self, error: CannotWrite, step: int) -> CannotWrite:
         """Record that no checkpoint could be written; return the error with how much to free."""
@@ -115,13 +120,27 @@ class DiskWatch:
             return 0
         return tensors + tensors // 100 + _SLACK_BYTES - free
 
+    def _missing_files(self) -> int:
+        free = self._ask(free_files)
+        return _NUM_FILES - free if free is not None else 0
+
     def _free_bytes(self) -> int | None:
+        return self._ask(free_bytes)
+
+    def _ask(self, question: Callable[[Path], int | None]) -> int | None:
         for folder in (self._folder, self._otherwise):
             with contextlib.suppress(OSError):
-                return free_bytes(folder)
+                return question(folder)
         return None
 
     def _describe(self) -> tuple[str, str]:
+        if self._missing_bytes() <= 0 < (files := self._missing_files()):
+            return (
+                f"The disk of node {self._node} is full: it has room, but takes no more files (its "
+                "inodes are used up).",
+                f"Delete at least {files} files on the disk of {self._folder}; then the next step "
+                "is saved. Training goes on meanwhile, and waits at its end",
+            )
         free, missing = self._free_bytes() or 0, max(self._missing_bytes(), 1)
         return (
             f"The disk of node {self._node} is full: a checkpoint needs {_show(free + missing)}, "

@@ -117,6 +117,11 @@ def test_node_that_was_restarted_is_named_with_the_time() -> None:
         "node gamma was restarted at 03:12:07 and lost its part at step 812"
     )
     assert (found.state, found.cause) == ("interrupted", "lost")
+    # A power cut takes several.
+    too = part("beta", "lost", restarted_s=at_s)
+    found = judge(Situation(parts=(part("alpha", "running"), too, gone), now_s=at_s + 60.0))
+    assert found.message.startswith("nodes beta and gamma were restarted, ")
+    assert "at 03:12:07, and lost their parts" in found.message
 
 
 def test_silent_node_alone_stops_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -163,3 +164,22 @@ def test_room_that_returns_asks_for_a_save(disk, monkeypatch):
     # A disk that refuses although it has room is not tried at every step.
     assert watch.note_failed(CannotWrite("input/output error"), 6).message == "input/output error"
     assert journal.lines[3:] == [("checkpoint_failed", False)]
+
+
+def test_disk_that_takes_no_more_files_is_named_before_a_save_fails(disk, monkeypatch):
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.0)
+    journal = Told()
+    watch = DiskWatch(disk / "checkpoints", disk, "alpha", journal, lambda: 100_000)  # type: ignore[arg-type]
+    used = os.statvfs(disk)
+    limit_files(disk, used.f_files - used.f_ffree + 3)
+    assert not watch.look()
+    assert journal.lines == [("warning", False)]
+    error = watch.note_failed(NoRoom("full"), 5)
+    assert "takes no more files" in error.message
+    assert "Delete at least 13 files" in error.hint
+    limit_files(disk, used.f_files)
+    assert watch.look(), "the failed save is made up for"
+
+
+def limit_files(disk: Path, num_files: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,nr_inodes={num_files}", str(disk)], check=True)
