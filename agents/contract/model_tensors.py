@@ -77,6 +77,23 @@ def find_tensor_problems(
         yield from _find_misshapen(text, tensors)
 
 
+def map_layers(config: Mapping[str, Any], tensors: Tensors) -> dict[str, int]:
+    """Return the decoder layer of each tensor that belongs to one; empty: none is found."""
+    main, count = _find_main(text_of(config), _group_layers(tensors))
+    found: dict[str, int] = {}
+    for name in tensors:
+        match = _LAYER.fullmatch(name)
+        if main and match and match[1] == main and int(match[2]) < count:
+            found[name] = int(match[2])
+    return found
+
+
+def find_ends(tensors: Tensors) -> tuple[list[str], list[str]]:
+    """Return the names of the embedding's tensors, and of the head's."""
+    embeddings = [name for name in tensors if name.endswith(_EMBEDDINGS)]
+    return embeddings, [name for name in tensors if name.endswith(_HEADS)]
+
+
 def _group_layers(tensors: Tensors) -> dict[str, dict[int, set[str]]]:
     """Return the rest of each tensor's name, by the part before the layer's number and by it."""
     groups: dict[str, dict[int, set[str]]] = {}

@@ -22,6 +22,7 @@ from agents.contract.secrets import format_trace, hide_secrets
 from agents.errors import Diverged, ExpectedError
 from agents.program import imports_that_stay
 from agents.trainer.model_reading import start_reading
+from agents.trainer.model_view import open_parts
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.owner_watch import watch_owner
@@ -70,7 +71,7 @@ def _run(
 ) -> int:
     try:
         journal.write("phase", phase="loading")
-        attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
+        attempt = open_parts(read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1"))))
         _log_identity(attempt)
         model_hash = start_reading(attempt)
         _configure_torch(attempt.compiled_folder)

@@ -19,6 +19,7 @@ from agents.contract.folder_files import open_regular
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.data.file_hashes import is_cached
+from agents.trainer.model_view import is_outline
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.host_memory import read_available_bytes
 
@@ -42,7 +43,7 @@ def start_reading(attempt: RankAttempt) -> Future[str] | None:
     def read() -> None:
         try:
             # Before the hash, which would make all files known.
-            files = sorted(folder.glob("*.safetensors"))
+            files = sorted(path for path in folder.glob("*.safetensors") if not is_outline(path))
             known = [path for path in files if is_cached(path, attempt.hashes_folder)]
             found.set_result(hash_model(folder, attempt.hashes_folder))
         except Exception as error:  # noqa: BLE001 - raised where the hash is needed

@@ -37,18 +37,20 @@ class Source:
     """File of the bundle that is used; None: the whole folder."""
     cleaned: tuple[str, ...] = ()
     """Files that are sent without what names code to run; `files` describes them as sent."""
+    written: tuple[tuple[str, str], ...] = ()
+    """Name and ASCII text of files that are sent and are not in `root`."""
 
     def path_on_node(self, folder: str) -> str:
         """Return the path for the trainer if the bundle is in `folder` on the node."""
         return folder if self.member is None else f"{folder}/{self.member}"
 
     def read_cleaned(self) -> dict[str, bytes]:
-        """Return what is sent in place of the cleaned files.
+        """Return what is sent in place of the cleaned files, and of those that are not there.
 
         Raises:
             OSError: one cannot be read.
         """
-        found = {}
+        found = {name: text.encode("ascii") for name, text in self.written}
         for name in self.cleaned:
             data = read_regular(Path(self.root or "", name), Path(self.root or ""))
             found[name] = without_code(data) or data

@@ -16,6 +16,7 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.model_check import find_folder, refuse, require_usable
+from app.library.model_parts import choose_parts
 from app.library.models import find_model, require_whole
 from app.presentation.result_text import say_bytes
 from app.runs.node_pool import OnMessage
@@ -25,6 +26,7 @@ from app.storage.runs import RunRecord
 
 if TYPE_CHECKING:
     from agents.contract.model_folder import ModelFolder
+    from app.runs.preflight import LaunchPlan
 
 REPORTED_BYTES = 64 * 1024**2
 """Minimum size of a source whose transfer reports its progress, in bytes."""
@@ -114,6 +116,8 @@ class NodeInputs:
     model: str
     train: str
     eval: str | None
+    has_parts: bool = False
+    """Whether the node has only the files of its layers."""
 
 
 def recall_inputs(services: Services, run: RunRecord) -> Inputs:
@@ -129,17 +133,26 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
 
 
 async def send_inputs(
-    services: Services, nodes: Sequence[str], inputs: Inputs, report: OnMessage = lambda line: None
+    services: Services,
+    nodes: Sequence[str],
+    inputs: Inputs,
+    report: OnMessage = lambda line: None,
+    plan: LaunchPlan | None = None,
 ) -> dict[str, NodeInputs]:
     """Send model and data to all nodes at once; return the paths there.
 
-    `report` is called with the progress of large transfers.
+    Args:
+        services: stores and nodes.
+        nodes: nodes to send to.
+        inputs: sources.
+        report: called with the progress of large transfers.
+        plan: by which a node of a pipeline gets the files of its layers alone; None: all files.
 
     Raises:
         UserError: a disk is full, or a node was lost.
     """
     answers = await asyncio.gather(
-        *(_send_to(services, node, inputs, report) for node in nodes), return_exceptions=True
+        *(_send_to(services, node, inputs, report, plan) for node in nodes), return_exceptions=True
     )
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -147,9 +160,13 @@ async def send_inputs(
     return {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeInputs)}
 
 
-async def _send_to(services: Services, node: str, inputs: Inputs, report: OnMessage) -> NodeInputs:
+async def _send_to(
+    services: Services, node: str, inputs: Inputs, report: OnMessage, plan: LaunchPlan | None
+) -> NodeInputs:
+    model = await _choose_files(services, node, inputs.model, plan)
     return NodeInputs(
-        model=await send(services, node, inputs.model, report, "the model"),
+        has_parts=model is not inputs.model,
+        model=await send(services, node, model, report, "the model"),
         train=await send(services, node, inputs.train, report, "the training data"),
         eval=(
             await send(services, node, inputs.eval, report, "the evaluation data")
@@ -157,6 +174,22 @@ async def _send_to(services: Services, node: str, inputs: Inputs, report: OnMess
             else None
         ),
     )
+
+
+async def _choose_files(
+    services: Services, node: str, model: Source, plan: LaunchPlan | None
+) -> Source:
+    """Return the files of the model that a node needs: all of them unless it has a stage."""
+    cut = plan.forecast.cut if plan is not None else None
+    if plan is None or cut is None or not cut.stages or model.destination is None:
+        return model
+    stages = [cut.stages[place.rank] for place in plan.ranks if place.node == node]
+    parts = await asyncio.to_thread(choose_parts, model, stages, cut.num_layers)
+    if parts is model:
+        return model
+    # A run in which every rank had the whole model may have left it there.
+    whole = await services.pool.agent(node).bundle_status(model.destination, model.files)
+    return model if whole.complete else parts
 
 
 async def send(

@@ -40,6 +40,7 @@ from agents.contract.run import (
     AttemptIntent,
     AttemptState,
     AttemptStatus,
+    BundleStatus,
     CheckpointInfo,
     Claim,
     ControlRequest,
@@ -333,6 +334,12 @@ class FakeNode:
         self._answer("checkpoint_delete")
         del self.checkpoints[run_id, step]
         self.damaged.discard(step)
+
+    async def bundle_status(self, destination: str, files: Sequence[FileEntry]) -> BundleStatus:
+        self._answer("bundle_status")
+        is_here = destination in self.pushed
+        missing = () if is_here else tuple(entry.path for entry in files)
+        return BundleStatus(path=f"/agent/{destination}", complete=is_here, missing=missing)
 
     async def run_fence(self, run_id: str, attempt: int) -> int:
         self._answer("run_fence")

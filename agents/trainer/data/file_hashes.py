@@ -55,12 +55,23 @@ def hash_cached(path: Path, memory: Path | None) -> str:
     if known is not None:
         return known
     sha256 = hash_file(real)
+    _write(note, key, sha256)
+    return sha256
+
+
+def remember_hash(path: Path, memory: Path | None, sha256: str) -> None:
+    """Keep the hash of a file that is known from elsewhere."""
+    if memory is not None:
+        real = path.resolve()
+        _write(_note(real, memory), _key(real), sha256)
+
+
+def _write(note: Path, key: list[str | int], sha256: str) -> None:
     try:
-        memory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(note, {"key": key, "sha256": sha256})
     except (OSError, ExpectedError):
         pass  # without the cache entry the file is hashed again next time
-    return sha256
 
 
 def is_cached(path: Path, memory: Path | None) -> bool:

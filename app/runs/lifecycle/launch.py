@@ -109,7 +109,7 @@ async def start_run(
             services.runs.add(run)
         announced(run.run_id)
         try:
-            folders = await send_inputs(services, plan.nodes, inputs, report)
+            folders = await send_inputs(services, plan.nodes, inputs, report, plan)
         # A start that is cancelled must not look as if it went on, hence not only Exception.
         except BaseException as error:
             _fail(services, run, error, "started", "start")
@@ -148,7 +148,9 @@ async def launch(
     port = await services.pool.agent(plan.nodes[0]).port_choose(master.address)
     credential = await asyncio.to_thread(make_credential)
     endpoints = {node: plan.endpoints[node] for node in plan.nodes}
-    election = await plan_election(services, run, endpoints)
+    # Nodes that have only the files of their layers cannot take over those of a lost one.
+    is_divided = any(folders[node].has_parts for node in plan.nodes)
+    election = None if is_divided else await plan_election(services, run, endpoints)
     record_intent(services, run, plan, inputs, resume_step)
     _store_forecast(services, run, plan.forecast)
     try:

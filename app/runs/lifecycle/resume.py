@@ -124,7 +124,7 @@ async def resume_run(
         replay = None
         if step is not None and verify_steps:
             replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
-        folders = await send_inputs(services, plan.nodes, inputs, report)
+        folders = await send_inputs(services, plan.nodes, inputs, report, plan)
         if automatic is not None:
             _require_pending(services, run_id)
         await _delete_all(services, void)  # last: everything else that can fail has succeeded

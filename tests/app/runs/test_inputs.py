@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.contract.model_cut import ModelCut, Stage
+from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
+from app.library.bundles import Source, make_bundle
 from app.library.data import find_data
-from app.runs.inputs import send
-from app.runs.services import Services
+from app.runs.inputs import Inputs, NodeInputs, send, send_inputs
+from app.runs.preflight import LaunchPlan
+from app.runs.services import LaunchForecast, Services
 from tests.fakes.cluster import FakeCluster
 
 
@@ -52,3 +57,55 @@ def test_a_node_that_goes_away_is_not_said_to_lack_what_was_edited(
     monkeypatch.setattr(cluster, "push", lose)
     with pytest.raises(NodeUnreachable, match="alpha cannot be reached"):
         asyncio.run(send(services, "alpha", source))
+
+
+def write_weights(path: Path, *names: str) -> None:
+    """Write a safetensors file of one number per tensor."""
+    entries = {
+        name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]}
+        for n, name in enumerate(names)
+    }
+    header = json.dumps(entries).encode("ascii")
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * len(names)))
+
+
+def test_a_node_of_a_pipeline_gets_the_files_of_its_layers_unless_it_has_all(
+    services: Services, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2}')
+    for number in (0, 1):
+        write_weights(folder / f"model-{number}.safetensors", f"model.layers.{number}.up.weight")
+    model = make_bundle("models", "m", folder, folder.iterdir(), services.hashes)
+    inputs = Inputs(model=model, train=Source(value="org/data"))
+    nodes = ("alpha", "beta")
+    cut = ModelCut(
+        mode="pipeline",
+        stages=(
+            Stage(rank=0, first_layer=0, stop_layer=1, has_head=False),
+            Stage(rank=1, first_layer=1, stop_layer=2, has_embedding=False),
+        ),
+    )
+    plan = LaunchPlan(
+        ranks=tuple(
+            RankPlacement(rank=rank, local_rank=0, node=node, device="cpu")
+            for rank, node in enumerate(nodes)
+        ),
+        endpoints={},
+        pythons={},
+        facts={},
+        forecast=LaunchForecast(cut=cut),
+    )
+
+    def send_all(plan: LaunchPlan | None) -> dict[str, NodeInputs]:
+        return asyncio.run(send_inputs(services, nodes, inputs, plan=plan))
+
+    found = send_all(plan)
+    assert all(one.has_parts for one in found.values())
+    assert "-parts/.parts-" in found["alpha"].model
+    assert found["alpha"].model != found["beta"].model
+    whole = send_all(None)
+    assert not any(one.has_parts for one in whole.values())
+    # Now both have the whole model, which is then used as it is.
+    assert send_all(plan) == whole
