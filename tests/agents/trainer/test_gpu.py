@@ -70,5 +70,6 @@ def test_a_full_card_means_smaller_pieces(tmp_path):
     assert chosen
     assert all(line["micro_tokens"] < 64 * 512 for line in chosen), chosen
     warnings = [line["message"] for line in run.journal() if line["kind"] == "warning"]
-    assert all("Memory ran out" in message for message in warnings), warnings
+    of_memory = [message for message in warnings if "are cut" not in message]
+    assert all("Memory ran out" in message for message in of_memory), warnings
     assert run.steps()[8]["loss"] < run.steps()[1]["loss"]
