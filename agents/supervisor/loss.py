@@ -30,7 +30,7 @@ def let_save(group: RankGroup, attempt: AttemptFolder, is_over: Callable[[], boo
 
     At once where none trains, since there is nothing to save.
     """
-    if not any(phase in LOOP_PHASES for phase in _read_phases(group)):
+    if not has_begun(group):
         return
     with contextlib.suppress(ExpectedError):  # the disk is full: nothing can be saved either
         write_json(attempt.file(LOSS_FILE), {"requested_s": time.time()})
@@ -42,6 +42,11 @@ def let_save(group: RankGroup, attempt: AttemptFolder, is_over: Callable[[], boo
         if now_s - began_s >= LOSS_GRACE_S or now_s - saving_s >= ANSWER_S:
             return
         group.wait(_LOOK_S)
+
+
+def has_begun(group: RankGroup) -> bool:
+    """Return whether a living rank has got as far as the training, so that it holds a state."""
+    return any(phase in LOOP_PHASES for phase in _read_phases(group))
 
 
 def _read_phases(group: RankGroup) -> list[str]:

@@ -37,7 +37,7 @@ from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
-from agents.supervisor.loss import let_save
+from agents.supervisor.loss import has_begun, let_save
 from agents.supervisor.outages import OutageWatch
 from agents.supervisor.peers import find_silent_peers
 from agents.supervisor.rank_group import TICK_S, RankGroup
@@ -278,7 +278,8 @@ class Supervisor:
         while self._group.is_any_alive:
             grace_s = self._read_grace_s()
             if not stalls.has_begun:
-                grace_s = min(grace_s, UNBEGUN_GRACE_S)
+                # At a loss the next attempt waits for it.
+                grace_s = 0.0 if self._is_stop_at_loss() else min(grace_s, UNBEGUN_GRACE_S)
             left_s = began_s + grace_s - time.monotonic()
             if left_s <= 0:
                 late = [rank.rank for rank in self._group.ranks if not rank.has_ended]
@@ -336,7 +337,7 @@ class Supervisor:
 
     def _end_rest(self, verdict: AttemptOutcome) -> AttemptOutcome:
         """End every other process of the attempt; report those that cannot be ended."""
-        if verdict.state == "failed":
+        if verdict.state == "failed" and has_begun(self._group):
             self._let_save()
             self._group.send_signal(signal.SIGTERM)
             self._group.wait_for_all(FAILURE_GRACE_S)

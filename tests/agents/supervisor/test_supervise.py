@@ -22,6 +22,7 @@ from agents.supervisor.attempt import (
 )
 from agents.supervisor.stop import stop
 from agents.supervisor.streams import list_streams, read_chunk
+from agents.supervisor.supervise import UNBEGUN_GRACE_S
 from agents.supervisor.sweep import find_processes
 from tests.agents.supervisor.conftest import Node
 
@@ -315,6 +316,17 @@ def test_stop_of_ranks_that_do_not_train_yet_waits_for_nothing(node: Node) -> No
     status = stop(attempt, grace_s=120.0)
     assert (status.state, status.num_processes) == ("stopped", 0)
     assert time.monotonic() - began_s < 15.0
+
+
+def test_ranks_that_load_hold_up_no_recovery(node: Node) -> None:
+    attempt = node.launch("load")
+    node.wait(attempt, lambda status: bool(status.ranks) and status.ranks[0].phase == "loading")
+    status = stop(attempt, 20.0, at_loss=True)
+    assert (status.state, status.num_processes) == ("stopped", 0)
+    times = {
+        line["kind"]: line["time_s"] for line in read_journal(attempt.file("supervisor.jsonl"))
+    }
+    assert times["rank_exited"] - times["stopping"] < UNBEGUN_GRACE_S
 
 
 def test_stopped_supervisor_is_continued_to_stop_its_ranks(node: Node) -> None:

@@ -133,17 +133,18 @@ class RankKillLoading(Fault):
 
     @property
     def expectation(self) -> Expectation:
-        named = (("rank {rank}", "node {node}", "sigkill"),)
+        # There is no phase to name before the first heartbeat.
+        named = (("rank {rank}", "{node}", "sigkill"), ("rank {rank}", "{node}", "killed by"))
         return Expectation(
             named=named,
-            within_s=1.0 + self._after_s,
+            within_s=1.0,
             recovery="recovered",
-            back_s=20.0 + self._after_s,
             alarms=True,
         )
 
     def do(self, case: Case) -> None:
         time.sleep(self._after_s)
+        case.fault_s = time.time()
         send(case.find("rank"), SIGKILL)
 
 
