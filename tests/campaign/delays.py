@@ -18,10 +18,10 @@ EVERY_S = 0.5
 
 
 class Delays:
-    """A thread that adds up what the most delayed process of each interval waited for a core.
+    """A thread that adds up what the processes of the chain waited for a core, in each interval.
 
-    One fault is noticed by one process after the other, so that the worst of each interval bounds
-    what the whole chain was delayed by.
+    A fault is noticed by one process after the other, so that the sum of their waits bounds what
+    the chain was delayed by; and so does the interval itself.
     """
 
     def __init__(self, find_pids: Callable[[], Iterable[int]]) -> None:
@@ -50,9 +50,8 @@ class Delays:
         while not self._is_over.wait(EVERY_S):
             now, now_s = self._read(), time.time()
             began_s, total_s = self._sums[-1]
-            # No chain is delayed for longer than the time that has passed.
-            worst_s = min(find_worst(before, now), now_s - began_s)
-            self._sums.append((now_s, total_s + worst_s))
+            waited_s = min(add_waits(before, now), now_s - began_s)
+            self._sums.append((now_s, total_s + waited_s))
             before = now
 
     def _read(self) -> dict[int, float]:
@@ -61,13 +60,13 @@ class Delays:
         }
 
 
-def find_worst(before: Mapping[int, float], now: Mapping[int, float]) -> float:
-    """Return the longest wait of a process between two looks; a new one began at 0.
+def add_waits(before: Mapping[int, float], now: Mapping[int, float]) -> float:
+    """Return what all processes waited between two looks; a new one began at 0.
 
-    >>> find_worst({1: 5.0, 2: 1.0}, {1: 5.25, 2: 1.5, 3: 0.125})
-    0.5
+    >>> add_waits({1: 5.0, 2: 1.0}, {1: 5.25, 2: 1.5, 3: 0.125})
+    0.875
     """
-    return max((waited - before.get(pid, 0.0) for pid, waited in now.items()), default=0.0)
+    return sum(waited - before.get(pid, 0.0) for pid, waited in now.items())
 
 
 def read_wait_s(pid: int) -> float | None:
