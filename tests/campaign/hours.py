@@ -1,4 +1,4 @@
-"""A day of telemetry and watching in minutes: memory and descriptors have to stay flat.
+"""A day of telemetry and watching in minutes: memory, descriptors and disk have to stay flat.
 
 Each loop runs in a process of its own, without its pauses: the recorder takes a sample for every
 simulated second, the agent reads and encodes it, the supervisor checks the heartbeats of two living
@@ -33,6 +33,8 @@ from app.telemetry.stream import Telemetry
 
 MAX_GROWTH_BYTES = 2 << 20
 """Growth of a loop's memory that counts as flat, in bytes: the allocator's own."""
+MAX_DISK_BYTES = 64 << 10
+"""Growth of what a loop has on the disk that counts as flat, in bytes."""
 
 WARM_SHARE = 0.1
 NODES = ("node1", "node2", "node3")
@@ -56,11 +58,14 @@ def simulate(folder: Path, num_hours: float) -> tuple[str, bool]:
         found.append(results.get(timeout=10))
     parts = [
         f"{one['loop']} {one['grown_bytes'] / (1 << 20):+.2f} MiB of {one['bytes'] >> 20}, "
-        f"{one['grown_files']:+d} descriptors"
+        f"{one['grown_files']:+d} descriptors, {one['grown_disk_bytes'] >> 10:+d} KiB on the disk"
         for one in found
     ]
     is_flat = all(
-        one["grown_bytes"] <= MAX_GROWTH_BYTES and one["grown_files"] <= 0 for one in found
+        one["grown_bytes"] <= MAX_GROWTH_BYTES
+        and one["grown_files"] <= 0
+        and one["grown_disk_bytes"] <= MAX_DISK_BYTES
+        for one in found
     )
     return f"{num_hours:g} simulated hours: {'; '.join(parts)}", is_flat
 
@@ -71,26 +76,28 @@ def _measure(
     """Do a loop's work for each second; report what it holds after the warm-up and at the end."""
     num_seconds = round(num_hours * 3600)
     step = loop(home)
-    before = (0, 0)
+    before = (0, 0, 0)
     for second in range(num_seconds):
         if second == round(WARM_SHARE * num_seconds):
-            before = _held()
+            before = _held(home)
         step(second)
-    after = _held()
+    after = _held(home)
     results.put(
         {
             "loop": loop.__name__.strip("_"),
             "bytes": after[0],
             "grown_bytes": after[0] - before[0],
             "grown_files": after[1] - before[1],
+            "grown_disk_bytes": after[2] - before[2],
         }
     )
 
 
-def _held() -> tuple[int, int]:
-    """Return this process's resident bytes and its number of open files."""
+def _held(home: Home) -> tuple[int, int, int]:
+    """Return this process's resident bytes, its open files, and the bytes on disk of its home."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
+    blocks = sum(path.lstat().st_blocks for path in home.path.rglob("*"))
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), blocks * 512
 
 
 def _recorder(home: Home) -> Callable[[int], None]:
