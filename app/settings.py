@@ -148,7 +148,7 @@ SETTINGS = (
         kind="choice",
         default="warn",
         choices=("warn", "wait", "limit"),
-        labels=("Warn me", "Pause runs until it is cooler", "Lower its power limit"),
+        labels=("Warn me", "Pause until it is cooler", "Lower its power limit"),
         title="When heat slows a GPU down",
         description="After a minute. A GPU that reaches its slowdown temperature pauses its run in "
         "any case. Only an administrator may lower power limits on most PCs. Holds for runs that "

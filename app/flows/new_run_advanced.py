@@ -199,7 +199,7 @@ ADVANCED: tuple[Field, ...] = (
         key="shares",
         label="Batch shares",
         placeholder="measured",
-        help="One number per device, separated by commas: 2, 1, 1.",
+        help="One number per device, such as 2, 1, 1.",
     ),
     _devices(
         key="compression",
@@ -241,8 +241,8 @@ ADVANCED: tuple[Field, ...] = (
         label="After a loss",
         kind="choice",
         choices=(("auto", "Resume automatically"), ("off", "Wait for me")),
-        help="Resumes from the newest checkpoint when a rank or node is lost, while this window or "
-        "rackless watch is open.",
+        help="When a rank or node is lost, this window or rackless watch resumes the run from the "
+        "newest checkpoint. Without them, three or more nodes do so themselves.",
     ),
     _saving(
         key="rejoin",
@@ -261,6 +261,6 @@ ADVANCED: tuple[Field, ...] = (
         label="If the loss is not finite",
         kind="choice",
         choices=(("wait", "Wait for me"), ("retry", "Halve the learning rate")),
-        help="Resumes from the newest checkpoint at half the learning rate.",
+        help="Halving resumes from the newest checkpoint, up to three times.",
     ),
 )

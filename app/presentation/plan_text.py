@@ -84,7 +84,7 @@ def describe_recovery(spec: RunSpec) -> str:
     """
     if spec.recovery == "off":
         return "waits for you to resume it (recovery: off)"
-    resumed = "resumed automatically while the window or `rackless watch` is open"
+    resumed = "resumed automatically by the window, by `rackless watch`, or by three or more nodes"
     if spec.rejoin == "off":
         return f"{resumed}; nodes that come back do not join (rejoin: off)"
     where = "" if spec.rejoin == "always" else " where the rest is longer than a restart"

@@ -248,7 +248,7 @@ def make_run(run_id: str, name: str, state: str, **values: Any) -> RunSnapshot:
 
 
 def past_interruptions() -> tuple[Interruption, ...]:
-    """Return a node that was lost and rejoined, and a rank whose recovery is under way."""
+    """Return a node that was lost and rejoined, a hot GPU, and a rank that is being recovered."""
     rest, whole = ("alpha", "beta"), ("alpha", "beta", "gamma")
     lost = Interruption(
         kind="loss", state="recovered", step=233, nodes=whole, last_step_s=NOW_S - 3120,
@@ -266,7 +266,12 @@ def past_interruptions() -> tuple[Interruption, ...]:
         reason="Rank 2 on beta was killed by the kernel: its memory ran out",
         noticed_s=NOW_S - 20, resumed_s=NOW_S - 14, resumed_nodes=whole, resume_step=410,
     )  # fmt: skip
-    return lost, back, now
+    hot = Interruption(
+        kind="heat", state="recovered", step=371, nodes=("beta",), last_step_s=None,
+        reason="GPU 1 of beta (NVIDIA GeForce RTX 4070 Laptop GPU): 96 \u00b0C",
+        noticed_s=NOW_S - 900, resumed_nodes=("beta",), resume_step=371, training_s=NOW_S - 812,
+    )  # fmt: skip
+    return lost, back, hot, now
 
 
 def running_run(num_steps: int = 412) -> RunSnapshot:

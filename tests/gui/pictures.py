@@ -189,7 +189,7 @@ def _show_start(stage: Stage, progress: PhaseProgress) -> QWidget:
 
 
 def _recovery(stage: Stage) -> QWidget:
-    """A run that was interrupted three times."""
+    """A run that was interrupted three times and paused once."""
     stage.core.interruption_map[RUN] = past_interruptions()
     window = _run_tab(6)(stage)
     stage.wait_for(lambda: bool(stage.window.run_page().recovery.texts()))
