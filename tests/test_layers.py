@@ -82,8 +82,8 @@ ORDER = {
         " | __main__"
     ),
     "agents.trainer": (
-        "rank kernels data optim | model metrics | objectives | execution | parallel | checkpoint"
-        " | *"
+        "rank kernels data optim | streaming | model metrics | objectives | execution | parallel"
+        " | checkpoint | *"
     ),
 }
 """Groups of the files and folders of a package: each imports from its own group and from those to

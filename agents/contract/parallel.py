@@ -54,7 +54,10 @@ PARALLEL: dict[ParallelMode, ParallelStrategy] = {
         ),
         ParallelStrategy(name="pipeline", label="pipeline", engine="rackless", refusal=_NOT_YET),
         ParallelStrategy(
-            name="streamed", label="streamed weights", engine="rackless", refusal=_NOT_YET
+            name="streamed",
+            label="streamed weights",
+            engine="rackless",
+            summary="As data parallel, with layers that a GPU has no room for read from its PC",
         ),
         ParallelStrategy(name="sharded", label="sharded", engine="fsdp2", refusal=_NOT_YET),
         ParallelStrategy(name="deepspeed", label="DeepSpeed", engine="deepspeed", refusal=_NOT_YET),
@@ -67,7 +70,7 @@ def refuse_parallel(parallel: str) -> tuple[str, str] | None:
     """Return message and hint when `parallel` of a run file cannot be trained; None: it can.
 
     >>> refuse_parallel("pipeline")
-    ('parallel: pipeline is not available yet', 'Use auto, data or single')
+    ('parallel: pipeline is not available yet', 'Use auto, data, single or streamed')
     >>> refuse_parallel("auto")
     """
     row = next((row for row in PARALLEL.values() if row.name == parallel), None)

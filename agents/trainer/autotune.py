@@ -39,6 +39,7 @@ from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.batch import sample_steps
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.host_memory import read_available_bytes
+from agents.trainer.streaming.layer_stream import LayerStream
 from agents.trainer.training_state import TrainingState
 
 Warn = Callable[[str, str], None]
@@ -91,6 +92,10 @@ def make_replayer(
     wait for the device, and all segments have to go through the model at once.
     """
     if device.type != "cuda" or not layers.compiled or not state.is_flat:
+        return None
+    if layers.stream is not None:
+        # Replays would need the copies at fixed places of the host. Streaming wants micro-batches
+        # so large that launching their kernels costs nothing.
         return None
     return GraphReplayer(state.model.clock, CudaRecorder(device))
 
@@ -318,6 +323,7 @@ def name_setting(context: RankContext, state: TrainingState, layers: LayerStack)
         "mean": round(float(train.num_tokens.mean()) / 64),
         "batch": spec.batch_sequences,
         "compiled": layers.compiled,
+        "streamed": describe_stream(layers.stream),
         "exact": spec.exact,
         "rank": f"{context.attempt.rank} of {context.group.world_size}",
     }
@@ -338,7 +344,21 @@ def describe_setting(
         "num_recomputed": layers.plan.num_recomputed,
         "num_moved": layers.plan.num_moved,
         "unpacked_bytes": layers.dequantized_bytes,
+        **describe_stream(layers.stream),
         "tried": [asdict(one) for one in tried],
+    }
+
+
+def describe_stream(stream: LayerStream | None) -> dict[str, Any]:
+    """Return the journal's fields for what is streamed; empty: nothing is."""
+    if stream is None:
+        return {}
+    return {
+        "num_streamed": stream.num_layers - stream.num_resident,
+        "num_from_disk": stream.num_from_disk,
+        "num_slots": stream.num_slots,
+        "streamed_bytes": stream.streamed_bytes,
+        "resident_bytes": stream.resident_bytes + stream.slot_bytes,
     }
 
 

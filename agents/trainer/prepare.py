@@ -32,6 +32,7 @@ from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tokens import TEXT_RULES
 from agents.trainer.kernels import compiling, nf4
 from agents.trainer.model.forward import Forward
+from agents.trainer.model.layer_loading import OpenStore
 from agents.trainer.model.model import (
     TrainedModel,
     build_trained_model,
@@ -44,6 +45,7 @@ from agents.trainer.objectives.registry import make_objective, needs_reference_t
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import explain_out_of_memory
+from agents.trainer.streamed_store import DeferredStore
 from agents.trainer.training_state import TrainingState
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
@@ -157,9 +159,14 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         rules = resumed.text_rules if resumed else TEXT_RULES
         tokenizer, plain_template = load_tokenizer(folder, rules)
         train, evaluation, data_sha256 = _load_data(context, tokenizer, rules)
-        base = _load_base(context, strategy, folder, (train, evaluation))
+        store = DeferredStore(context, folder, model_hash)
+        base = _load_base(context, strategy, folder, store.open)
+        for examples in (train, evaluation):
+            if examples is not None:
+                refuse_unknown_tokens(base, examples.vocab_size, folder)
+        stream = store.finish()
         model = build_trained_model(
-            spec, base, tokenizer, plain_template=plain_template, device=device
+            spec, base, tokenizer, plain_template=plain_template, device=device, stream=stream
         )
         forward = _make_forward(model, device, spec.sequence_tokens)
         for message in forward.limits if attempt.rank == 0 else ():
@@ -227,9 +234,9 @@ def _load_examples(
 
 
 def _load_base(
-    context: RankContext, strategy: Strategy, folder: Path, sets: tuple[ExampleSet | None, ...]
+    context: RankContext, strategy: Strategy, folder: Path, open_store: OpenStore
 ) -> nn.Module:
-    """Return the base model, which knows every token of the data."""
+    """Return the parts of the base model that this rank holds."""
 
     def report(done_bytes: int, total_bytes: int) -> None:
         # In a thread that reads. A lost rank ends this one when they agree.
@@ -237,11 +244,8 @@ def _load_base(
             context.progress.report("weights", done_bytes, total_bytes)
 
     spec, device = context.attempt.intent.spec, context.device
-    base = load_model(spec, folder, device, report, strategy.choose_layers)
+    base = load_model(spec, folder, device, report, strategy.choose_layers, open_store)
     context.progress.end()
-    for examples in sets:
-        if examples is not None:
-            refuse_unknown_tokens(base, examples.vocab_size, folder)
     return base
 
 

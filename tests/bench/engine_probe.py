@@ -48,16 +48,21 @@ Probe = Callable[[TrainingParts], None]
 
 
 def run_probed(
-    environ: dict[str, str], probe: Probe | None, micro_tokens: int | None, slow_s: float
+    environ: dict[str, str],
+    probe: Probe | None,
+    micro_tokens: int | None,
+    slow_s: float,
+    num_recomputed: int = 0,
 ) -> None:
     """Be a rank.
 
     Args:
         environ: Of the rank.
         probe: Called once the run's last step is done.
-        micro_tokens: Instead of searching, use this size and let all layers keep.
+        micro_tokens: Instead of searching, use this size.
         slow_s: Seconds by which each decoder layer is slower for each token, forward and again
             backward.
+        num_recomputed: With `micro_tokens`: layers that recompute; the others keep.
     """
     os.environ.update(environ)
     from agents.trainer import prepare, run
@@ -66,7 +71,7 @@ def run_probed(
     if probe is not None:
         run.Loop = _add_probe(run.Loop, probe)  # type: ignore[misc]
     if micro_tokens is not None:
-        run.choose_setting = _fix_setting(micro_tokens)  # type: ignore[assignment]
+        run.choose_setting = _fix_setting(micro_tokens, num_recomputed)  # type: ignore[assignment]
     if slow_s:
         prepare.build_trained_model = _slow_down(prepare.build_trained_model, slow_s)
     os._exit(main())
@@ -90,13 +95,13 @@ def _add_probe(loop_class: Any, probe: Probe) -> Any:
     return Probed
 
 
-def _fix_setting(micro_tokens: int) -> Any:
+def _fix_setting(micro_tokens: int, num_recomputed: int) -> Any:
     def choose_setting(context: Any, state: Any, executor: Any, reserve: Any, resumed: Any) -> Any:
         from agents.trainer.autotune import Choice, prove
         from agents.trainer.data.examples import choose_examples
         from agents.trainer.execution.setting import ExecutionSetting, apply_setting
 
-        setting = ExecutionSetting(micro_tokens=micro_tokens)
+        setting = ExecutionSetting(micro_tokens=micro_tokens, num_recomputed=num_recomputed)
         apply_setting(executor, setting)
         prove(executor, choose_examples(state.train, 0), evaluates=False)
         return Choice(setting=setting, tried=[])

@@ -83,6 +83,21 @@ SHAPES: dict[str, Shape] = {
         config_class="Qwen2Config",
         values=_sizes(151936, 1536, 8960, 28, 12, 2, tie_word_embeddings=True),
     ),
+    "llama-2-13b": Shape(
+        config_class="LlamaConfig",
+        values=_sizes(32000, 5120, 13824, 40, 40, 40, tie_word_embeddings=False),
+        targets=SEVEN[:4],
+    ),
+    "qwen2.5-32b": Shape(
+        config_class="Qwen2Config",
+        values=_sizes(152064, 5120, 27648, 64, 40, 8, tie_word_embeddings=False),
+        targets=SEVEN[:4],
+    ),
+    "llama-2-70b": Shape(
+        config_class="LlamaConfig",
+        values=_sizes(32000, 8192, 28672, 80, 64, 8, tie_word_embeddings=False),
+        targets=SEVEN[:4],
+    ),
     "qwen3-30b-a3b": Shape(
         config_class="Qwen3MoeConfig",
         values=_sizes(151936, 2048, 6144, 48, 32, 4, head_dim=128, moe_intermediate_size=768,

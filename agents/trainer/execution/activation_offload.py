@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from agents.trainer.streaming.copy_stream import CopyStream
 
 # Size of one pinned allocation. A power of two, because torch's pinned allocator rounds up to one.
 _CHUNK_BYTES = 1 << 29
@@ -91,32 +93,6 @@ class Arena:
             self._max_chunks = len(self._chunks)
             return False
         return True
-
-
-class CopyStream:
-    """A CUDA stream for copies beside the compute stream; on a CPU everything runs in order."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def wait_for_compute(self) -> None:
-        """Make later copies wait for the work enqueued so far on the compute stream."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def copying(self) -> AbstractContextManager[object]:
-        """Return a context whose copies run on this stream."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def record(self) -> torch.cuda.Event | None:
-        """Return an event that completes with the copies enqueued so far; None on a CPU."""
-        return None if self._stream is None else self._stream.record_event()
-
-    def block_compute(self, event: torch.cuda.Event | None) -> None:
-        """Make the compute stream wait for the copies before the event. Does not block the host."""
-        if event is not None:
-            torch.cuda.current_stream(self._device).wait_event(event)
 
 
 class Offloader:

@@ -3,8 +3,8 @@
 The loss is a SUM (see `objectives`), so the sums over micro-batches and ranks add up to the sum
 over the batch exactly. The division by the batch's weight follows the all-reduce.
 
-When memory runs out, the slice is repeated with less: first without dequantized weights, then with
-half the tokens per micro-batch, down to single examples, then with activations recomputed in a
+When memory runs out, the slice is repeated with less: first without weights in spare memory, then
+with half the tokens per micro-batch, down to single examples, then with activations recomputed in a
 quarter, half or all of the layers. The batch stays the same.
 """
 
@@ -182,8 +182,8 @@ class Executor:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
-        if self.layers.dequantized_bytes:
-            self._drop_dequantized("Memory ran out")
+        if self.layers.filled_bytes:
+            self._empty_layers("Memory ran out")
         elif any(len(group) > 1 for group in groups):
             self.micro_tokens = min(most, self.micro_tokens) // 2
             self._warn(
@@ -208,24 +208,25 @@ class Executor:
             )
 
     def release_memory_under_pressure(self) -> None:
-        """Drop dequantized weights if other programs need memory of the GPU."""
-        if not self.layers.dequantized_bytes or self._pressure is None:
+        """Give up spare memory that holds weights if other programs need memory of the GPU."""
+        if not self.layers.filled_bytes or self._pressure is None:
             return
         if self._pressure.is_high():
-            self._drop_dequantized("Another program needs memory of this GPU")
+            self._empty_layers("Another program needs memory of this GPU")
 
-    def _drop_dequantized(self, why: str) -> None:
+    def _empty_layers(self, why: str) -> None:
         self.drop_graphs()
-        self.layers.drop_dequantized()
+        self.layers.empty()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
             # Journals subtract the dequantized weights from the peak; from now on it has none.
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._warn(
-            f"{why}; training goes on with weights dequantized in every pass, which is a little "
-            "slower.",
-            "",
+        costs = (
+            "weights dequantized in every pass, which is a little slower"
+            if self.layers.stream is None
+            else "all layers streamed from host memory, which may be slower"
         )
+        self._warn(f"{why}; training goes on with {costs}.", "")
 
     def evaluate(self, part: Part) -> None:
         """Start from zero and add the examples' sums, without dropout or gradients."""

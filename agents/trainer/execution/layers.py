@@ -57,6 +57,7 @@ class LayerStack:
     ) -> None:
         self._warn = warn
         self._clock = model.clock
+        self.stream = model.stream
         self._layers = [
             module
             for module in model.module.modules()
@@ -103,9 +104,44 @@ class LayerStack:
                 norm.forward = partial(self._run_norm, norm)
 
     @property
+    def can_fill(self) -> bool:
+        """Whether memory that is left can make the layers faster; see `fill`."""
+        return self.stream is not None or self.can_dequantize
+
+    def fill(self, max_bytes: float) -> None:
+        """Use up to `max_bytes` of GPU memory for weights, instead of what was used before.
+
+        Streamed layers stay on the device, where there are any: copying costs more than
+        dequantizing. Else 4-bit weights are kept dequantized.
+
+        Raises:
+            ExpectedError: a streamed layer cannot be read.
+        """
+        if self.stream is not None:
+            self.stream.keep_resident(max_bytes)
+        else:
+            self.dequantize(max_bytes)
+
+    @property
+    def filled_bytes(self) -> int:
+        """GPU memory that `fill` uses, in bytes."""
+        if self.stream is not None:
+            return self.stream.resident_bytes
+        return self.dequantized_bytes
+
+    def empty(self) -> None:
+        """Give up the memory that `fill` uses."""
+        if self.stream is not None:
+            if self.stream.num_resident:
+                self.stream.keep_resident(0)
+        else:
+            self.drop_dequantized()
+
+    @property
     def can_dequantize(self) -> bool:
-        """Whether the layers have 4-bit weights."""
-        return any(True for _ in _find_packed(self._layers))
+        """Whether the layers have 4-bit weights that can be kept dequantized."""
+        # Streamed ones have no place of their own.
+        return self.stream is None and any(True for _ in _find_packed(self._layers))
 
     @property
     def dequantized_bytes(self) -> int:
@@ -115,6 +151,8 @@ class LayerStack:
     @property
     def dequantizable_bytes(self) -> int:
         """Extra GPU memory that the remaining 4-bit weights would take dequantized, in bytes."""
+        if not self.can_dequantize:
+            return 0
         all_bytes = sum(nf4.count_extra_bytes(linear) for linear in _find_packed(self._layers))
         return all_bytes - self.dequantized_bytes
 

@@ -1,6 +1,6 @@
 """An execution setting: micro-batch size, and how many layers recompute or offload.
 
-Memory that a setting leaves free holds dequantized weights; see `fill_spare_memory`.
+Memory that a setting leaves free holds weights; see `fill_spare_memory`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class ExecutionSetting:
 
 
 def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
-    """Apply a setting to the executor, without dequantized weights."""
+    """Apply a setting to the executor, whose layers give up spare memory."""
     executor.drop_graphs()
-    executor.layers.drop_dequantized()
+    executor.layers.empty()
     executor.micro_tokens = setting.micro_tokens
     executor.is_repeating = setting.is_repeating and executor.replayer is not None
     executor.layers.set(setting.plan)
@@ -69,7 +69,7 @@ def read_setting(executor: Executor) -> ExecutionSetting:
 def fill_spare_memory(
     executor: Executor, device: torch.device, part: Part, reserve: Reserve
 ) -> None:
-    """Keep weights dequantized in the memory that passes over `part` leave free.
+    """Use the memory that passes over `part` leave free for weights; see `LayerStack.fill`.
 
     Args:
         executor: Executor with the final modes of its layers.
@@ -77,10 +77,10 @@ def fill_spare_memory(
         part: Examples of the largest possible micro-batch.
         reserve: Memory reserve of the optimizer.
     """
-    if not executor.layers.can_dequantize:
+    if not executor.layers.can_fill:
         return
     executor.drop_graphs()
-    executor.layers.drop_dequantized()
+    executor.layers.empty()
     peak_bytes = measure_peak_bytes(executor, device, part)
     executor.try_gradients(part)  # the second pass of one shape is recorded, if possible
     held_bytes = executor.held_bytes
@@ -93,13 +93,13 @@ def fill_spare_memory(
     needed_bytes = max(needed_bytes, reserve.missing_bytes)
     spare_bytes = read_free_bytes(device) - needed_bytes - slack_bytes
     for caution in PLANNED_SHARES:
-        executor.layers.dequantize(spare_bytes * caution)
-        if not executor.layers.dequantized_bytes or _fits_unchanged(
+        executor.layers.fill(spare_bytes * caution)
+        if not executor.layers.filled_bytes or _fits_unchanged(
             executor, device, part, is_recorded=held_bytes > 0
         ):
             break
         executor.drop_graphs()
-        executor.layers.drop_dequantized()
+        executor.layers.empty()
         torch.cuda.empty_cache()
 
 

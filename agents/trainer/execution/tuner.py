@@ -189,7 +189,7 @@ class Tuner:
         missing_bytes, num_moved = self._dequantizable_bytes[setting], math.inf
         for share in DEQUANTIZED_SHARES if self._recompute == "auto" and missing_bytes else ():
             self._executor.drop_graphs()
-            self._executor.layers.drop_dequantized()
+            self._executor.layers.empty()
             spared_bytes = (1 - share) * missing_bytes
             weight_bytes = self._executor.layers.dequantizable_bytes - spared_bytes
             plan = choose_plan(
@@ -332,7 +332,7 @@ class Tuner:
         timed: list[ExecutionSetting] = []
         for caution in PLANNED_SHARES:
             self._executor.drop_graphs()
-            self._executor.layers.drop_dequantized()
+            self._executor.layers.empty()
             plan = self._choose_plan(needs, setting, caution, may_move=may_move)
             if plan is None or (timed and plan == timed[-1].plan):
                 break

@@ -226,14 +226,28 @@ def register(model: nn.Module) -> int:
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if state is None or not _supports(module, state):
             continue
-        parts = split_state(module.weight.data, state)
-        for name, tensor in zip(_PARTS, parts, strict=True):
-            module.register_buffer(f"nf4_{name}", tensor, persistent=False)
-        module.nf4_dtype, module.nf4_group_blocks = state.dtype, state.state2.blocksize
-        module.nf4_dequantized, module.nf4_has_sole_reader = None, False
-        _layers[state.absmax.data_ptr()] = module
+        _prepare(module)
         count += 1
     return count
+
+
+def refresh(layer: nn.Module) -> None:
+    """Let the kernel use the layer's weights where they are now; see `register`.
+
+    Layers that take turns in one place share a handle. They are alike, and the place has the
+    weights of the one that computes.
+    """
+    if is_registered(layer):
+        _prepare(layer)
+
+
+def _prepare(layer: Any) -> None:
+    state = layer.weight.quant_state
+    for name, tensor in zip(_PARTS, split_state(layer.weight.data, state), strict=True):
+        layer.register_buffer(f"nf4_{name}", tensor, persistent=False)
+    layer.nf4_dtype, layer.nf4_group_blocks = state.dtype, state.state2.blocksize
+    layer.nf4_dequantized, layer.nf4_has_sole_reader = None, False
+    _layers[state.absmax.data_ptr()] = layer
 
 
 def _supports(module: Any, state: Any) -> bool:

@@ -4,6 +4,7 @@ Transformers still finds files, makes the class, maps names, converts, quantizes
 the making of the class, whose parameters have no memory yet, and the reading of weights this module
 asks which layers the rank holds. Parts that it lacks are replaced by an `AbsentModule`, so that
 every other part keeps its name, and adapters and checkpoints with it; their tensors are not read.
+Layers that are streamed are loaded one at a time and handed to a `LayerStore`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, modeling_utils
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.trainer.model.file_tensors import group_by_parameter
@@ -25,10 +28,28 @@ from agents.trainer.model.layer_holdings import (
     ModelOutline,
     hold_everything,
 )
+from agents.trainer.model.nf4_experts import ExpertsNf4Quantizer
 
 # NF4 with double quantization: 4 bits, an 8-bit constant for each block of 64 weights, a 32-bit
 # one for each 256 blocks (QLoRA, Dettmers et al. 2023, arXiv:2305.14314).
 _NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+
+
+class LayerStore(Protocol):
+    """Where layers are that stream to the device."""
+
+    def begin(self, layer_bytes: Mapping[int, int]) -> None:
+        """Prepare for layers of these sizes in bytes, by index."""
+
+    def restore(self, place: int, layer: nn.Module) -> bool:
+        """Stream a layer whose weights are known from an earlier run; return whether they are."""
+
+    def keep(self, place: int, layer: nn.Module) -> None:
+        """Take the weights of a layer that has been loaded, and stream it."""
+
+
+OpenStore = Callable[[], LayerStore]
+"""Called when there are layers to stream."""
 
 
 class AbsentModule(nn.Module):
@@ -63,29 +84,84 @@ def find_layers(model: Any) -> list[str]:
 
 
 @contextmanager
-def loading_layers(choose: ChooseLayers = hold_everything) -> Iterator[None]:
-    """Let `from_pretrained` load what `choose` names inside the block."""
+def loading_layers(
+    choose: ChooseLayers = hold_everything, open_store: OpenStore | None = None
+) -> Iterator[None]:
+    """Let `from_pretrained` load what `choose` names inside the block.
+
+    Args:
+        choose: Decides what the rank holds.
+        open_store: Returns what takes the layers that are streamed; None: none may be.
+    """
     usual = PreTrainedModel._load_pretrained_model
 
     def load(model: Any, state: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
         layers = find_layers(model)
-        holdings = choose(_outline(model, layers, config))
+        outline = _outline(model, layers, config)
+        holdings = choose(outline)
         if holdings.is_whole:
             return usual(model, state, files, config, *rest, **more)
         with _open(files) as opened:
             groups = group_by_parameter(model, opened, config.weight_mapping)
-            absent = _find_absent(model, layers, holdings)
-            _remove(model, absent)
-            kept = _leave_out(groups, absent)
-            names = [name for group in kept.values() for name in group]
-            wanted = {name: opened[name].get_slice(name) for name in names}
-            return usual(model, wanted, None, config, *rest, **more)
+            _remove(model, _find_absent(model, layers, holdings))
+            streamed = {place: layers[place] for place in holdings.find("streamed")}
+            kept = _leave_out(groups, [*_name_absent(model), *streamed.values()])
+            slices = _slice(opened, kept)
+            outer = _map_away(config, streamed.values())
+            found = usual(model, slices, None, outer, *rest, **more)
+            if streamed:
+                assert open_store is not None
+                store = open_store()
+                store.begin({place: outline.layer_bytes[place] for place in streamed})
+                for place, name in streamed.items():
+                    slices = _slice(opened, _only(groups, name))
+                    _load_streamed(model, place, name, store, slices, config, found[0])
+        return found
 
     PreTrainedModel._load_pretrained_model = staticmethod(load)
     try:
         yield
     finally:
         PreTrainedModel._load_pretrained_model = staticmethod(usual)
+
+
+def _load_streamed(
+    model: Any, place: int, name: str, store: LayerStore, slices: Any, config: Any, found: Any
+) -> None:
+    """Hand a layer to the store, from which it streams; what it lacks stays in `found`."""
+    layer = model.get_submodule(name)
+    own = {one for one in found.missing_keys if one.startswith(f"{name}.")}
+    if not store.restore(place, layer):
+        told, _ = convert_and_load_state_dict_in_model(model, slices, config)
+        if isinstance(config.hf_quantizer, ExpertsNf4Quantizer):
+            config.hf_quantizer.attach_packed(model)
+        found.mismatched_keys |= told.mismatched_keys
+        found.conversion_errors.update(told.conversion_errors)
+        if own & told.missing_keys:
+            found.missing_keys -= own - told.missing_keys
+            return
+        store.keep(place, layer)
+    found.missing_keys -= own
+
+
+def _map_away(config: Any, names: Iterable[str]) -> Any:
+    """Return load settings by which no memory of the GPU is set aside for these modules."""
+    if config.device_map is None:
+        return config
+    return replace(config, device_map={**config.device_map, **dict.fromkeys(names, "cpu")})
+
+
+def _slice(opened: Mapping[str, Any], groups: Mapping[str, list[str]]) -> dict[str, Any]:
+    names = [name for group in groups.values() for name in group]
+    return {name: opened[name].get_slice(name) for name in names}
+
+
+def _only(groups: Mapping[str, list[str]], module: str) -> dict[str, list[str]]:
+    return {target: names for target, names in groups.items() if target.startswith(f"{module}.")}
+
+
+def _name_absent(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, AbsentModule)]
 
 
 def _outline(model: Any, layers: list[str], config: Any) -> ModelOutline:

@@ -29,9 +29,10 @@ from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model import dora, experts
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
-from agents.trainer.model.layer_loading import loading_layers
+from agents.trainer.model.layer_loading import OpenStore, loading_layers
 from agents.trainer.model.nf4_experts import find_routers
 from agents.trainer.model.weights import Report, read_by_threads
+from agents.trainer.streaming.layer_stream import LayerStream
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -64,6 +65,8 @@ class TrainedModel:
     """Settings of the adapter; None if every parameter is trained."""
     plain_template: bool
     """Whether the tokenizer had no chat template of its own and got the plain one."""
+    stream: LayerStream | None = None
+    """Frozen layers that are copied to the device while it computes; None: all are there."""
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the trained parameters under their names in checkpoint files."""
@@ -96,6 +99,7 @@ def load_model(
     device: torch.device,
     report: Report | None = None,
     choose_layers: ChooseLayers = hold_everything,
+    open_store: OpenStore | None = None,
 ) -> nn.Module:
     """Return the base model on the device, every parameter frozen.
 
@@ -105,6 +109,7 @@ def load_model(
         device: Of this rank.
         report: Called with the progress of reading to a GPU; None: nobody asks.
         choose_layers: Decides what this rank holds; the rest is not read.
+        open_store: Returns what takes the layers that are streamed; None: none is.
 
     Raises:
         ExpectedError: The folder has no model that can be loaded, or not in parts.
@@ -130,7 +135,7 @@ def load_model(
     # On a CPU the mapped files are the weights, where their type is the right one.
     reading = read_by_threads(device, report) if device.type == "cuda" else nullcontext()
     try:
-        with reading, loading_layers(choose_layers):
+        with reading, loading_layers(choose_layers, open_store):
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 path, output_loading_info=True, **settings
             )
@@ -279,7 +284,13 @@ def _drop(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def build_trained_model(
-    spec: RunSpec, model: nn.Module, tokenizer: Any, *, plain_template: bool, device: torch.device
+    spec: RunSpec,
+    model: nn.Module,
+    tokenizer: Any,
+    *,
+    plain_template: bool,
+    device: torch.device,
+    stream: LayerStream | None = None,
 ) -> TrainedModel:
     """Add an adapter with initial values, or make every parameter trainable.
 
@@ -320,6 +331,7 @@ def build_trained_model(
         autocast=autocast,
         lora=lora,
         plain_template=plain_template,
+        stream=stream,
     )
 
 

@@ -12,7 +12,7 @@ memory, not-a-number, so that code that would multiply with it cannot go unnotic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,12 +47,33 @@ class PackedExperts(nn.Module):
         packed, state = functional.quantize_4bit(
             weight.contiguous(), quant_type="nf4", compress_statistics=True
         )
-        self.size = tuple(weight.shape)
+        self._take(nf4.split_state(packed, state), weight.shape, dtype, state.state2.blocksize)
+
+    @classmethod
+    def from_parts(
+        cls, parts: Sequence[Tensor], size: Sequence[int], dtype: torch.dtype, group_blocks: int
+    ) -> PackedExperts:
+        """Return weights that were quantized before; see `nf4.dequantize_parts`."""
+        found = cls.__new__(cls)
+        nn.Module.__init__(found)
+        found._take(parts, size, dtype, group_blocks)
+        return found
+
+    def _take(
+        self, parts: Sequence[Tensor], size: Sequence[int], dtype: torch.dtype, group_blocks: int
+    ) -> None:
+        self.size = tuple(size)
         self.dtype = dtype
-        self.group_blocks = int(state.state2.blocksize)
-        self._names = [f"part_{number}" for number in range(len(nf4.split_state(packed, state)))]
-        for name, part in zip(self._names, nf4.split_state(packed, state), strict=True):
-            self.register_buffer(name, part, persistent=False)
+        self.group_blocks = int(group_blocks)
+        self._names = [f"part_{number}" for number in range(len(parts))]
+        for name, part in zip(self._names, parts, strict=True):
+            # Persistent: Transformers makes other buffers anew when a model has been loaded.
+            self.register_buffer(name, part)
+
+    def put(self, parts: Sequence[Tensor]) -> None:
+        """Use other tensors for the same weights, in the order of `parts`."""
+        for name, part in zip(self._names, parts, strict=True):
+            setattr(self, name, part)
 
     @property
     def parts(self) -> list[Tensor]:
@@ -144,11 +165,15 @@ class ExpertsNf4Quantizer(Bnb4BitHfQuantizer):
         kept = super().get_modules_to_not_convert(model, *args, **kwargs)
         return [*kept, *(name for name, _ in find_routers(model))]
 
-    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+    def attach_packed(self, model: Any) -> None:
+        """Give their weights to the experts that were quantized since the last call."""
         for full_name, packed in self.packed.items():
             above, _, name = full_name.rpartition(".")
             model.get_submodule(above).add_module(f"{name}_nf4", packed)
         self.packed.clear()
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        self.attach_packed(model)
         return super()._process_model_after_weight_loading(model, **kwargs)
 
 

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from transformers import modeling_utils
 
+from agents.trainer.streaming.disk_reader import read_piece
+
 Report = Callable[[int, int], None]
 """Called with the bytes read and the bytes of all files; from any thread, often."""
 
@@ -135,14 +137,14 @@ class _Reader:
             try:
                 staging.copied.synchronize()
                 part = staging.buffer[: len(piece)]
-                _fill(file, offset, part)
+                read_piece(file, offset, part)
                 # On the current stream, as everything that uses, or has used, this memory.
                 piece.copy_(part, non_blocking=True)
                 staging.copied.record(torch.cuda.current_stream(self._device))
             finally:
                 self._staging.put(staging)
         else:
-            _fill(file, offset, piece)
+            read_piece(file, offset, piece)
         with self._lock:
             self._done_bytes += len(piece)
             done_bytes, total_bytes = self._done_bytes, self._total_bytes
@@ -232,16 +234,6 @@ def find_ranges(path: str) -> dict[str, tuple[int, int]]:
         for name, about in header.items()
         if name != "__metadata__"
     }
-
-
-def _fill(file: int, offset: int, target: Tensor) -> None:
-    """Fill a tensor of bytes in host memory with those of a file from `offset` on."""
-    view = memoryview(target.numpy())
-    while view:
-        num_bytes = os.preadv(file, [view], offset)
-        if num_bytes == 0:
-            raise OSError("a safetensors file became shorter while it was read")
-        view, offset = view[num_bytes:], offset + num_bytes
 
 
 def _release_pinned() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from agents.contract.spec import RunSpec
 from agents.trainer.parallel.data_parallel import DataParallel
 from agents.trainer.parallel.strategy import Strategy
+from agents.trainer.parallel.streamed import Streamed
 from agents.trainer.rank.context import RankContext
 
 # One GPU is data parallel with one rank. The plan decides what `auto` means before the launch;
@@ -15,6 +16,7 @@ STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
     "auto": DataParallel,
     "single": DataParallel,
     "data": DataParallel,
+    "streamed": Streamed,
 }
 
 

@@ -56,6 +56,11 @@ class RankAttempt:
         return self.tokens_folder.parent / "compiled"
 
     @property
+    def layers_folder(self) -> Path:
+        """Folder of models' layers as they are streamed, beside `tokens_folder`."""
+        return self.tokens_folder.with_name("layers")
+
+    @property
     def rank_names(self) -> list[str]:
         """Name of each rank in messages, in rank order."""
         return [f"rank {r.rank} (node {r.node}, {r.device})" for r in self.intent.ranks]

@@ -39,6 +39,7 @@ def fits(request: PlanRequest, **change: object) -> bool:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("card", HOME_CARDS)
+@pytest.mark.usefixtures("resident_only")
 def test_what_is_offered_fits_and_what_would_fit_is_offered(shape: str, card: str) -> None:
     for kind in ("full", "lora", "qlora"):
         request = request_of(shape, card, kind=kind, sequence_tokens=8192)

@@ -101,6 +101,7 @@ def test_recomputing_saves_more_than_half_of_the_memory() -> None:
     assert memory(32).allocated_bytes < 0.5 * memory(0).allocated_bytes
 
 
+@pytest.mark.usefixtures("resident_only")
 def test_7b_fits_8_gb_and_13b_fits_12() -> None:
     """Claimed: 7B is tight on 8 GB."""
     small = best(plan("7b", "RTX 3070 Ti"))
@@ -145,6 +146,7 @@ def test_seven_equal_cards_are_faster_than_claimed() -> None:
     assert 0.9 < even.tokens_per_s / (7 * one) <= 1.0
 
 
+@pytest.mark.usefixtures("resident_only")
 def test_70b_fits_seven_4070_as_a_pipeline_and_not_otherwise() -> None:
     """Claimed: 70B needs 6 RTX 4090, or is impractical at home."""
     found = plan("70b", *["RTX 4070"] * 7, tokens=1024)

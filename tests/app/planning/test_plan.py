@@ -45,16 +45,15 @@ def test_seven_equal_pcs_train_13b_together_and_a_better_batch_is_named() -> Non
     assert any("batch_sequences" in advice.change for advice in plan.advice)
 
 
-def test_70b_over_seven_12_gib_cards_fits_only_in_modes_that_come_later() -> None:
+def test_70b_over_seven_12_gib_cards_streams_or_is_a_pipeline() -> None:
     plan = make_plan(ask(example("seven-4070"), "70B"))
 
-    assert plan.chosen is None
+    assert plan.chosen is not None
+    assert plan.chosen.mode in ("streamed", "pipeline")
     (pipeline, *_) = of_mode(plan, "pipeline")
     assert pipeline.fits
-    assert not pipeline.runnable
     assert pipeline.gpus[0].layers is not None
     assert sum(b - a for a, b in (gpu.layers or (0, 0) for gpu in pipeline.gpus)) == 80
-    assert any("pipeline" in a.text or "streamed" in a.text for a in plan.advice)
 
 
 def test_two_cards_of_one_pc_share_evenly() -> None:
@@ -78,6 +77,7 @@ def test_70b_sharded_over_gigabit_waits_for_the_network() -> None:
 
 
 @pytest.mark.parametrize(("memory_gib", "fits"), [(12.0, True), (8.0, True), (4.0, False)])
+@pytest.mark.usefixtures("resident_only")
 def test_7b_qlora_fits_cards_that_users_call_tight(memory_gib: float, fits: bool) -> None:
     node = make_node("pc", "RTX 4070", memory_gib=memory_gib)
     plan = make_plan(ask(Cluster(nodes=(node,))))
@@ -120,6 +120,7 @@ def test_the_fastest_plan_is_chosen_and_the_others_say_why_they_lost() -> None:
     ("kind", "size", "memory_gib"),
     [("full", "7B", 24.0), ("lora", "13B", 16.0), ("qlora", "13B", 8.0), ("lora", "7B", 11.0)],
 )
+@pytest.mark.usefixtures("resident_only")
 def test_advice_makes_a_run_fit(kind: AdapterKind, size: str, memory_gib: float) -> None:
     cluster = Cluster(nodes=(make_node("pc", "RTX 3090", memory_gib=memory_gib),))
     question = ask(cluster, size, kind)
@@ -133,6 +134,7 @@ def test_advice_makes_a_run_fit(kind: AdapterKind, size: str, memory_gib: float)
     assert plan.advice
 
 
+@pytest.mark.usefixtures("resident_only")
 def test_a_mode_that_is_not_trained_yet_is_never_chosen() -> None:
     for mode in ("pipeline", "streamed", "sharded", "deepspeed"):
         plan = make_plan(ask(example("three-mismatched"), parallel=mode))
@@ -245,6 +247,7 @@ def test_a_plan_knows_where_layers_are_not_compiled_and_what_that_costs() -> Non
     assert limit.time_ratio == pytest.approx(plain.chosen.step_s / compiled.chosen.step_s, rel=0.05)
 
 
+@pytest.mark.usefixtures("resident_only")
 def test_limits_name_the_reason_and_whether_the_run_would_fit() -> None:
     old = replace(make_node("a", "GTX 1080 Ti", memory_gib=11).gpus[0], capability=(6, 1))
     nodes = tuple(replace(make_node(name), gpus=(old,)) for name in ("a", "b"))
@@ -270,6 +273,7 @@ def test_limits_name_the_reason_and_whether_the_run_would_fit() -> None:
     assert "compiled, it would" in describe_limits([limit])[0].text
 
 
+@pytest.mark.usefixtures("resident_only")
 def test_what_does_not_fit_is_offered_every_kind_of_change_that_would_make_it_fit() -> None:
     tight = ask(
         Cluster(nodes=(make_node("a", "RTX 4090"),)),

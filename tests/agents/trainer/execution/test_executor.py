@@ -185,10 +185,11 @@ def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_executor
 class Spare:
     """Layers with weights that are kept dequantized."""
 
-    dequantized_bytes = 100
+    filled_bytes = 100
+    stream = None
 
-    def drop_dequantized(self):
-        self.dequantized_bytes = 0
+    def empty(self):
+        self.filled_bytes = 0
 
 
 def test_memory_to_spare_is_given_to_other_programs_once(make_executor):
@@ -199,10 +200,10 @@ def test_memory_to_spare_is_given_to_other_programs_once(make_executor):
     executor.release_memory_under_pressure()
     executor.layers = Spare()
     executor.release_memory_under_pressure()
-    assert (executor.layers.dequantized_bytes, warnings) == (100, [])
+    assert (executor.layers.filled_bytes, warnings) == (100, [])
     for _ in range(2):
         executor.release_memory_under_pressure()
-    assert executor.layers.dequantized_bytes == 0
+    assert executor.layers.filled_bytes == 0
     (warning,) = warnings
     assert "Another program needs memory of this GPU" in warning
 

@@ -81,18 +81,22 @@ class Card:
             max_layer_bytes=0, arena=SimpleNamespace(capacity_bytes=64 * GIB)
         )
         self.layers = self
-        self.num_layers, self.can_dequantize = LAYERS, True
+        self.num_layers, self.can_fill = LAYERS, True
 
     # What the search uses of the layers and the executor.
     def set(self, plan):
         self.plan = plan
 
-    def drop_dequantized(self):
+    def empty(self):
         self.dequantized_bytes = 0.0
 
-    def dequantize(self, most_bytes):
+    def fill(self, most_bytes):
         layer_bytes = 0.4 * GIB
         self.dequantized_bytes = max(0, min(LAYERS, most_bytes // layer_bytes)) * layer_bytes
+
+    @property
+    def filled_bytes(self):
+        return self.dequantized_bytes
 
     @property
     def dequantizable_bytes(self):

@@ -1,0 +1,166 @@
+"""Keep the layers that are streamed in host memory, and in files where that is too small.
+
+Layers that were quantized are written to files in any case, so that the next run of the model
+neither reads its 16-bit files nor quantizes again. Layers in 16 bits are written only where memory
+does not take them. Never more than one layer is in memory beside the result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from agents.errors import ExpectedError
+from agents.trainer.model.frozen_tensors import put_frozen, take_frozen
+from agents.trainer.streaming.disk_reader import DiskReader, read_block
+from agents.trainer.streaming.host_memory import HostMemory
+from agents.trainer.streaming.layer_files import LayerFile, LayerFiles
+from agents.trainer.streaming.layer_stream import LayerStream, spread
+from agents.trainer.streaming.layout import BlockLayout, allocate_block, fill_block, make_layout
+
+# Slots of each kind of layers: one computes while the next is copied. A disk is less even than a
+# bus, so with one there is another.
+_SLOTS, _SLOTS_WITH_DISK = 2, 3
+# Seconds of reading that blocks ahead of the passes shall cover, and the bounds of their number.
+_AHEAD_S, _MIN_AHEAD, _MAX_AHEAD = 0.5, 1, 4
+# Room for the rounding of sizes that are known before a layer is loaded.
+_SIZE_SLACK = 1.02
+
+
+class StreamedLayers:
+    """Stores the layers of one model, and streams them.
+
+    Args:
+        device: Of the rank.
+        files: Where layers are written and found.
+        memory: Host memory for them.
+        keeps_files: Whether all layers are written, rather than those without room in memory.
+        warn: Called with a message and a hint where they cannot be.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        files: LayerFiles,
+        memory: HostMemory,
+        *,
+        keeps_files: bool,
+        warn: Callable[[str, str], None],
+    ) -> None:
+        self._files = files
+        self._memory = memory
+        self._keeps_files = keeps_files
+        self._warn = warn
+        self._modules: dict[int, nn.Module] = {}
+        self._largest_file: LayerFile | None = None
+        # Indices of the layers that memory has no room for.
+        self._left_in_files: set[int] = set()
+        self.stream = LayerStream(device, num_slots=_SLOTS)
+
+    def begin(self, layer_bytes: Mapping[int, int]) -> None:
+        """Choose which layers are in memory and which in files: those are spread evenly.
+
+        Raises:
+            ExpectedError: neither has room for all of them.
+        """
+        places = list(layer_bytes)
+        most_bytes = math.ceil(max(layer_bytes.values()) * _SIZE_SLACK)
+        num_fitting = self._memory.budget_bytes // most_bytes
+        num_in_files = max(0, len(places) - num_fitting)
+        if num_in_files:
+            # Blocks in which they are read have to fit, too.
+            num_in_files = min(len(places), num_in_files + _MAX_AHEAD + 1)
+        self._left_in_files = {places[number] for number in spread(num_in_files, len(places))}
+        self.stream.num_slots = _SLOTS_WITH_DISK if num_in_files else _SLOTS
+        written = places if self._keeps_files else self._left_in_files
+        num_missing = sum(self._files.find(place) is None for place in written)
+        if not num_missing or self._files.has_room(num_missing * most_bytes):
+            return
+        needed = f"{num_missing * most_bytes / 2**30:.1f} GiB of layers"
+        if num_in_files:
+            raise ExpectedError(
+                f"Host memory has room for {num_fitting} of {len(places)} layers, and the disk of "
+                f"the agent's folder on this node has no room for {needed}.",
+                "Free space on that disk or memory of that PC, or use parallel: pipeline",
+            )
+        self._keeps_files = False
+        self._warn(
+            f"The disk of the agent's folder has no room for {needed}, so the next run quantizes "
+            "them again.",
+            "Free space on that disk",
+        )
+
+    def restore(self, place: int, layer: nn.Module) -> bool:
+        """Stream a layer from its file, or from memory after reading it; see `LayerStore`.
+
+        Raises:
+            ExpectedError: the file cannot be read.
+        """
+        file = self._files.find(place)
+        if file is None:
+            return False
+        source: Tensor | LayerFile = file
+        if place not in self._left_in_files:
+            source = self._memory.take(file.layout.num_bytes)
+            read_block(file, source)
+        self._add(place, layer, file.layout, source)
+        return True
+
+    def keep(self, place: int, layer: nn.Module) -> None:
+        """Take a loaded layer to memory, and to a file where it needs one; see `LayerStore`.
+
+        Raises:
+            ExpectedError: the disk does not take it.
+        """
+        tensors, facts = take_frozen(layer)
+        layout = make_layout(tensors, facts)
+        stays = place not in self._left_in_files
+        block = self._memory.take(layout.num_bytes) if stays else allocate_block(layout.num_bytes)
+        fill_block(layout, tensors, block)
+        source: Tensor | LayerFile = block
+        if self._keeps_files or not stays:
+            file = self._files.write(place, layout, block)
+            source = block if stays else file
+        self._add(place, layer, layout, source)
+
+    def finish(self) -> LayerStream:
+        """Start to stream: copy each layer whenever it is called; return the stream."""
+        self._files.mark_used()
+        if (largest := self._largest_file) is not None:
+            num_blocks = 1 + choose_ahead(largest)
+            self.stream.reader = DiskReader(self._memory, largest.layout.num_bytes, num_blocks)
+        self.stream.attach(self._modules)
+        return self.stream
+
+    def _add(
+        self, place: int, layer: nn.Module, layout: BlockLayout, source: Tensor | LayerFile
+    ) -> None:
+        facts = json.loads(layout.facts)
+
+        def bind(tensors: dict[str, Tensor]) -> None:
+            put_frozen(layer, tensors, facts)
+
+        self.stream.add(place, layout, source, bind)
+        self._modules[place] = layer
+        if isinstance(source, LayerFile):
+            known = self._largest_file
+            if known is None or layout.num_bytes > known.layout.num_bytes:
+                self._largest_file = source
+
+
+def choose_ahead(file: LayerFile) -> int:
+    """Return how many layers to read ahead, by the measured rate of the disk.
+
+    Raises:
+        ExpectedError: the file cannot be read.
+    """
+    block = allocate_block(file.layout.num_bytes)
+    started_s = time.perf_counter()
+    read_block(file, block)
+    layer_s = time.perf_counter() - started_s
+    return min(_MAX_AHEAD, max(_MIN_AHEAD, math.ceil(_AHEAD_S / layer_s)))

@@ -1,0 +1,76 @@
+"""Data parallel with frozen layers that are streamed to the device while it computes.
+
+Only the place of the frozen weights differs: gradients, shares and checkpoints are those of
+`DataParallel`, so that a run can go on either way, and ranks that hold all layers take part in it.
+"""
+
+from __future__ import annotations
+
+from agents.contract.spec import RunSpec
+from agents.errors import ExpectedError
+from agents.trainer.model.layer_holdings import (
+    Holding,
+    LayerHoldings,
+    ModelOutline,
+    hold_everything,
+)
+from agents.trainer.parallel.data_parallel import DataParallel
+from agents.trainer.rank.context import RankContext
+from agents.trainer.rank.device import read_most_bytes
+
+# Part of the GPU's memory up to which a model stays there whole: activations, the optimizer and
+# recorded passes want the rest.
+_WHOLE_SHARE = 0.55
+
+
+class Streamed(DataParallel):
+    """Every rank trains all adapters, and streams frozen layers that its device has no room for."""
+
+    def __init__(self, spec: RunSpec, context: RankContext) -> None:
+        super().__init__(spec, context)
+        self._attempt = context.attempt
+
+    def choose_layers(self, outline: ModelOutline) -> LayerHoldings:
+        """Stream all layers, unless the plan or the memory says that the device holds all.
+
+        Which of them stay on the device after all is decided when the memory of passes is known.
+        It is measured, so the number in a plan counts only where that is all of them.
+
+        Raises:
+            ExpectedError: the model or the run has nothing that can be streamed.
+        """
+        outline.require_layers("streamed")
+        refuse_unstreamed(self._spec)
+        if self._plans_all(outline.num_layers):
+            return hold_everything(outline)
+        if self._device.type == "cuda":
+            total_bytes = sum(outline.layer_bytes) + outline.embedding_bytes + outline.head_bytes
+            if total_bytes < _WHOLE_SHARE * read_most_bytes(self._device):
+                return hold_everything(outline)
+        elsewhere: Holding = "streamed"
+        return LayerHoldings(layers=(elsewhere,) * outline.num_layers)
+
+    def _plans_all(self, num_layers: int) -> bool:
+        cut = self._attempt.intent.cut
+        stages = cut.stages if cut is not None else ()
+        return bool(stages) and stages[self._attempt.rank].num_resident == num_layers
+
+
+def refuse_unstreamed(spec: RunSpec) -> None:
+    """Refuse a run whose weights change, or are needed before training.
+
+    Raises:
+        ExpectedError: it is one.
+    """
+    if spec.adapter.kind == "full":
+        raise ExpectedError(
+            "parallel: streamed keeps frozen weights outside the GPU, but adapter: {kind: full} "
+            "trains all of them.",
+            "Use adapter: {kind: qlora} or {kind: lora}",
+        )
+    if spec.adapter.dora:
+        raise ExpectedError(
+            "parallel: streamed does not know the lengths of the base weights, which "
+            "adapter.dora begins with.",
+            "Set adapter.dora to false, or use parallel: data",
+        )

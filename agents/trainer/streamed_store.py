@@ -1,0 +1,83 @@
+"""Open the store of streamed layers when a rank is found to stream some.
+
+Only then is the model's hash waited for, which names the files of its layers.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from agents.trainer.checkpoint.fingerprint import hash_model
+from agents.trainer.model.layer_store import StreamedLayers
+from agents.trainer.model.model import choose_dtype
+from agents.trainer.rank.context import RankContext
+from agents.trainer.streaming.host_memory import HostMemory, choose_budget
+from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_stream import LayerStream
+
+# Their releases may quantize or convert differently.
+_PACKAGES = ("transformers", "bitsandbytes")
+
+
+class DeferredStore:
+    """The store of one rank, once it is needed.
+
+    Args:
+        context: Of the rank.
+        folder: Of the model.
+        model_hash: Of its files, if another thread reads them; None: none does here.
+    """
+
+    def __init__(self, context: RankContext, folder: Path, model_hash: Future[str] | None) -> None:
+        self._context = context
+        self._folder = folder
+        self._model_hash = model_hash
+        self._store: StreamedLayers | None = None
+
+    def open(self) -> StreamedLayers:
+        """Return a new store.
+
+        Raises:
+            ExpectedError: the model cannot be read.
+        """
+        context = self._context
+        attempt, device = context.attempt, context.device
+        spec = attempt.intent.spec
+
+        def warn(message: str, hint: str) -> None:
+            context.journal.write("warning", message=message, hint=hint, of_rank=True)
+
+        sha256 = (
+            self._model_hash.result()
+            if self._model_hash is not None
+            else hash_model(self._folder, attempt.hashes_folder)
+        )
+        about = {
+            "model": sha256,
+            "kind": spec.adapter.kind,
+            "dtype": str(choose_dtype(spec.precision, device)),
+            # Processors of different kinds may round differently.
+            "device": device.type,
+            **{name: _read_version(name) for name in _PACKAGES},
+        }
+        self._store = StreamedLayers(
+            device,
+            LayerFiles(attempt.layers_folder, about),
+            HostMemory(device, choose_budget(attempt.num_local_ranks), warn),
+            keeps_files=spec.adapter.kind == "qlora",
+            warn=warn,
+        )
+        return self._store
+
+    def finish(self) -> LayerStream | None:
+        """Start to stream; return the stream, or None without one."""
+        return None if self._store is None else self._store.finish()
+
+
+def _read_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

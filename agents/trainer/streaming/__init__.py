@@ -1,0 +1,1 @@
+"""Frozen layers that are not on the device: kept in host memory or files, copied when needed."""

@@ -1,0 +1,198 @@
+"""Read layers from their files ahead of the passes that need them.
+
+Threads read pieces of a layer past the system's cache into one of a few pinned blocks, a ring. The
+cache would gain nothing: what it could hold is held as pinned memory, and layers that do not fit
+displace each other in it. Where a file system cannot read past its cache, it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from agents.errors import ExpectedError
+from agents.trainer.streaming.host_memory import HostMemory
+from agents.trainer.streaming.layer_files import LayerFile
+
+# Threads that read pieces of this many bytes: an SSD reaches its speed with several requests.
+_NUM_READERS, _PIECE_BYTES = 4, 1 << 24
+
+
+@dataclass(eq=False, slots=True)
+class RingBlock:
+    """A block of host memory that layers take turns in."""
+
+    content: Tensor
+    copied: torch.cuda.Event | None = None
+    """Completes when the block may be overwritten; None: it may."""
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    block: RingBlock
+    started_s: float = field(default_factory=time.perf_counter)
+    pieces: list[Future[float]] = field(default_factory=list)
+    """They return when they were done."""
+
+
+class DiskReader:
+    """Reads layers into a ring of blocks.
+
+    Args:
+        memory: Where blocks come from.
+        num_bytes: Size of the largest layer.
+        num_blocks: Layers that are read ahead, and the one that is copied.
+    """
+
+    def __init__(self, memory: HostMemory, num_bytes: int, num_blocks: int) -> None:
+        self._free = [RingBlock(memory.take(num_bytes)) for _ in range(num_blocks)]
+        self.num_blocks = num_blocks
+        self._pool = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="layers")
+        self._files: dict[Path, int] = {}
+        # Layers that are being read or wait to be copied, the oldest first.
+        self._ahead: OrderedDict[Path, _Reading] = OrderedDict()
+        self.read_bytes = 0
+        """Bytes that were read and used."""
+        self.reading_s = 0.0
+        """Seconds in which they were read."""
+        self.waited_s = 0.0
+        """Seconds in which the rank waited for them."""
+        self._last_end_s = 0.0
+
+    def request(self, file: LayerFile) -> None:
+        """Begin to read a layer, if a block is free."""
+        if file.path in self._ahead or not self._free:
+            return
+        reading = _Reading(self._free.pop(0))
+        for start, piece in _cut(reading.block.content[: file.layout.num_bytes]):
+            job = self._pool.submit(self._read, file, reading.block, start, piece)
+            reading.pieces.append(job)
+        self._ahead[file.path] = reading
+
+    def take(self, file: LayerFile) -> RingBlock:
+        """Return a block with the content of a layer, once it is read; give it back when copied.
+
+        Raises:
+            ExpectedError: the file cannot be read.
+        """
+        if file.path not in self._ahead and not self._free:
+            # Read for a direction that the pass did not take.
+            _, reading = self._ahead.popitem(last=False)
+            wait(reading.pieces)
+            self._free.append(reading.block)
+        self.request(file)
+        reading = self._ahead.pop(file.path)
+        started_s = time.perf_counter()
+        wait(reading.pieces)  # of all: none may write into a block that is given up
+        try:
+            ended_s = max([piece.result() for piece in reading.pieces])
+        except OSError as error:
+            self._free.append(reading.block)
+            raise _explain(file, error) from error
+        self.waited_s += time.perf_counter() - started_s
+        # Readings overlap at their ends, since the threads take pieces in order.
+        self.reading_s += ended_s - max(reading.started_s, min(self._last_end_s, ended_s))
+        self._last_end_s = ended_s
+        self.read_bytes += file.layout.num_bytes
+        return reading.block
+
+    def give_back(self, block: RingBlock, copied: torch.cuda.Event | None) -> None:
+        """Let a block be filled again once what was recorded has completed."""
+        block.copied = copied
+        self._free.append(block)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Measured rate of the disk in bytes per second; None: nothing was read."""
+        return self.read_bytes / self.reading_s if self.reading_s else None
+
+    def close(self) -> None:
+        """Stop reading and close all files."""
+        self._pool.shutdown(cancel_futures=True)
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def _read(self, file: LayerFile, block: RingBlock, start: int, piece: Tensor) -> float:
+        if block.copied is not None:
+            block.copied.synchronize()
+        read_piece(self._open(file.path), file.start + start, piece)
+        return time.perf_counter()
+
+    def _open(self, path: Path) -> int:
+        if (known := self._files.get(path)) is not None:
+            return known
+        opened = open_direct(path)
+        # Threads may open a file at the same moment: one descriptor is kept.
+        kept = self._files.setdefault(path, opened)
+        if kept != opened:
+            os.close(opened)
+        return kept
+
+
+def read_block(file: LayerFile, target: Tensor) -> None:
+    """Read a layer to host memory that begins a page, by several threads.
+
+    Raises:
+        ExpectedError: the file cannot be read.
+    """
+    try:
+        opened = open_direct(file.path)
+        try:
+            with ThreadPoolExecutor(_NUM_READERS) as pool:
+                pieces = [
+                    pool.submit(read_piece, opened, file.start + start, piece)
+                    for start, piece in _cut(target[: file.layout.num_bytes])
+                ]
+            for done in pieces:
+                done.result()
+        finally:
+            os.close(opened)
+    except OSError as error:
+        raise _explain(file, error) from error
+
+
+def _cut(target: Tensor) -> list[tuple[int, Tensor]]:
+    """Return the pieces of a block, each with its first byte."""
+    starts = range(0, len(target), _PIECE_BYTES)
+    return [(start, target[start : start + _PIECE_BYTES]) for start in starts]
+
+
+def _explain(file: LayerFile, error: OSError) -> ExpectedError:
+    return ExpectedError(
+        f"A layer of the model could not be read from {file.path}: {error}.",
+        "Check that disk; remove the file if it is damaged, and resume the run",
+    )
+
+
+def open_direct(path: Path) -> int:
+    """Return a descriptor that reads past the system's cache where the file system can.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def read_piece(file: int, offset: int, target: Tensor) -> None:
+    """Fill host memory with the bytes of a file from `offset` on.
+
+    Raises:
+        OSError: it cannot be read, or has become shorter.
+    """
+    view = memoryview(target.numpy())
+    while view:
+        num_bytes = os.preadv(file, [view], offset)
+        if num_bytes == 0:
+            raise OSError("the file became shorter while it was read")
+        view, offset = view[num_bytes:], offset + num_bytes

@@ -1,0 +1,124 @@
+"""Models with streamed layers compute what whole ones do, wherever the layers are kept."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from agents.contract.spec import AdapterSpec
+from agents.trainer.model import layer_loading, layer_store
+from agents.trainer.model.layer_holdings import LayerHoldings
+from agents.trainer.model.layer_loading import find_layers
+from agents.trainer.model.layer_store import StreamedLayers
+from agents.trainer.model.model import build_trained_model, load_model
+from agents.trainer.streaming.host_memory import HostMemory
+from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_stream import LayerStream
+from tests.agents.trainer.mixtures import save_mixture
+from tests.agents.trainer.ranks import make_spec, make_tiny_model
+
+CPU = torch.device("cpu")
+IDS = (torch.arange(23) * 7 % 90 + 3)[None]
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
+
+
+class PoisonedStream(LayerStream):
+    """Whose slots are worth nothing as soon as a forward pass has left the layer."""
+
+    def _end_forward(self, place, module, args, output):
+        super()._end_forward(place, module, args, output)
+        for layer in self._order:
+            layer.slot.block.fill_(255)  # not-a-number in every type
+            layer.slot.held = None
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Dense layers that are all alike, and a mixture whose first layer is dense."""
+    folder = tmp_path_factory.mktemp("models")
+    sizes = {"num_layers": 5, "hidden_size": 64, "intermediate_size": 128}
+    return {
+        "llama": make_tiny_model(folder / "llama", **sizes),
+        "glm4_moe": save_mixture(folder / "glm4", "glm4_moe"),
+    }
+
+
+def make_run(kind):
+    return make_spec(adapter=AdapterSpec(kind=kind, rank=4, alpha=8), precision="fp32")
+
+
+def compute(spec, base, stream=None):
+    """Return loss and gradients of the adapters over some tokens."""
+    model = build_trained_model(
+        spec, base, None, plain_template=False, device=CPU, stream=stream
+    ).module
+    trained = [one for one in model.parameters() if one.requires_grad]
+    with torch.no_grad():
+        for number, one in enumerate(trained):
+            draw = torch.Generator().manual_seed(number)
+            one.copy_(torch.randn(one.shape, generator=draw) * 0.1)
+    found = []
+    for _ in range(2):
+        logits = model(input_ids=IDS, use_cache=False).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits[:-1], IDS[0, 1:])
+        found += [loss, *torch.autograd.grad(loss, trained, allow_unused=True)]
+    return [one for one in found if one is not None]
+
+
+def load_streamed(spec, path, folder, budget_bytes, messages, **settings):
+    """Load a model with all layers streamed; return it, the stream and the host memory."""
+    memory = HostMemory(CPU, budget_bytes, warn=lambda message, hint: messages.append(message))
+    store = StreamedLayers(
+        CPU,
+        LayerFiles(folder, {}),
+        memory,
+        warn=lambda message, hint: messages.append(message),
+        **{"keeps_files": spec.adapter.kind == "qlora", **settings},
+    )
+
+    def choose(outline):
+        return LayerHoldings(layers=("streamed",) * outline.num_layers)
+
+    base = load_model(spec, path, CPU, choose_layers=choose, open_store=lambda: store)
+    return base, store.finish(), memory
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", "lora"),
+        ("glm4_moe", "lora"),
+        pytest.param("llama", "qlora", marks=needs_bitsandbytes),
+        pytest.param("glm4_moe", "qlora", marks=needs_bitsandbytes),
+    ],
+)
+def test_streamed_layers_compute_as_resident_ones(models, family, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(layer_store, "LayerStream", PoisonedStream)
+    spec, path = make_run(kind), models[family]
+    expected = compute(spec, load_model(spec, path, CPU))
+    read = []
+    convert = layer_loading.convert_and_load_state_dict_in_model
+    monkeypatch.setattr(
+        layer_loading,
+        "convert_and_load_state_dict_in_model",
+        lambda *args: read.append(args) or convert(*args),
+    )
+    messages = []
+    # First all layers in memory, then too little of it for any: the file of each is read.
+    for budget_bytes, num_from_disk in ((1 << 30, 0), (0, None)):
+        base, stream, _ = load_streamed(spec, path, tmp_path, budget_bytes, messages)
+        num_layers = len(find_layers(base))
+        expected_from_disk = num_layers if num_from_disk is None else num_from_disk
+        assert (stream.num_layers, stream.num_from_disk) == (num_layers, expected_from_disk)
+        found = compute(spec, base, stream)
+        assert len(found) == len(expected)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        if stream.reader is not None:
+            stream.reader.close()
+    # Quantized layers were written the first time, and not made again.
+    assert len(read) == (num_layers if kind == "qlora" else 2 * num_layers)
+    assert messages == []

@@ -1,0 +1,125 @@
+"""Runs with streamed layers are those with resident ones, to the last bit on a CPU."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+
+from agents.contract.model_cut import ModelCut, Stage
+from agents.contract.spec import AdapterSpec, CheckpointSpec
+from agents.errors import ExpectedError
+from agents.trainer.parallel.streamed import refuse_unstreamed
+from tests.agents.trainer.ranks import Run, make_spec, make_tiny_model
+from tests.agents.trainer.test_promises import file_hashes
+
+NUM_LAYERS, NUM_STEPS, HALF = 6, 50, 25
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Rows are blocks of 64 values, as NF4 wants them."""
+    folder = tmp_path_factory.mktemp("deep")
+    return make_tiny_model(folder, num_layers=NUM_LAYERS, hidden_size=64, intermediate_size=128)
+
+
+def make_run(home, model, kind, num_ranks=1, **changes):
+    adapter = AdapterSpec(kind=kind, rank=4, alpha=8, dropout=0.1)
+    spec = make_spec(
+        adapter=adapter,
+        learning_rate=1e-3,
+        checkpoint=CheckpointSpec(every_minutes=None, every_steps=HALF, keep=3),
+        **changes,
+    )
+    return Run(home, model, spec, num_ranks=num_ranks)
+
+
+def losses(run):
+    return [line["loss_hex"] for _, line in sorted(run.steps().items())]
+
+
+@pytest.fixture(scope="module")
+def resident(tmp_path_factory, model):
+    run = make_run(tmp_path_factory.mktemp("resident"), model, "lora", max_steps=NUM_STEPS)
+    run.train_to_end()
+    return run
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory, model):
+    home = tmp_path_factory.mktemp("streamed")
+    run = make_run(home, model, "lora", max_steps=NUM_STEPS, parallel="streamed")
+    run.train_to_end()
+    return run
+
+
+def trained_hashes(run, step):
+    """Return the hashes of adapter and optimizer; the rest of a checkpoint names the spec."""
+    hashes = file_hashes(run.checkpoint(step))
+    return [hashes[name] for name in ("adapter_model.safetensors", "optimizer.safetensors")]
+
+
+def test_fifty_steps_are_those_of_resident_layers(resident, streamed):
+    assert len(losses(streamed)) == NUM_STEPS
+    assert losses(streamed) == losses(resident)
+    (setting,) = (line for line in streamed.journal() if line["kind"] == "setting")
+    assert (setting["num_streamed"], setting["num_from_disk"]) == (NUM_LAYERS, 0)
+    assert not [line for line in streamed.journal() if line["kind"] == "warning"]
+
+
+def test_checkpoints_are_the_same_and_continue_either_way(resident, streamed, tmp_path):
+    for step in (HALF, NUM_STEPS):
+        assert trained_hashes(resident, step) == trained_hashes(streamed, step)
+    for run, parallel in ((resident, "streamed"), (streamed, "data")):
+        half = Run(tmp_path / parallel, run.model, replace(run.spec, parallel=parallel))
+        half.attempt = run.attempt
+        shutil.copytree(run.checkpoint(HALF), half.checkpoint(HALF))
+        half.train_to_end(resume_step=HALF)
+        assert trained_hashes(half, NUM_STEPS) == trained_hashes(run, NUM_STEPS)
+
+
+def test_uneven_shares_and_ranks_that_hold_all_layers(resident, model, tmp_path):
+    """One rank streams and the other has everything, by the plan; shares are 2 : 1."""
+    changes = {"max_steps": NUM_STEPS, "parallel": "streamed", "shares": (2.0, 1.0)}
+    run = make_run(tmp_path, model, "lora", num_ranks=2, **changes)
+    stages = tuple(
+        Stage(rank=rank, replica=rank, first_layer=0, stop_layer=NUM_LAYERS, num_resident=number)
+        for rank, number in enumerate((None, NUM_LAYERS))
+    )
+    run.train_to_end(cut=ModelCut(mode="streamed", stages=stages))
+    expected = [float.fromhex(loss) for loss in losses(resident)]
+    found = [float.fromhex(loss) for loss in losses(run)]
+    assert found == pytest.approx(expected, rel=1e-6)
+    kinds = [[line for line in run.journal(rank) if "num_streamed" in line] for rank in (0, 1)]
+    assert [len(lines) for lines in kinds] == [1, 0]
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_quantized_layers_are_kept_for_the_next_run(model, tmp_path):
+    plain = make_run(tmp_path / "plain", model, "qlora", max_steps=4)
+    plain.train_to_end()
+    run = make_run(tmp_path / "run", model, "qlora", max_steps=4, parallel="streamed")
+    run.train_to_end()
+    assert losses(run) == losses(plain)
+    (folder,) = (run.home / "cache" / "layers").iterdir()
+    made = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert len(made) == NUM_LAYERS
+    run.train_to_end()
+    assert losses(run) == losses(plain)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
+
+
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        (AdapterSpec(kind="full"), "keeps frozen weights outside the GPU"),
+        (AdapterSpec(dora=True), "does not know the lengths of the base weights"),
+    ],
+)
+def test_what_has_no_frozen_weights_or_reads_them_first_is_refused(adapter, words):
+    refuse_unstreamed(make_spec())
+    with pytest.raises(ExpectedError, match=words) as caught:
+        refuse_unstreamed(make_spec(adapter=adapter))
+    assert caught.value.hint
