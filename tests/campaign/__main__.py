@@ -8,6 +8,7 @@ missing.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import signal
@@ -25,7 +26,7 @@ from tests.campaign.history import Step
 from tests.campaign.record import Record
 from tests.campaign.report import write_part
 from tests.campaign.site import EVERY_STEPS, NUM_STEPS, Site
-from tests.campaign.table import Session, as_markdown, as_text, row_of
+from tests.campaign.table import Campaign, Session, as_markdown, as_text, join, row_of
 from tests.campaign.verdict import Finding
 from tests.cluster.namespaces import run_tool
 
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, kind in FAULTS.items():
             print(f"{name:28} {kind.does}")
         return 0
+    if args.table:
+        return _show_table(args)
     if args.peer:
         from tests.campaign import peer
 
@@ -79,6 +82,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="file for the table as JSON; one that exists goes on"
     )
     parser.add_argument("--write", action="store_true", help="put the table into RELIABILITY.md")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="attack nothing; show one table of these campaigns",
+    )
     parser.add_argument("--folder", type=Path, help="keep all files in this new folder")
     parser.add_argument("--peer", choices=["torchrun"], help="compare with its own restarts")
     parser.add_argument(
@@ -127,6 +138,15 @@ def _attack(args: argparse.Namespace) -> int:
     if args.write:
         write_part("table", as_markdown(campaign))
     return 1 if campaign.num_broken or missing > 0 else 0
+
+
+def _show_table(args: argparse.Namespace) -> int:
+    """Show what several campaigns found, as one."""
+    campaign = join([Campaign.from_dict(json.loads(path.read_text())) for path in args.table])
+    print(as_text(campaign))
+    if args.write:
+        write_part("table", as_markdown(campaign))
+    return 1 if campaign.num_broken else 0
 
 
 def _play_all(

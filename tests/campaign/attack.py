@@ -16,7 +16,14 @@ from itertools import pairwise
 
 from tests.campaign.case import Case
 from tests.campaign.draw import Drawn
-from tests.campaign.history import Damage, Step, compare, find_return_s, read_load_s
+from tests.campaign.history import (
+    Damage,
+    Step,
+    compare,
+    find_return_s,
+    is_on_all_ranks,
+    read_load_s,
+)
 from tests.campaign.keeper import Line
 from tests.campaign.processes import wait_for_none
 from tests.campaign.site import Site, Stuck, wait_until
@@ -214,11 +221,7 @@ class Attack:
             back_delay_s=delays.between(case.fault_s, acting_until_s),
             load_s=load_s,
             attempts=attempts,
-            is_on_same_ranks=all(
-                {step.rank for step in steps if step.attempt == attempt}
-                == set(range(len(self.site.nodes)))
-                for attempt in {step.attempt for step in steps}
-            ),
+            is_on_same_ranks=is_on_all_ranks(steps, len(self.site.nodes)),
             damage=compare(steps, self._undisturbed, is_done=state == "done")
             if steps
             else Damage(),

@@ -17,6 +17,9 @@ from pathlib import Path
 GAP_S = 2.0
 """Least silence between two steps that counts as an interruption, in seconds."""
 
+LAST_STEPS = 2
+"""Number of steps of a killed rank that its journal may lack."""
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Step:
@@ -168,6 +171,21 @@ def count_disagreeing(steps: Sequence[Step]) -> int:
     for step in steps:
         told.setdefault((step.attempt, step.step), set()).add(step.samples)
     return sum(len(samples) > 1 for samples in told.values())
+
+
+def is_on_all_ranks(steps: Sequence[Step], num_ranks: int) -> bool:
+    """Return whether all ranks trained every step, so that losses have to be equal to the bit.
+
+    What a rank did right before it died may be missing in its journal.
+    """
+    for attempt in {step.attempt for step in steps}:
+        ranks: dict[int, set[int]] = {}
+        for step in steps:
+            if step.attempt == attempt:
+                ranks.setdefault(step.step, set()).add(step.rank)
+        if sum(len(told) < num_ranks for told in ranks.values()) > LAST_STEPS:
+            return False
+    return True
 
 
 def find_return_s(steps: Sequence[Step], fault_s: float, *, is_new_attempt: bool) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from app.text import show_list
 from tests.campaign.verdict import HEALED, Finding
 
 HEADINGS = (
@@ -83,6 +84,26 @@ class Campaign:
             sessions=tuple(Session(**session) for session in stored["sessions"]),
             findings=tuple(Finding.from_dict(finding) for finding in stored["findings"]),
         )
+
+
+def join(campaigns: Sequence[Campaign]) -> Campaign:
+    """Return what several campaigns found as one; its settings name all seeds and nodes.
+
+    Findings are numbered anew, in the order of the campaigns.
+    """
+    findings: list[Finding] = []
+    for campaign in campaigns:
+        before = len(findings)
+        findings += [
+            replace(one, number=one.number + before, run=one.run + before)
+            for one in campaign.findings
+        ]
+    settings = {
+        name: show_list(sorted({str(campaign.settings[name]) for campaign in campaigns}, key=int))
+        for name in ("seed", "nodes")
+    }
+    sessions = tuple(session for campaign in campaigns for session in campaign.sessions)
+    return Campaign(settings=settings, sessions=sessions, findings=tuple(findings))
 
 
 def count_totals(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -202,7 +223,7 @@ def as_markdown(campaign: Campaign) -> str:
     loads = sorted(finding.load for finding in findings)
     sessions = campaign.sessions
     dates, machines, versions = (
-        " and ".join(dict.fromkeys(values))
+        show_list(list(dict.fromkeys(values)))
         for values in zip(*((s.date, s.machine, s.version) for s in sessions), strict=True)
     )
     kinds = [

@@ -20,12 +20,20 @@ from tests.campaign.delays import EVERY_S, Delays
 from tests.campaign.draw import draw_faults, is_possible
 from tests.campaign.faults import FAULTS
 from tests.campaign.faults.fault import Expectation
-from tests.campaign.history import Damage, Step, compare, find_return_s, read_load_s, read_steps
+from tests.campaign.history import (
+    Damage,
+    Step,
+    compare,
+    find_return_s,
+    is_on_all_ranks,
+    read_load_s,
+    read_steps,
+)
 from tests.campaign.parts import Tally
 from tests.campaign.record import Record
 from tests.campaign.report import PAGE, replace_part
 from tests.campaign.site import wait_until
-from tests.campaign.table import Campaign, Session, as_markdown, as_text, count_totals
+from tests.campaign.table import Campaign, Session, as_markdown, as_text, count_totals, join
 from tests.campaign.verdict import WENT_ON, Finding, conclude
 
 CALM = Expectation()
@@ -86,6 +94,14 @@ def test_ranks_that_regroup_within_an_attempt_count_once() -> None:
     ]
     assert compare(told, whole) == Damage(repeated=1, difference=0.0, is_equal=True)
     assert find_return_s(sorted(told, key=lambda s: s.time_s), 6.0, is_new_attempt=False) == 14.0
+
+
+def test_ranks_that_went_on_without_one_are_told_from_one_that_died_late() -> None:
+    both = [*steps(1, range(1, 11), 0.0), *steps(1, range(1, 11), 0.0, 1)]
+    assert is_on_all_ranks(both, 2)
+    assert is_on_all_ranks(both[:-1], 2)
+    assert not is_on_all_ranks(both[:-5], 2)
+    assert not is_on_all_ranks([*both, *steps(2, range(8, 11), 20.0)], 2)
 
 
 def test_what_is_wrong_with_a_history_is_found() -> None:
@@ -203,6 +219,22 @@ def test_the_table_has_every_case_and_the_sums() -> None:
     assert len([row for row in rows if row.startswith(("| rank-kill | 2 ", "| reboot | 1 "))]) == 2
     assert len([row for row in rows if "it / broke" in row or "slow" in row]) == 2
     assert "version 1, in 1 runs" in page
+
+
+def test_campaigns_are_joined_in_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (3, 12):
+        session = Session(date="2026-11-25", machine="a PC", version=f"v{seed}")
+        record = Record(tmp_path / f"{seed}.json", {"seed": seed, "nodes": 2}, session)
+        record.add([FINDING, replace(FINDING, number=2, fault="reboot")])
+    files = [str(tmp_path / "12.json"), str(tmp_path / "3.json")]
+    assert main(["--table", *files]) == 0
+    assert "4 faults, seed 3 and 12: 4 healed" in capsys.readouterr().out
+    stored = [Campaign.from_dict(json.loads(Path(file).read_text())) for file in files]
+    joined = join(stored)
+    assert [one.number for one in joined.findings] == [1, 2, 3, 4]
+    assert "version v12 and v3, in 2 runs" in as_markdown(joined)
 
 
 def test_kills_and_starts_go_on_from_their_file(tmp_path: Path) -> None:
