@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -10,15 +11,18 @@ from signal import SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING
 
 from tests.campaign.faults.fault import CGROUPS, Expectation, Fault
+from tests.campaign.faults.network import LongCut
 from tests.campaign.faults.processes import Reboot
 from tests.campaign.processes import find_part, send, wait_for_none
-from tests.campaign.site import LOST_AFTER_S, wait_until
+from tests.campaign.site import LOST_AFTER_S, Stuck, wait_until
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
 
 BACK_OFF_S = 5.0
 """Wait of a second recovery within an hour, in seconds."""
+SETTLE_S = 60.0
+"""Time for a start that was cut to leave nothing behind, in seconds."""
 STOPPED_S = 30.0
 """Time for a stopped run to end on a node that comes back, in seconds."""
 
@@ -252,6 +256,113 @@ class LossWithoutMaster(Fault):
         case.site.keeper.start()
 
 
+class KeeperFlaps(Fault):
+    name = "keeper-flaps-rank-kill"
+    does = "a rank is killed, and the keeper is killed and started again and again meanwhile"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._lives_s = [draw.uniform(0.5, 5.0) for _ in range(5)]
+
+    @property
+    def expectation(self) -> Expectation:
+        named = (("rank {rank}", "node {node}", "sigkill"),)
+        flaps_s = sum(self._lives_s) + 10.0
+        return Expectation(
+            named=named,
+            within_s=flaps_s,
+            recovery="recovered",
+            back_s=flaps_s + 20.0,
+            alarms=True,
+        )
+
+    def do(self, case: Case) -> None:
+        send(case.find("rank"), SIGKILL)
+        for life_s in self._lives_s:
+            time.sleep(life_s)
+            case.site.keeper.stop()
+            case.site.keeper.start()
+
+
+class CableFlaps(Fault):
+    name = "cable-flaps"
+    does = "cable of a node cut for moments, again and again"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._times_s = [(draw.uniform(0.2, 2.5), draw.uniform(0.3, 2.5)) for _ in range(4)]
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(recovery="either", alarms=True)
+
+    def do(self, case: Case) -> None:
+        for cut_s, whole_s in self._times_s:
+            case.site.cluster.cut(case.node)
+            time.sleep(cut_s)
+            case.site.cluster.heal(case.node)
+            time.sleep(whole_s)
+
+
+class LossWhileJoining(LongCut):
+    name = "loss-while-joining"
+    does = "a node that was cut off returns, and a rank is killed as the run lets it join"
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        super().__init__(draw, max_cut_s)
+        self._after_s = draw.uniform(0.0, 10.0)
+        self._draw = draw
+
+    def undo(self, case: Case) -> None:
+        super().undo(case)
+        node = self._draw.choice(case.site.nodes)
+
+        def is_joining() -> bool:
+            told = case.site.keeper.told_since(case.run_id, case.fault_s)
+            return any("with all of its nodes" in line.text for line in told)
+
+        # Near its end a run lets nobody join.
+        with contextlib.suppress(Stuck):
+            wait_until(is_joining, "a node that joins", 30.0)
+            time.sleep(self._after_s)
+            send(find_part(case.site.cluster, node, "rank"), SIGKILL)
+
+
+class CutAtStart(Fault):
+    name = "cable-cut-at-start"
+    does = "cable of a node cut while another run is launched, which a person then stops"
+    is_at_start = True
+
+    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
+        self._after_s, self._cut_s = draw.uniform(0.5, 4.0), draw.uniform(2.0, 12.0)
+
+    @property
+    def detail(self) -> str:
+        return f"{self._cut_s:.0f} s"
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation()
+
+    def prepare(self, case: Case) -> None:
+        site = case.site
+        before = {run["run_id"] for run in site.master.answer("runs", "list")}
+        start = site.master.start("start", str(site.run_file))
+        time.sleep(self._after_s)
+        site.cluster.cut(case.node)
+        time.sleep(self._cut_s)
+        site.cluster.heal(case.node)
+        start.communicate(timeout=120)
+        listed = {run["run_id"] for run in site.master.answer("runs", "list")} - before
+        for run_id in listed:
+            site.give_up(run_id)
+            if left := wait_for_none(run_id, SETTLE_S):
+                case.breaks.append(f"a cut start left {left}")
+            site.master.rackless("runs", "delete", run_id)
+            case.breaks += [f"a cut start left {what}" for what in site.leftovers(run_id)]
+
+    def do(self, case: Case) -> None:
+        """Nothing more: the next run starts on nodes that the cut start has left free."""
+
+
 class TwoKeepers(Fault):
     name = "two-keepers-rank-kill"
     does = "two keepers of one home watch, a rank is killed"
@@ -312,5 +423,9 @@ KINDS = (
     PowerCut,
     LossWithoutMaster,
     TwoKeepers,
+    KeeperFlaps,
+    CableFlaps,
+    LossWhileJoining,
+    CutAtStart,
     StopWhileCut,
 )
