@@ -1,4 +1,4 @@
-"""Faults of several parts at once, of runs that still load, and stops beside a fault."""
+"""Faults of several parts at once, again and again, and of parts that few think of."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from tests.campaign.faults.fault import CGROUPS, Expectation, Fault
 from tests.campaign.faults.network import LongCut
-from tests.campaign.faults.processes import Reboot
-from tests.campaign.processes import find_part, send, wait_for_none
+from tests.campaign.processes import find_part, send
 from tests.campaign.site import LOST_AFTER_S, Stuck, wait_until
 
 if TYPE_CHECKING:
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
 BACK_OFF_S = 5.0
 """Wait of a second recovery within an hour, in seconds."""
-SETTLE_S = 60.0
-"""Time for a start that was cut to leave nothing behind, in seconds."""
-STOPPED_S = 30.0
-"""Time for a stopped run to end on a node that comes back, in seconds."""
 
 
 class RankSignal(Fault):
@@ -121,52 +116,6 @@ class SshdPause(Fault):
 
     def undo(self, case: Case) -> None:
         send(self._pids, signal.SIGCONT)
-
-
-class RankKillLoading(Fault):
-    name = "rank-kill-loading"
-    does = "kill -9 of a rank that imports, loads or makes its first step"
-    is_at_start = strikes_while_loading = True
-
-    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
-        self._after_s = draw.uniform(0.0, 8.0)
-
-    @property
-    def detail(self) -> str:
-        return f"after {self._after_s:.1f} s"
-
-    @property
-    def expectation(self) -> Expectation:
-        # There is no phase to name before the first heartbeat.
-        named = (("rank {rank}", "{node}", "sigkill"), ("rank {rank}", "{node}", "killed by"))
-        return Expectation(
-            named=named,
-            within_s=1.0,
-            recovery="recovered",
-            alarms=True,
-        )
-
-    def do(self, case: Case) -> None:
-        time.sleep(self._after_s)
-        case.fault_s = time.time()
-        send(case.find("rank"), SIGKILL)
-
-
-class RebootLoading(Reboot):
-    name = "reboot-loading"
-    does = "a node loses its power while its rank loads"
-    is_at_start = strikes_while_loading = True
-
-    @property
-    def expectation(self) -> Expectation:
-        named = (("{node}", "was restarted"), ("{node}", "was lost"), ("{node}", "unreachable"))
-        return Expectation(
-            named=named,
-            within_s=10.0 + self.lasts_s,
-            recovery="recovered",
-            back_s=30.0 + self.lasts_s,
-            alarms=True,
-        )
 
 
 class SecondLoss(Fault):
@@ -326,43 +275,6 @@ class LossWhileJoining(LongCut):
             send(find_part(case.site.cluster, node, "rank"), SIGKILL)
 
 
-class CutAtStart(Fault):
-    name = "cable-cut-at-start"
-    does = "cable of a node cut while another run is launched, which a person then stops"
-    is_at_start = True
-
-    def __init__(self, draw: random.Random, max_cut_s: float) -> None:
-        self._after_s, self._cut_s = draw.uniform(0.5, 4.0), draw.uniform(2.0, 12.0)
-
-    @property
-    def detail(self) -> str:
-        return f"{self._cut_s:.0f} s"
-
-    @property
-    def expectation(self) -> Expectation:
-        return Expectation()
-
-    def prepare(self, case: Case) -> None:
-        site = case.site
-        before = {run["run_id"] for run in site.master.answer("runs", "list")}
-        start = site.master.start("start", str(site.run_file))
-        time.sleep(self._after_s)
-        site.cluster.cut(case.node)
-        time.sleep(self._cut_s)
-        site.cluster.heal(case.node)
-        start.communicate(timeout=120)
-        listed = {run["run_id"] for run in site.master.answer("runs", "list")} - before
-        for run_id in listed:
-            site.give_up(run_id)
-            if left := wait_for_none(run_id, SETTLE_S):
-                case.breaks.append(f"a cut start left {left}")
-            site.master.rackless("runs", "delete", run_id)
-            case.breaks += [f"a cut start left {what}" for what in site.leftovers(run_id)]
-
-    def do(self, case: Case) -> None:
-        """Nothing more: the next run starts on nodes that the cut start has left free."""
-
-
 class TwoKeepers(Fault):
     name = "two-keepers-rank-kill"
     does = "two keepers of one home watch, a rank is killed"
@@ -385,47 +297,17 @@ class TwoKeepers(Fault):
         self._other.wait()
 
 
-class StopWhileCut(Fault):
-    name = "stop-while-cut"
-    does = "a person stops the run while a node is cut off, and resumes it later"
-    lasts_s = 4.0
-
-    @property
-    def expectation(self) -> Expectation:
-        return Expectation(
-            recovery="recovered", back_s=self.lasts_s + STOPPED_S + 60.0, alarms=True
-        )
-
-    def do(self, case: Case) -> None:
-        case.site.cluster.cut(case.node)
-        case.site.master.rackless("runs", "stop", case.run_id)
-
-    def undo(self, case: Case) -> None:
-        case.site.cluster.heal(case.node)
-        if left := wait_for_none(case.run_id, STOPPED_S):
-            case.breaks.append(f"a stop left {left}")
-
-        def is_resumed() -> bool:
-            return case.site.master.rackless("runs", "resume", case.run_id).code == 0
-
-        wait_until(is_resumed, "a resume", STOPPED_S)
-
-
 KINDS = (
     RankSignal,
     RankSlow,
     StoreKill,
     AllKill,
     SshdPause,
-    RankKillLoading,
-    RebootLoading,
     SecondLoss,
     PowerCut,
     LossWithoutMaster,
-    TwoKeepers,
     KeeperFlaps,
     CableFlaps,
     LossWhileJoining,
-    CutAtStart,
-    StopWhileCut,
+    TwoKeepers,
 )
