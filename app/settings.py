@@ -32,6 +32,8 @@ class Setting:
     unit: str = ""
     minimum: float | None = None
     maximum: float | None = None
+    per_node: bool = False
+    """Whether a node may have a value of its own."""
 
     def checked(self, value: object) -> Value:
         """Return `value` if it is allowed.
@@ -149,6 +151,7 @@ SETTINGS = (
         default="warn",
         choices=("warn", "wait", "limit"),
         labels=("Warn me", "Pause until it is cooler", "Lower its power limit"),
+        per_node=True,
         title="When heat slows a GPU down",
         description="After a minute. A GPU that reaches its slowdown temperature pauses its run in "
         "any case. Only an administrator may lower power limits on most PCs. Holds for runs that "
@@ -176,10 +179,19 @@ class Settings:
         self._path = path
         self._known = {setting.key: setting for setting in SETTINGS}
         self.problem = ""
-        self._values = self._read()
+        self._values: dict[str, Value] = {}
+        # Values that differ for a node, by its name.
+        self._of_nodes: dict[str, dict[str, Value]] = {}
+        self._read()
 
-    def get(self, key: str) -> Value:
-        return self._values.get(key, self._known[key].default)
+    def get(self, key: str, node: str = "") -> Value:
+        """Return a value; of `node`, where that has one of its own."""
+        value = self._values.get(key, self._known[key].default)
+        return self._of_nodes.get(node, {}).get(key, value)
+
+    def of_nodes(self, key: str) -> dict[str, Value]:
+        """Return the values of the nodes that have one of their own, by name."""
+        return {node: own[key] for node, own in self._of_nodes.items() if key in own}
 
     def number(self, key: str) -> float:
         return float(self.get(key))
@@ -196,24 +208,53 @@ class Settings:
             raise UserError(str(error), "Choose an allowed value.") from error
         self._write()
 
-    def _read(self) -> dict[str, Value]:
+    def set_of_node(self, node: str, key: str, value: object | None) -> None:
+        """Check and store the value of one node; None: it has that of all nodes again.
+
+        Raises:
+            UserError: the value is not allowed, or the file cannot be written.
+        """
+        own = self._of_nodes.setdefault(node, {})
+        try:
+            if not self._known[key].per_node:
+                raise ValueError(f"{key} is the same for all nodes")
+            if value is None:
+                own.pop(key, None)
+            else:
+                own[key] = self._known[key].checked(value)
+        except ValueError as error:
+            raise UserError(str(error), "Choose an allowed value.") from error
+        self._write()
+
+    def forget_node(self, node: str) -> None:
+        """Drop the values of a node that was removed."""
+        if self._of_nodes.pop(node, None):
+            self._write()
+
+    def _read(self) -> None:
         try:
             stored = json.loads(self._path.read_text(encoding="utf-8"))
-            return {
-                key: self._known[key].checked(value)
-                # A key of another version is skipped; it must not cost the other settings.
-                for key, value in stored.items()
-                if key in self._known
-            }
+            self._values = self._checked(stored)
+            of_nodes = stored.get("nodes", {})
+            self._of_nodes = {node: self._checked(own) for node, own in of_nodes.items()}
         except FileNotFoundError:
-            return {}
+            return
         # AttributeError: the file is valid JSON, but not an object.
         except (OSError, ValueError, AttributeError) as error:
             self.problem = f"{self._path} cannot be read ({error}); the defaults are used"
-            return {}
+            self._values, self._of_nodes = {}, {}
+
+    def _checked(self, stored: dict[str, object]) -> dict[str, Value]:
+        # A key of another version is skipped; it must not cost the other settings.
+        known = {key: value for key, value in stored.items() if key in self._known}
+        return {key: self._known[key].checked(value) for key, value in known.items()}
 
     def _write(self) -> None:
-        changed = {k: v for k, v in self._values.items() if v != self._known[k].default}
+        changed: dict[str, object] = {
+            k: v for k, v in self._values.items() if v != self._known[k].default
+        }
+        if of_nodes := {node: own for node, own in self._of_nodes.items() if own}:
+            changed["nodes"] = of_nodes
         try:
             replace_text(self._path, json.dumps(changed, indent=1) + "\n")
         except OSError as error:

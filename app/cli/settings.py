@@ -20,18 +20,35 @@ def add_parser(commands: Commands) -> None:
     change = add_command(verbs, "set", "change a setting", with_core(_set))
     change.add_argument("key", metavar="KEY")
     change.add_argument("value", metavar="VALUE", help="a number, on or off, or one of the choices")
+    change.add_argument(
+        "--node",
+        metavar="NAME",
+        default="",
+        help="only for this node; the value `default` takes that back",
+    )
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.settings import SETTINGS
 
+    settings = core.settings
     rows = [
-        {"key": s.key, "value": core.settings.get(s.key), "default": s.default, "title": s.title}
+        {
+            "key": s.key,
+            "value": settings.get(s.key),
+            "default": s.default,
+            "title": s.title,
+            "nodes": settings.of_nodes(s.key),
+        }
         for s in SETTINGS
     ]
     out.document(rows)
-    values = [[row["key"], _show(core.settings.get(str(row["key"]))), row["title"]] for row in rows]
-    out.table(["KEY", "VALUE", "WHAT"], [[str(cell) for cell in cells] for cells in values])
+    table = []
+    for s in SETTINGS:
+        table.append([s.key, _show(settings.get(s.key)), s.title])
+        of_nodes = settings.of_nodes(s.key).items()
+        table += [[f"  of {node}", _show(value), ""] for node, value in of_nodes]
+    out.table(["KEY", "VALUE", "WHAT"], table)
     return 0
 
 
@@ -42,10 +59,15 @@ async def _set(core: Core, args: argparse.Namespace, out: Output) -> int:
     if setting is None:
         keys = ", ".join(s.key for s in SETTINGS)
         raise UsageError(f"there is no setting {args.key}", f"Settings: {keys}")
-    core.settings.set(args.key, _read(setting, args.value))
-    value = core.settings.get(args.key)
-    out.document({"key": args.key, "value": value})
-    out.text(f"{args.key} is {_show(value)}")
+    value = _read(setting, args.value)
+    if args.node:
+        core.nodes.address(args.node)  # raises for an unknown node
+        core.settings.set_of_node(args.node, args.key, None if value == "default" else value)
+    else:
+        core.settings.set(args.key, value)
+    value = core.settings.get(args.key, args.node)
+    out.document({"key": args.key, "value": value, "node": args.node or None})
+    out.text(f"{args.key} is {_show(value)}{f' on {args.node}' if args.node else ''}")
     return 0
 
 

@@ -184,6 +184,7 @@ class CoreNodes:
         await self._fleet.remove(name)
         self._store.remove(name)
         self._services.planning.forget_node(name)
+        self._services.settings.forget_node(name)
 
     async def connect(self, names: tuple[str, ...] = ()) -> None:
         """Keep nodes (empty: all) connected from now on, and start the background tasks."""

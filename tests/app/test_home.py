@@ -85,6 +85,26 @@ def test_broken_settings_file_means_defaults_and_a_problem(tmp_path: Path, text:
     assert str(path) in settings.problem
 
 
+def test_a_node_may_have_a_value_of_its_own_until_it_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    settings = Settings(path)
+    settings.set("when_hot", "limit")
+    settings.set_of_node("alpha", "when_hot", "warn")  # the default, which beta has not
+    settings = Settings(path)
+    assert [settings.get("when_hot", node) for node in ("alpha", "beta", "")] == [
+        "warn", "limit", "limit",
+    ]  # fmt: skip
+    assert settings.of_nodes("when_hot") == {"alpha": "warn"}
+    with pytest.raises(UserError, match="theme is the same for all nodes"):
+        settings.set_of_node("alpha", "theme", "dark")
+    with pytest.raises(UserError, match="when_hot is 'freeze'"):
+        settings.set_of_node("alpha", "when_hot", "freeze")
+    settings.set_of_node("beta", "when_hot", "wait")
+    settings.set_of_node("beta", "when_hot", None)
+    settings.forget_node("alpha")
+    assert "nodes" not in json.loads(path.read_text())
+
+
 def test_settings_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         Settings(tmp_path / "absent" / "settings.json").set("theme", "dark")

@@ -168,7 +168,7 @@ async def launch(
                 ),
                 replay=replay,
                 outage_s=services.settings.number("lost_after_s"),
-                when_hot=cast(HeatRule, services.settings.get("when_hot")),
+                when_hot=cast(HeatRule, services.settings.get("when_hot", node)),
                 credential=credential,
                 election=election,
             )

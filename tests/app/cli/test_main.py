@@ -408,6 +408,8 @@ def test_settings_are_listed_and_changed(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["settings", "set", "theme", "pink"]) == 1
     assert "one of system" in capsys.readouterr().err
     assert run(["settings", "set", "colour", "pink"]) == 2
+    assert run(["settings", "set", "when_hot", "wait", "--node", "nobody"]) == 1
+    assert "nobody" in capsys.readouterr().err
     for key, value in (("notify_hot", "on"), ("lost_after_s", "15")):
         assert run(["settings", "set", key, value]) == 0
 

@@ -376,8 +376,10 @@ def test_a_pause_for_a_hot_gpu_is_part_of_the_story(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
     services.settings.set("when_hot", "wait")
+    services.settings.set_of_node("beta", "when_hot", "limit")
     run_id = asyncio.run(start_run(services, spec))
-    assert {cluster[name].intents[-1].when_hot for name in cluster.nodes} == {"wait"}
+    chosen = {name: cluster[name].intents[-1].when_hot for name in ("alpha", "beta")}
+    assert chosen == {"alpha": "wait", "beta": "limit"}
     gpu = "GPU 0 of beta (RTX 4070)"
     hot = {"kind": "too_hot", "step": 7, "gpu": gpu, "celsius": 92.0, "until_celsius": 82.0}
     write_line(cluster, "beta", run_id, {**hot, "time_s": 100.0})
