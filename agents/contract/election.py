@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.names import MAX_ATTEMPT, MAX_STEP, check_name, check_number, check_text
-from agents.contract.run import CheckpointInfo, ElectionPlan, RankPlacement
+from agents.contract.run import MAX_GENERATION, CheckpointInfo, ElectionPlan, RankPlacement
 
 MIN_NODES = 3
 """Nodes from which on an attempt of the master may be taken over. Of two, the one without rank 0
@@ -95,6 +95,12 @@ class NodeState:
     """Newest step that its ranks have finished."""
     reason: str = ""
     """Why it is lost or closed, as a sentence."""
+    generation: int = 0
+    """How often the ranks of its group have regrouped; see `agents.contract.regroup`."""
+    waits: bool = False
+    """Whether all of its ranks live, have lost others, and wait to regroup after `step`."""
+    has_lost_rank: bool = False
+    """Whether a rank of it was killed or crashed, so that the part ends soon."""
 
     @property
     def is_ready(self) -> bool:
@@ -104,6 +110,7 @@ class NodeState:
         check_name("node", self.node)
         check_number("fence", self.fence, 0, MAX_ATTEMPT)
         check_number("step", self.step, 0, MAX_STEP)
+        check_number("generation", self.generation, 0, MAX_GENERATION)
         check_text("reason", self.reason)
 
 

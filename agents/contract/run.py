@@ -28,6 +28,8 @@ MAX_STREAM_BYTES = 1 << 50
 MAX_PORT = 65535
 MAX_LOSSES = 10_000
 """Number of losses of a run that no home cluster reaches: a list of more is a lie."""
+MAX_GENERATION = 1000
+"""Number of regroupings of an attempt that no cluster reaches: each one loses a node."""
 UNKNOWN_NODE = "?"
 """Name of the node in the status of an attempt whose intent cannot be read."""
 
@@ -308,10 +310,19 @@ class AttemptStatus:
     """Step of the checkpoint that it started from; None: from the beginning."""
     election: ElectionPlan | None = None
     """How its nodes recover it without a master; None: they never do."""
+    may_regroup: bool = False
+    """Whether its ranks go on in their processes where a majority of its nodes is left."""
+    generation: int = 0
+    """How often its ranks have done so; see `agents.contract.regroup`."""
+    members: tuple[str, ...] = ()
+    """Nodes that train since the last time, in the order of ranks; empty: all of the attempt."""
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
+        check_number("generation", self.generation, 0, MAX_GENERATION)
+        for name in self.members:
+            check_name("members", name)
         check_time("restarted_s", self.restarted_s)
         if self.node != UNKNOWN_NODE:
             check_name("node", self.node)

@@ -262,9 +262,10 @@ class RunSpec:
     evaluate_every_steps: int | None = None
     """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
-    recovery: Literal["auto", "off"] = "auto"
-    """Whether the run is resumed by itself after it lost a rank or a node: by the master, or by its
-    nodes while no master is there."""
+    recovery: Literal["auto", "resume", "off"] = "auto"
+    """What follows by itself when a run loses a rank or a node. auto: the ranks that are left go on
+    in their processes where they can, else the run is resumed; resume: it is always resumed, by the
+    master, or by its nodes while no master is there."""
     rejoin: Literal["auto", "always", "off"] = "auto"
     """Whether nodes of the run that come back join it at a checkpoint by themselves; auto: where
     the rest of the run is longer than a restart. Never with `recovery: off`."""

@@ -14,7 +14,10 @@ are the only thing that a GPU's host waits for, once per step.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -24,7 +27,7 @@ from agents.trainer.checkpoint.loss_saver import LossSaver
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.order import epoch_at
-from agents.trainer.evaluation import evaluate, is_due
+from agents.trainer.evaluation import Evaluation, evaluate, is_due
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.setting import read_setting
 from agents.trainer.execution.speed_watch import Correction, SpeedWatch
@@ -40,6 +43,7 @@ from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.group import PeerLost
 from agents.trainer.rank.step_control import SLOTS, StepControl
+from agents.trainer.regrouping import Regrouping
 from agents.trainer.resume_verifier import ResumeVerifier
 from agents.trainer.step_result import StepResult, read_result
 from agents.trainer.training_state import TrainingState
@@ -50,6 +54,7 @@ _SETTING = ("micro_tokens", "num_recomputed", "num_moved", "is_repeating")
 _PER_RANK = (*_SETTING, "compute_s", "compute_tokens")
 COOLING_PAUSE_S = 1.0
 """Time between two exchanges of the ranks on whether a GPU is still too hot, in seconds."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +90,8 @@ class Loop:
         self._executor = executor
         self._strategy = strategy
         self._saver = saver
-        self._loss_saver = LossSaver(context, saver)
+        self._regrouping = Regrouping(context, strategy)
+        self._loss_saver = LossSaver(context, saver, may_regroup=self._regrouping.is_allowed)
         self._verifier = verifier
         self._choice = choice
         self._watch = SpeedWatch(choice.setting, choice.tried)
@@ -101,12 +107,8 @@ class Loop:
         # spoil the state that a rank saves when another one is lost.
         is_shared = context.group.world_size > 1 and context.device.type == "cuda"
         self._waits_early = self._scales or is_shared
-        self._layout = StatsLayout(
-            sums=_SUMS,
-            per_rank=_PER_RANK,
-            rank=context.group.rank,
-            world_size=context.group.world_size,
-        )
+        self._layout = self._make_layout()
+        self._last_step = schedule.first_step - 1
         # Whether the optimizer has stepped in this attempt.
         self._has_stepped = False
         self._tokens_seen = resumed.tokens_seen if resumed else 0
@@ -145,7 +147,7 @@ class Loop:
             logged = self._verifier.find_logged(step) if self._verifier else None
             if logged is not None and logged.shares:
                 self._strategy.use_shares(logged.shares)
-            result = self._do_step(step)
+            result = self._survive(f"step {step}", partial(self._do_step, step))
             if step == first_step and not last:
                 self._reserve(step)
             self._evaluate_when_due(step, last=last)
@@ -164,10 +166,45 @@ class Loop:
                 self._correct_setting(step, correction)
             self._trace(step, result.control, ends=ends)
             if result.control.cool and not ends:
-                self._cool(step)
+                self._survive(f"the pause after step {step}", partial(self._cool, step))
             if result.control.stop and not last:
                 return step, "stopped"
         return total_steps, "completed"
+
+    def _survive(self, place: str, work: Callable[[], T]) -> T:
+        """Do a part of the loop; repeat it with the ranks that are left where others are lost.
+
+        Raises:
+            PeerLost: other ranks have gone, and those that are left do not go on.
+        """
+        while True:
+            try:
+                return work()
+            except PeerLost as loss:
+                if not self._regrouping.is_possible():
+                    raise
+                done = self._last_step
+                kept = self._regrouping.regroup(loss, place, done)
+                self._adapt_to_group(kept)
+                self._context.enter_phase("training", done)
+
+    def _adapt_to_group(self, kept: tuple[int, ...]) -> None:
+        """Continue as the ranks at these positions of the group before."""
+        speeds = self._schedule.speeds
+        solo = tuple(speeds.solo_tokens_per_s[rank] for rank in kept)
+        self._schedule = replace(self._schedule, speeds=replace(speeds, solo_tokens_per_s=solo))
+        self._pace = {name: tuple(pace[rank] for rank in kept) for name, pace in self._pace.items()}
+        self._layout = self._make_layout()
+        self._strategy.regroup(kept)
+        self._saver.regroup()
+        if self._verifier is not None:
+            self._verifier.relax()
+
+    def _make_layout(self) -> StatsLayout:
+        group = self._context.group
+        return StatsLayout(
+            sums=_SUMS, per_rank=_PER_RANK, rank=group.rank, world_size=group.world_size
+        )
 
     def _is_periodic(self, step: int) -> bool:
         every = self._spec.checkpoint.every_steps
@@ -219,6 +256,7 @@ class Loop:
         self._saver.prune_when_committed(int(stats.sums["uncommitted"]))
         self._times, self._num_tokens = watch.read(), batch.my_tokens
         self._tokens_seen += batch.num_tokens
+        self._last_step = step
         context.heartbeat.beat(step)
         self._record(batch, result, learning_rate, self._times)
         context.control.acknowledge(context.journal, step)
@@ -334,14 +372,18 @@ class Loop:
         )
 
     def _evaluate_when_due(self, step: int, *, last: bool) -> None:
-        state = self._state
-        num_rows = len(state.train)
-        if state.evaluation is None or not is_due(self._spec, step, num_rows, last=last):
+        examples, num_rows = self._state.evaluation, len(self._state.train)
+        if examples is None or not is_due(self._spec, step, num_rows, last=last):
             return
-        self._context.enter_phase("evaluating", step)
-        # The objective counts the evaluation's examples after those of the training.
-        found = evaluate(self._strategy, state.evaluation, first_place=num_rows)
-        self._context.group.require_whole()
+
+        def work() -> Evaluation:
+            self._context.enter_phase("evaluating", step)
+            # The objective counts the evaluation's examples after those of the training.
+            found = evaluate(self._strategy, examples, first_place=num_rows)
+            self._context.group.require_whole()
+            return found
+
+        found = self._survive(f"the evaluation of step {step}", work)
         self._context.journal.write("eval", step=step, **found.describe(self._spec.objective))
         self._context.enter_phase("training", step)
 
@@ -380,8 +422,15 @@ class Loop:
 
     def _save(self, step: int, result: StepResult, *, required: bool) -> None:
         self._watch.stop()  # a resume repeats the steps from here with the same setting
-        self._context.enter_phase("saving", step)
-        self._saver.save(self._describe_point(step, result), required=required)
+
+        def work() -> None:
+            self._context.enter_phase("saving", step)
+            self._saver.save(self._describe_point(step, result), required=required)
+
+        if required:
+            work()  # ranks leave one by one after it, so none of them repeats it
+        else:
+            self._survive(f"the checkpoint of step {step}", work)
         self._context.enter_phase("training", step)
 
     def _describe_point(self, step: int, result: StepResult) -> ResumePoint:
@@ -389,7 +438,7 @@ class Loop:
             step=step,
             total_steps=self._schedule.total_steps,
             spec=self._spec,
-            devices=tuple((r.node, r.device_id) for r in self._context.attempt.intent.ranks),
+            devices=tuple((place.node, place.device_id) for place in self._context.placements),
             shares=self._strategy.shares,
             micro_tokens=result.micro_tokens,
             num_recomputed=result.num_recomputed,

@@ -48,6 +48,7 @@ from agents.trainer.prepare import prepare, refuse_unsupported
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import (
+    choose_backend,
     choose_device,
     explain_out_of_memory,
     limit_memory,
@@ -122,12 +123,6 @@ def run_rank(
             _train(context, state, strategy)
     finally:
         group.leave()
-
-
-def choose_backend(device: torch.device) -> str:
-    """Return the backend of the collectives; the master names one where ranks share a GPU."""
-    named = os.environ.get("RACKLESS_BACKEND", "")
-    return named or ("nccl" if device.type == "cuda" else "gloo")
 
 
 def _fix_numerics(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> None:

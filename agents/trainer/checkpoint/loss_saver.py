@@ -6,7 +6,8 @@ step at most. Ranks need not agree: those that had already done the next step sa
 newest wins. Of several ranks on a node one writes. There are two ways here: a collective fails in
 the training loop, or it waits for ever, for a silent node, or for a GPU whose sum will never end.
 Then the supervisor asks, or NCCL reports the loss, and a thread saves while the loop still waits,
-and ends the process.
+and ends the process. Where the ranks that are left may regroup, that thread gets the loop out of
+its wait instead, and saves only if that fails.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 
 import torch
 
-from agents.contract.run_layout import LOSS_FILE
+from agents.contract.run_layout import INTERRUPT_FILE, LOSS_FILE
+from agents.state import read_json
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.rank.context import RankContext
@@ -29,15 +32,20 @@ SEIZE_S = 5.0
 """Time for a change of the state that is under way, in seconds."""
 END_S = 0.5
 """Time for the training loop to end by itself after a save, in seconds."""
+LEAVE_S = 5.0
+"""Time for the training loop to leave a group that was interrupted, in seconds."""
 _EXIT_CODE = 3
 
 
 class LossSaver:
     """Saves at a loss, once. `note` is the training loop's, the rest may be any thread's."""
 
-    def __init__(self, context: RankContext, saver: Saver) -> None:
+    def __init__(self, context: RankContext, saver: Saver, *, may_regroup: bool) -> None:
         self._context = context
         self._saver = saver
+        self._may_regroup = may_regroup
+        # Generation of the group that was interrupted last, and when, on the monotonic clock.
+        self._interrupted = (-1, 0.0)
         self._point: ResumePoint | None = None
         # Behind the last change of the state on its GPU.
         self._changed: torch.cuda.Event | None = None
@@ -101,9 +109,31 @@ class LossSaver:
     def _run(self) -> None:
         path = self._context.attempt.folder / LOSS_FILE
         while not self._ended.wait(POLL_S):
-            # NCCL's own watch notices a rank that has gone, while the loop waits for the GPU.
-            if path.exists() or self._context.group.failure:
+            if path.exists() or (self._is_group_lost() and not self._interrupt()):
                 self._save_and_end()
+
+    def _is_group_lost(self) -> bool:
+        """Return whether the loop may wait for a rank that has gone."""
+        group = self._context.group
+        if not group.is_connected:
+            return False
+        # NCCL's own watch notices a rank that has gone, while the loop waits for the GPU.
+        if group.failure or self._interrupted[0] == group.generation:
+            return True
+        asked = read_json(self._context.attempt.folder / INTERRUPT_FILE) or {}
+        return asked.get("generation") == group.generation
+
+    def _interrupt(self) -> bool:
+        """Get the loop out of its wait, so that it can regroup; return whether that may work."""
+        group = self._context.group
+        generation, since_s = self._interrupted
+        if not self._may_regroup:
+            return False
+        if generation == group.generation:
+            return time.monotonic() - since_s < LEAVE_S
+        self._interrupted = (group.generation, time.monotonic())
+        group.interrupt(group.failure or "its node found that another one does not answer")
+        return True
 
     def _save_and_end(self) -> None:
         try:

@@ -18,12 +18,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from agents.contract.run import choose_checkpoint_ranks
 from agents.errors import ExpectedError
 from agents.state import take_lock
 from agents.trainer.checkpoint.disk_watch import DiskWatch
@@ -77,9 +79,7 @@ class Saver:
         self._saved_step = saved_step
         # Newest step whose checkpoint is known to be on every node that keeps copies.
         self._common_step = saved_step
-        self._writes = attempt.rank in attempt.intent.checkpoint_ranks
-        # One rank of each node removes its old checkpoints, also where none are written.
-        self._prunes = self._writes or attempt.placement.local_rank == 0
+        self._choose_writers(attempt.intent.checkpoint_ranks)
         self._saved_s = time.monotonic()
         self._copy = HostCopy()
         self._disk = DiskWatch(
@@ -97,6 +97,16 @@ class Saver:
         if self._prunes:
             folder.clean()
 
+    def _choose_writers(self, ranks: Sequence[int]) -> None:
+        attempt = self._context.attempt
+        self._writes, self._num_copies = attempt.rank in ranks, len(ranks)
+        # One rank of each node removes its old checkpoints, also where none are written.
+        self._prunes = self._writes or attempt.placement.local_rank == 0
+
+    def regroup(self) -> None:
+        """Choose anew which ranks write, once some were lost: the copies are to be as many."""
+        self._choose_writers(choose_checkpoint_ranks(self._context.placements, self._spec.copies))
+
     def reserve(self) -> None:
         """Allocate the host memory that saves need, once the optimizer has its state.
 
@@ -113,7 +123,7 @@ class Saver:
     def _is_due_by_time(self) -> bool:
         """Return whether the clock asks for a checkpoint; only that of rank 0 counts."""
         minutes = self._spec.every_minutes
-        if minutes is None or self._context.attempt.rank != 0:
+        if minutes is None or self._context.group.rank != 0:
             return False
         return time.monotonic() - self._saved_s >= minutes * 60
 
@@ -286,7 +296,7 @@ class Saver:
             seconds=seconds,
             stall_s=seconds if stall_s is None else stall_s,
             path=str(self._folder.path_of(point.step)),
-            copies=len(self._context.attempt.intent.checkpoint_ranks),
+            copies=self._num_copies,
         )
         self._disk.note_saved()
         # At once, by what is on this node: another one may not be able to save for a long time.

@@ -35,6 +35,13 @@ class Balancer:
         self._num_steps = 0
         self._num_better = 0
 
+    def keep(self, ranks: Sequence[int]) -> None:
+        """Go on with these ranks alone, in this order, with the shares that they had."""
+        self.shares = tuple(self.shares[rank] for rank in ranks)
+        self._token_s = [self._token_s[rank] for rank in ranks]
+        self._active = self._active and len(ranks) > 1
+        self._num_better = 0
+
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> bool:
         """Adapt to what each rank needed for its part of a step; return whether shares changed.
 

@@ -180,6 +180,11 @@ class DataParallel:
                     self._group.copy_from_first(tensor)
         return int(num_flags)
 
+    def regroup(self, kept: Sequence[int]) -> None:
+        """Go on with the ranks that are left; see `Strategy`."""
+        self._reducer.abandon()
+        self._balancer.keep(kept)
+
     def find_gap(self) -> str:
         """Return what other ranks hold alone: a part of the error of lossy compression."""
         if not self._transport.is_lossy:

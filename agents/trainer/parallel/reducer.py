@@ -137,6 +137,11 @@ class Reducer:
             self._part(index).copy_(sums)
         self._in_flight, self._saved = [], []
 
+    def abandon(self) -> None:
+        """Forget the step whose sums another rank's loss has ended, once they write no more."""
+        self._armed = False
+        self._in_flight, self._saved = [], []
+
     @property
     def _num_sent(self) -> int:
         return len(self._saved) + len(self._in_flight)

@@ -141,6 +141,15 @@ class Strategy(Protocol):
             PeerLost: another rank has gone.
         """
 
+    def regroup(self, kept: Sequence[int]) -> None:
+        """Go on with some of the ranks, after the others were lost in the middle of a step.
+
+        The group has only them by now; the step that was begun is done again from its batch.
+
+        Args:
+            kept: positions that they had in the group before, in order.
+        """
+
     def find_gap(self) -> str:
         """Return why this rank alone does not hold the trained state; empty: it does."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from agents.contract.run import RankPlacement
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.group import Group
 from agents.trainer.rank.journal import Heartbeat, RankJournal
@@ -31,6 +32,11 @@ class RankContext:
     """Held by whoever changes the trained state."""
     model_hash: Future[str] | None = None
     """Hash of the model, where this rank began to read it before torch was imported."""
+
+    @property
+    def placements(self) -> tuple[RankPlacement, ...]:
+        """Node and device of each rank of the present group, in order."""
+        return tuple(self.attempt.intent.ranks[number] for number in self.group.members)
 
     def count(self, *flags: bool) -> list[int]:
         """Return for how many ranks each flag is set; all ranks call this together.

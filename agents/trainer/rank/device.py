@@ -12,6 +12,12 @@ import torch
 from agents.errors import ExpectedError
 
 
+def choose_backend(device: torch.device) -> str:
+    """Return the backend of the collectives; the master names one where ranks share a GPU."""
+    named = os.environ.get("RACKLESS_BACKEND", "")
+    return named or ("nccl" if device.type == "cuda" else "gloo")
+
+
 def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
     """Return the peak of GPU memory, or the resident memory on a CPU; None: not known.
 

@@ -15,29 +15,26 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import ErrorType
 
 from agents.errors import ExpectedError
 from agents.rendezvous.connections import outlast_outages
-from agents.rendezvous.doors import close_doors
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, choose_variables, listen_on
+from agents.trainer.rank import process_group
 from agents.trainer.rank.store import RankStore, open_plain_store, open_rank_store
 
 JOIN_TIMEOUT_S = 120.0
 """Seconds that a rank waits for the others to start."""
 LOAD_TIMEOUT_S = 1800.0
 """Seconds that a rank waits for another one to load, without a sign of life from it."""
-COLLECTIVE_TIMEOUT_S = 1800.0
-"""Seconds until a collective gives up, the last resort: the supervisor acts on a silent rank long
-before."""
+REMAKE_TIMEOUT_S = 10.0
+"""Seconds in which ranks that live already have to find each other again."""
 # Seconds that rank 0 stays after a failure, so that the others can read the reason in its store.
 _LINGER_S = 3.0
 _POLL_S = 0.02
@@ -64,13 +61,21 @@ class Ranks:
 
 
 class Group:
-    """All ranks together. With one rank nothing is opened and nothing is sent."""
+    """All ranks together. With one rank nothing is opened and nothing is sent.
+
+    `rank` and `world_size` are positions in this group; `members` has the number that each rank got
+    at its start, in order. Both are the same until ranks are lost and the others regroup.
+    """
 
     def __init__(self, ranks: Ranks, names: list[str]) -> None:
         self.rank = ranks.rank
         self.world_size = ranks.world_size
+        self.members = tuple(range(ranks.world_size))
+        self.generation = 0
+        """How often survivors of a loss have regrouped."""
         self._is_on_one_node = ranks.local_world_size == ranks.world_size
-        # For messages, such as `rank 2 (node gamma, cuda:0)`.
+        # For messages, such as `rank 2 (node gamma, cuda:0)`; of all ranks, by their first number.
+        self._all_names = names
         self._names = names
         self._store: dist.Store | None = None
         # Kept for C++, and closed in the end.
@@ -79,6 +84,8 @@ class Group:
         self._num_collectives = 0
         # Newest sign of life of each other rank.
         self._seen_signs: dict[int, str] = {}
+        # Why sums of this group are void, although their library has reported nothing.
+        self._interruption = ""
 
     def join(self, backend: str, device: torch.device, credential: str = "") -> None:
         """Connect to the other ranks; needs MASTER_ADDR and MASTER_PORT in the environment.
@@ -93,49 +100,68 @@ class Group:
         """
         if self.world_size == 1:
             return
-        self._root = self._open_store(credential)
-        self._store = dist.PrefixStore("rackless", self._root)
-        self._wait_for_all()
-        self._choose_interface()
-        # Its monitor asks the store every second, from a thread that would need the interpreter for
-        # it, to find ranks that hang; here the supervisor does that.
-        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-        # After an error the communicator is aborted, and this process stays to save what it holds;
-        # see `require_whole`.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-        # Its record of collectives is not read by anyone, and the abort would wait for it.
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-        try:
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("group", self._store),
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-                # Connects NCCL now, so that a failure is not one of the first sum.
-                device_id=device if backend == "nccl" else None,
+        # torchrun has opened a store of its own, and knows no credential.
+        if not credential or "TORCHELASTIC_RUN_ID" in os.environ:
+            self._open(lambda: open_plain_store(self.rank, self.world_size, JOIN_TIMEOUT_S))
+        else:
+            self._open(
+                lambda: self._open_own_store(
+                    os.environ["MASTER_ADDR"],
+                    int(os.environ["MASTER_PORT"]),
+                    credential,
+                    JOIN_TIMEOUT_S,
+                )
             )
+        self._wait_for_all(JOIN_TIMEOUT_S)
+        self._choose_interface()
+        self._connect(backend, device)
+
+    def remake(
+        self,
+        members: Sequence[int],
+        *,
+        generation: int,
+        place: tuple[str, int],
+        credential: str,
+        backend: str,
+        device: torch.device,
+    ) -> None:
+        """Become the group of these ranks, once the old one is dissolved.
+
+        Args:
+            members: first numbers of its ranks, in order; at least two, and this rank's own.
+            generation: of the new group.
+            place: address and port for its store, which the first of them opens.
+            credential: the attempt's.
+            backend: `gloo` or `nccl`.
+            device: device of this rank.
+
+        Raises:
+            ExpectedError: not all of them joined in time.
+        """
+        own = self.members[self.rank]
+        self.members, self.generation = tuple(members), generation
+        self.rank, self.world_size = self.members.index(own), len(self.members)
+        self._names = [self._all_names[number] for number in self.members]
+        self._seen_signs, self._interruption = {}, ""
+        self._open(lambda: self._open_own_store(*place, credential, REMAKE_TIMEOUT_S))
+        self._wait_for_all(REMAKE_TIMEOUT_S)
+        self._connect(backend, device)
+
+    def _connect(self, backend: str, device: torch.device) -> None:
+        store = dist.PrefixStore("group", self._store)
+        try:
+            process_group.connect(backend, device, store, self.rank, self.world_size)
         except (RuntimeError, ValueError) as error:
             raise PeerLost(
                 f"{self._names[self.rank]} could not connect to the other ranks: {_first(error)}.",
                 "Run rackless check: a firewall or the wrong network interface is likely",
             ) from error
-        if backend == "gloo":
-            close_doors()  # all of its connections exist now
         outlast_outages()
 
-    def _open_store(self, credential: str) -> dist.Store:
+    def _open(self, open_store: Callable[[], dist.Store]) -> None:
         try:
-            # torchrun has opened a store of its own, and knows no credential.
-            if not credential or "TORCHELASTIC_RUN_ID" in os.environ:
-                return open_plain_store(self.rank, self.world_size, JOIN_TIMEOUT_S)
-            return open_rank_store(
-                address=os.environ["MASTER_ADDR"],
-                port=int(os.environ["MASTER_PORT"]),
-                credential=credential,
-                is_first=self.rank == 0,
-                timeout_s=JOIN_TIMEOUT_S,
-            )
+            self._root = open_store()
         except (RuntimeError, ValueError, KeyError) as error:
             if self.rank == 0:
                 raise self._nobody_came(_first(error)) from error
@@ -144,10 +170,23 @@ class Group:
                 f"within {JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
                 "Read the log of rank 0; then run rackless check for the network between them",
             ) from error
+        # Of each group its own keys: a rank that was left behind must not find those of another.
+        self._store = dist.PrefixStore(f"rackless/{self.generation}", self._root)
 
-    def _wait_for_all(self) -> None:
+    def _open_own_store(
+        self, address: str, port: int, credential: str, timeout_s: float
+    ) -> dist.Store:
+        return open_rank_store(
+            address=address,
+            port=port,
+            credential=credential,
+            is_first=self.rank == 0,
+            timeout_s=timeout_s,
+        )
+
+    def _wait_for_all(self, timeout_s: float) -> None:
         try:
-            self.exchange("joined", {}, timeout_s=JOIN_TIMEOUT_S)
+            self.exchange("joined", {}, timeout_s=timeout_s)
         except PeerLost as error:
             if self.rank == 0:
                 raise self._nobody_came(error.message.rstrip(".")) from error
@@ -307,13 +346,14 @@ class Group:
         self._collect(lambda: dist.all_reduce(tensor))
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there are other ranks, and it is not left or dissolved."""
+        return self._store is not None
+
+    @property
     def failure(self) -> str:
         """What NCCL reports of a sum that it gave up; empty: nothing. For any thread."""
-        if self._store is None or not dist.is_initialized() or dist.get_backend() != "nccl":
-            return ""
-        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
-        error = backend.get_error()
-        return "" if error == ErrorType.SUCCESS else str(error.name)
+        return process_group.find_failure() if self._store is not None else ""
 
     def require_whole(self) -> None:
         """Refuse what sums on GPUs have left that were given up: that looks like any result.
@@ -323,12 +363,29 @@ class Group:
         Raises:
             PeerLost: another rank has gone.
         """
-        if self.failure:
+        failure = self._interruption or self.failure
+        if failure:
             raise PeerLost(
-                f"{self._names[self.rank]} lost its connection to another rank: NCCL reports "
-                f"{self.failure}.",
+                f"{self._names[self.rank]} lost its connection to another rank: {failure}.",
                 "Find the rank that ended first; its log says why",
             )
+
+    def interrupt(self, reason: str) -> None:
+        """End the sums that this rank waits for, so that its loop goes on with PeerLost.
+
+        For any thread, and for a group that has lost a rank: it can do nothing any more.
+        """
+        self._interruption = reason
+        if self._store is not None:
+            process_group.interrupt()
+
+    def dissolve(self) -> None:
+        """Close all connections, so that the other ranks notice, and nothing is written any more.
+
+        For the thread that waits for the sums, after one of them has raised PeerLost.
+        """
+        self.interrupt("the group was dissolved")
+        self.leave()
 
     def start_sum(self, tensor: Tensor) -> Callable[[], None]:
         """Begin a `sum`; the returned function waits for it, and raises PeerLost as `sum` does.
@@ -369,8 +426,8 @@ class Group:
 
     def leave(self) -> None:
         """Close the connections."""
-        if self._store is not None and dist.is_initialized():
-            dist.destroy_process_group()
+        if self._store is not None:
+            process_group.disconnect(is_interrupted=bool(self._interruption))
         self._store = None
         if isinstance(self._root, RankStore):
             self._root.close()

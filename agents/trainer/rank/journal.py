@@ -132,7 +132,7 @@ class Heartbeat:
     PERIOD_S = 2.0
     """Seconds between two writes of the thread."""
     # Bytes of every record, so that one write replaces all of the one before.
-    _WIDTH = 160
+    _WIDTH = 200
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -140,6 +140,7 @@ class Heartbeat:
         self._phase = "loading"
         self._forecast_step_s = 0.0
         self._waits_since_s: float | None = None
+        self._generation = 0
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._write()
@@ -156,6 +157,11 @@ class Heartbeat:
         """Report a forecast of the time of a step with each beat: none has been timed yet."""
         with self._lock:
             self._forecast_step_s = round(step_s, 3)
+
+    def join_generation(self, generation: int) -> None:
+        """Report with each beat that this rank belongs to a group of survivors; see `Group`."""
+        with self._lock:
+            self._generation = generation
 
     def touch(self) -> None:
         """Report that this rank is alive, in the middle of a step."""
@@ -188,6 +194,7 @@ class Heartbeat:
             # The name in files; supervisors of earlier versions read them, too.
             "foreseen_step_s": self._forecast_step_s,
             "waits_since_s": self._waits_since_s,
+            "generation": self._generation,
         }
         line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
         with contextlib.suppress(OSError):  # a full disk must not end a training

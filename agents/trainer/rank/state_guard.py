@@ -42,6 +42,11 @@ class StateGuard:
             yield
             self._is_whole = True
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether the state is whole, and may be changed further."""
+        return self._is_whole and not self._is_seized
+
     def seize(self, timeout_s: float) -> bool:
         """Keep everyone from changing the state; return whether it is whole.
 

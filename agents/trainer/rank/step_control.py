@@ -61,6 +61,7 @@ class RankControl:
     folder: Path
     """Folder of the attempt."""
     rank: int
+    """Position among the ranks; the first one polls."""
     stop_requested: bool = False
     hot_gpu: HotGpu | None = None
     """GPU of this rank while it has to cool down; see `heat_watch`."""

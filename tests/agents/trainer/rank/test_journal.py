@@ -143,5 +143,5 @@ def test_a_shorter_record_leaves_nothing_of_a_longer_one(tmp_path):
     heartbeat.beat(10**9, "warmup")
     heartbeat.beat(1, "done")
     assert json.loads((tmp_path / "h").read_text())["step"] == 1
-    assert (tmp_path / "h").stat().st_size == 160
+    assert (tmp_path / "h").stat().st_size == 200
     heartbeat.close()
