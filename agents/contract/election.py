@@ -138,9 +138,15 @@ class ClaimAnswer:
     checkpoints: tuple[CheckpointInfo, ...] = ()
     saved_steps: tuple[int, ...] = ()
     """Newest steps after which this node has saved or got a checkpoint, whether it has it still."""
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    """Newest group of survivors that this node was in, by number and nodes; empty: none."""
 
     def check_foreign(self) -> None:
         check_number("fence", self.fence, 0, MAX_ATTEMPT)
+        check_number("generation", self.generation, 0, MAX_GENERATION)
+        for node in self.members:
+            check_name("members", node)
         for step in self.saved_steps:
             check_number("saved_steps", step, 0, MAX_STEP)
 

@@ -16,6 +16,7 @@ from agents.contract.election import (
     PartState,
     Relaunch,
 )
+from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import AttemptIntent, AttemptStatus, CheckpointInfo
 from agents.contract.run_layout import (
     CLOSED_FILE,
@@ -31,11 +32,12 @@ from agents.errors import ExpectedError
 from agents.node import checkpoints, files
 from agents.node.probes import choose_port
 from agents.state import Home, read_json
-from agents.supervisor.attempt import AttemptFolder, read_journal, read_status
+from agents.supervisor.attempt import AttemptFolder, read_journal, read_regroup, read_status
 from agents.supervisor.confirmation import confirm
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fence
 from agents.supervisor.launch import launch
+from agents.supervisor.regrouping import LocalRanks, join_group, look_at_ranks
 
 LOST_CAUSES = frozenset({"killed", "crashed", "stalled", "slept", "peer_lost"})
 """Causes of an end that a restart does not repeat."""
@@ -112,13 +114,18 @@ class Part:
     def state(self) -> NodeState:
         """Return what this node knows of the attempt now."""
         part, reason, step = self._judge()
+        is_asked = part == "active" and may_regroup(self.intent)
+        ranks = look_at_ranks(self.attempt) if is_asked else LocalRanks(step=step)
         return NodeState(
             node=self.node,
             part=part,
             is_free=self._patience.is_over(self._read_mark(), time.monotonic()),
             fence=read_fence(self.home, self.attempt.run_id),
-            step=step,
+            step=ranks.step,
             reason=reason,
+            generation=ranks.generation,
+            waits=ranks.waits,
+            has_lost_rank=ranks.has_lost_rank,
         )
 
     def _read_mark(self) -> float:
@@ -180,6 +187,7 @@ class Part:
             "verify": lambda a: self._verify(from_wire(OfStep, a, "verify").step),
             "fetch": lambda a: self._fetch(from_wire(Fetch, a, "fetch")),
             "launch": lambda a: self._launch(from_wire(Relaunch, a, "launch")),
+            "regroup": lambda a: self._regroup(from_wire(Regroup, a, "regroup")),
             "confirm": lambda a: self._confirm(from_wire(OfAttempt, a, "confirm").attempt),
         }
         if kind not in answers:
@@ -200,6 +208,7 @@ class Part:
         )
         if not found.is_granted:
             return ClaimAnswer(is_granted=False, fence=found.fence)
+        group = read_regroup(self.attempt)
         return ClaimAnswer(
             is_granted=True,
             fence=found.fence,
@@ -207,6 +216,8 @@ class Part:
             peer_port=choose_port(self.intent.address),
             checkpoints=tuple(checkpoints.list_checkpoints(self.home, self.attempt.run_id)),
             saved_steps=self._find_saved_steps(),
+            generation=group.generation if group else 0,
+            members=group.nodes if group else (),
         )
 
     def _find_saved_steps(self) -> tuple[int, ...]:
@@ -269,6 +280,12 @@ class Part:
             addresses=wanted.addresses,
             election=wanted.plan,
         )
+
+    def _regroup(self, wanted: Regroup) -> dict[str, Any]:
+        if self.node not in wanted.nodes:
+            raise ExpectedError(f"{self.node} is not one of the nodes that go on.")
+        join_group(self.attempt, wanted)
+        return {}
 
     def _confirm(self, number: int) -> dict[str, Any]:
         confirm(AttemptFolder(self.home, self.attempt.run_id, number), is_final=True)

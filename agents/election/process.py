@@ -1,10 +1,11 @@
 """The process that watches an attempt beside its supervisor, and recovers it if nobody else does.
 
 It listens for the other nodes of the attempt, at the node's one address, from the launch to the
-attempt's end. While ranks live it only answers. Once they were lost, and no master has asked for
-the patience of the plan, it asks the other nodes now and then and does what they agree on
-(`agents/contract/election.py`). It ends with the attempt, with a newer one, on a stop, and after an
-hour in which too few nodes could be reached.
+attempt's end. While ranks train it only answers; ranks that have lost others and wait are brought
+together with those of the other nodes, with or without a master (`regrouping`). Once the attempt
+was lost, and no master has asked for the patience of the plan, it asks the other nodes now and then
+and does what they agree on (`agents/contract/election.py`). It ends with the attempt, with a newer
+one, on a stop, and after an hour in which too few nodes could be reached.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from agents.contract.wire import WireError, from_wire
 from agents.election.channel import Listener, Peer, PeerError
 from agents.election.part import Part
 from agents.election.proposal import Proposal, RefusedError
+from agents.election.regrouping import Regrouping
 from agents.errors import ExpectedError
 from agents.state import Home, identify, write_json
 from agents.supervisor.attempt import AttemptFolder, is_confirmed
@@ -40,6 +42,8 @@ from agents.supervisor.fence import find_newest_launched
 from agents.supervisor.ownership import OwnershipWatch
 
 TICK_S = 0.5
+REGROUP_TICK_S = 0.1
+"""Time between two looks while ranks wait for other nodes to go on, in seconds."""
 SETTLE_S = 2.0
 """Time for which the same nodes have to be reachable before one of them claims, in seconds."""
 BIND_RETRY_S = 5.0
@@ -79,6 +83,7 @@ class ElectionWatch:
         self._said = ""
         # Where the recorder was killed, too, nobody else on this node looks.
         self._ownership = OwnershipWatch(part.home)
+        self._regrouping = Regrouping(part, self._ask_states, self._say)
 
     def run(self) -> None:
         """Return when there is nothing more to do."""
@@ -87,7 +92,7 @@ class ElectionWatch:
                 self._listen()
                 if not self._look(time.monotonic()):
                     return
-                time.sleep(TICK_S)
+                time.sleep(REGROUP_TICK_S if self._regrouping.is_under_way else TICK_S)
         finally:
             if self._listener is not None:
                 self._listener.close()
@@ -117,6 +122,7 @@ class ElectionWatch:
         if own.part == "active":
             self._ownership.look()
             self._lost_since_s = None
+            self._regrouping.look(own, now_s)
             return True
         if self._lost_since_s is None:
             self._lost_since_s = now_s

@@ -90,7 +90,13 @@ class Proposal:
     def _require_writer(self, granted: dict[str, ClaimAnswer]) -> None:
         """Refuse to go on without any node that saved the checkpoints of this attempt."""
         intent = self._part.intent
-        writers = {intent.ranks[rank].node for rank in intent.checkpoint_ranks}
+        chosen = intent.checkpoint_ranks
+        # One of a majority was in the newest group of survivors, which chose its writers anew.
+        newest = max(granted.values(), key=lambda answer: answer.generation)
+        if newest.members:
+            ranks = [place for place in intent.ranks if place.node in newest.members]
+            chosen = choose_checkpoint_ranks(ranks, intent.spec.checkpoint.copies)
+        writers = {intent.ranks[rank].node for rank in chosen}
         # Other nodes save only at a loss, and nothing newer than that.
         writers.update(
             node

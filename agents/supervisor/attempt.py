@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from agents.contract.json_text import parse_json
 from agents.contract.names import is_safe_name
+from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import (
     UNKNOWN_NODE,
     AttemptIntent,
@@ -35,6 +36,7 @@ from agents.contract.run_layout import (
     EXIT_FILE,
     INTENT_FILE,
     OWNER_FILE,
+    REGROUP_FILE,
     STARTED_FILE,
     STOP_FILE,
     SUPERVISOR_JOURNAL,
@@ -155,6 +157,8 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     if intent is None:
         return status
     owner = read_owner(attempt)
+    generation = max((read_generation(attempt, rank.rank) for rank in status.ranks), default=0)
+    group = find_group(attempt, generation)
     return replace(
         status,
         spec=intent.spec,
@@ -164,6 +168,9 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         resume_step=intent.resume_step,
         election=intent.election,
         is_confirmed=is_confirmed(attempt, intent),
+        may_regroup=may_regroup(intent),
+        generation=group.generation if group else 0,
+        members=group.nodes if group else (),
     )
 
 
@@ -179,6 +186,26 @@ def read_owner(attempt: AttemptFolder) -> MasterIdentity | None:
         return from_wire(MasterIdentity, read_json(attempt.file(OWNER_FILE)))
     except WireError:
         return None
+
+
+def read_generation(attempt: AttemptFolder, rank: int) -> int:
+    """Return how often the group of a rank has regrouped; see `agents.contract.regroup`."""
+    generation = (read_json(attempt.file(rank_heartbeat(rank))) or {}).get("generation")
+    return generation if isinstance(generation, int) else 0
+
+
+def read_regroup(attempt: AttemptFolder) -> Regroup | None:
+    """Return the newest group that this node was to take part in; None: its first one."""
+    try:
+        return from_wire(Regroup, read_json(attempt.file(REGROUP_FILE)))
+    except WireError:
+        return None
+
+
+def find_group(attempt: AttemptFolder, generation: int) -> Regroup | None:
+    """Return the group that ranks of this generation train in; None: the one of the start."""
+    newest = read_regroup(attempt)
+    return newest if newest is not None and newest.generation == generation else None
 
 
 def write_owner(attempt: AttemptFolder, master: MasterIdentity) -> None:

@@ -46,7 +46,8 @@ ABSENCE_S = 10.0
 REMOTE_PATIENCE_S = 5.0
 """Extra time for a rank that merely waits, when other nodes have ranks too, in seconds."""
 LOOP_PHASES = (
-    "training", "adapting", "evaluating", "saving", "paused", "cooling", "tracing", "done",
+    "training", "adapting", "evaluating", "saving", "paused", "cooling", "tracing",
+    "regrouping", "done",
 )  # fmt: skip
 """Phases of a rank that has got as far as the training."""
 
@@ -200,10 +201,14 @@ class StallWatch:
     def _forgive_absence(self, now_s: float) -> None:
         """Restart all timers if this process did not run either (a paused PC)."""
         if now_s - self._looked_s > ABSENCE_S:
-            self._paused_s = now_s
-            for track in self._tracks:
-                track.beat_s = max(track.beat_s, now_s)
+            self.restart(now_s)
         self._looked_s = now_s
+
+    def restart(self, now_s: float) -> None:
+        """Count the silence of all ranks from now on."""
+        self._paused_s = now_s
+        for track in self._tracks:
+            track.beat_s = max(track.beat_s, now_s)
 
     def dump_stacks(self) -> None:
         """Make every rank dump its Python stacks to its log, which ends it."""

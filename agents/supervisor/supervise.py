@@ -41,6 +41,7 @@ from agents.supervisor.loss import has_begun, let_save
 from agents.supervisor.outages import OutageWatch
 from agents.supervisor.peers import find_silent_peers
 from agents.supervisor.rank_group import TICK_S, RankGroup
+from agents.supervisor.regrouping import RegroupWatch
 from agents.supervisor.stalls import Stall, StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
 from agents.supervisor.verdict import (
@@ -116,6 +117,7 @@ class Supervisor:
         self._standing_rank: int | None = None
         self._standing_for: tuple[str, ...] = ()
         self._outages = OutageWatch(intent)
+        self._regroups = RegroupWatch(attempt, intent)
         self._clocks = ClockWatch()
         wake = _listen_to_signals(self._ask_stop)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
@@ -195,6 +197,8 @@ class Supervisor:
             unconfirmed = confirmation.check(time.monotonic())
             if unconfirmed is not None:
                 return unconfirmed
+            if self._regroups.look():
+                self._outages = OutageWatch(self._regroups.intent)
             now_s = time.monotonic()
             stall = stalls.check(now_s)
             waits_s = stalls.measure_wait(now_s)
@@ -202,7 +206,9 @@ class Supervisor:
             standing = stalls.find_standstill(now_s, is_cut=bool(self._outages.silent))
             stall = self._judge_wait(waits_s, now_s, stall, standing)
             self._name_standstill(standing)
-            if stall is not None:
+            if stall is not None and stall.maybe_remote and self._regroups.interrupt():
+                stalls.restart(now_s)
+            elif stall is not None:
                 self._let_save()  # what hangs then has its stacks dumped
                 self._dump_stacks(stalls)
                 return self._name_lost(judge_stall(stall, self._intent))
@@ -262,7 +268,7 @@ class Supervisor:
         # The others wait for that long; who slept for less was not given up for it.
         if sleep is not None and sleep.duration_s >= self._intent.outage_s / 2:
             return judge_sleep(sleep, self._intent.node, verdict)
-        silent = self._outages.silent or find_silent_peers(self._intent)
+        silent = self._outages.silent or find_silent_peers(self._regroups.intent)
         return name_lost_nodes(verdict, silent)
 
     def _stop(self, stalls: StallWatch) -> AttemptOutcome:

@@ -18,11 +18,17 @@ from pathlib import Path
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["RACKLESS_ATTEMPT_DIR"])
 STEP_S = float(os.environ.get("FAKE_STEP_S", "0.05"))
+INTERRUPT = "interrupt.json"
 LOG_LINE = "rank {rank} says line {number} of many, each as long as this one\n"
 
 
-def write_heartbeat(step: int, phase: str) -> None:
-    beat = {"step": step, "phase": phase, "monotonic_s": time.monotonic()}
+def write_heartbeat(step: int, phase: str, generation: int = 0) -> None:
+    beat = {
+        "step": step,
+        "phase": phase,
+        "monotonic_s": time.monotonic(),
+        "generation": generation,
+    }
     half = FOLDER / f".beat-{RANK}"
     half.write_text(json.dumps(beat))
     half.rename(FOLDER / f"rank-{RANK}.heartbeat")
@@ -45,6 +51,32 @@ def train(num_steps: int) -> None:
         write_journal("step", step=step, loss=1.0 / step)
         time.sleep(STEP_S)
     write_journal("finished", step=step, reason="stopped" if stopped else "completed")
+
+
+def regroup() -> int:
+    """Take steps until another rank is lost (`FAKE_CUT`), wait for the decision, and go on.
+
+    If that file says `silent`, it notices nothing and waits, until its node interrupts that.
+    """
+    step, generation, stopped = 0, 0, []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    while not stopped:
+        if Path(os.environ["FAKE_CUT"]).exists() and not generation:
+            while Path(os.environ["FAKE_CUT"]).read_text() and not (FOLDER / INTERRUPT).exists():
+                time.sleep(0.02)
+            write_heartbeat(step, "regrouping")
+            while not (FOLDER / "regroup.json").exists():
+                if (FOLDER / "loss.json").exists():
+                    return survive(0.0)
+                time.sleep(0.02)
+            generation = json.loads((FOLDER / "regroup.json").read_text())["generation"]
+            write_journal("regrouped", step=step, generation=generation)
+        # A run that lost ranks stands at the step that all of them have done.
+        step = step + 1 if generation else min(step + 1, 5)
+        write_heartbeat(step, "training", generation)
+        time.sleep(STEP_S)
+    write_journal("finished", step=step, reason="stopped")
+    return 0
 
 
 def survive(save_s: float) -> int:
@@ -85,6 +117,8 @@ def main(behaviour: str) -> int:
             time.sleep(0.05)
         write_journal("failed", message="It lost its connection to another rank: reset.", hint="")
         return 3
+    elif behaviour == "regroup":
+        return regroup()
     elif behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_heartbeat(1, "training")

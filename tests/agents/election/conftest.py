@@ -43,6 +43,9 @@ class Nodes:
     patience_s: float = 1.0
     credential: str = field(default_factory=make_credential)
     plan: dict[str, Any] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
+    behaviour: str = "train_together"
+    """What the fake ranks do."""
 
     def home(self, name: str) -> Home:
         return Home(self.folder / name)
@@ -90,8 +93,9 @@ class Nodes:
             train_path="x.jsonl",
             checkpoint_ranks=(0, 1),
             environ={
-                "FAKE_RANKS": json.dumps(["train_together"] * len(self.names)),
+                "FAKE_RANKS": json.dumps([self.behaviour] * len(self.names)),
                 "FAKE_CUT": str(self.cut),
+                **self.environ,
             },
             addresses=addresses,
             confirm_s=20.0,
