@@ -207,7 +207,9 @@ class Demo:
     async def _start(self, core: Core) -> str:
         with resources.as_file(resources.files("resources") / "demo" / "run.yaml") as path:
             # The rest of the run is shorter than a restart, and the story is about the return.
-            spec = replace(core.library.read_run_file(path), nodes=self._names, rejoin="always")
+            spec = core.library.read_run_file(path)
+            # Ranks that go on in their processes would be done before a node can be back.
+            spec = replace(spec, nodes=self._names, rejoin="always", recovery="resume")
             plan = await core.runs.plan(spec)
             if plan.chosen is not None:
                 self._note(f"{describe_plan(plan)} {describe_step(plan.chosen)} a step")

@@ -40,6 +40,8 @@ class Interruption:
     training_s: float | None = None
     """Time of the first step after it, by its node's clock; None: not done yet."""
 
+    is_regrouped: bool = False
+    """Whether the ranks that were left went on in their processes, in the same attempt."""
     is_cut: bool = False
     """Whether the next attempt ended before its first step."""
 

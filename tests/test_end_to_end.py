@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from tests.cluster.namespaces import Cluster, Node
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NUM_STEPS = 60
+BACK_S = 5.0
+"""Longest time from the loss of a node to the next step of the others, in seconds."""
 RUN_FILE = f"""
 name: end-to-end
 model: {ROOT}/resources/demo/model
@@ -220,11 +224,62 @@ def test_a_cut_link_is_noticed_and_healed(cluster: Cluster, master: Master) -> N
     assert healed_s < 40
 
 
+def test_ranks_that_survive_a_node_go_on_in_their_processes(
+    cluster: Cluster, master: Master, run_file: Path
+) -> None:
+    lost, *others = cluster.nodes  # with rank 0, the ranks' store and a writer of checkpoints
+    run_file.write_text(f"{run_file.read_text()}rejoin: off\n")
+    with ended_after(master.start("start", str(run_file), "--watch")) as watching:
+        run_id = json.loads(watching.stdout.readline())["run_id"]
+        wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) > 21, "step 21", 120)
+        survivors = read_pids(others, run_id)
+        kill_part(lost, run_id)
+        lost_s = time.time()
+        told, _ = watching.communicate(timeout=200)
+    lines = [json.loads(line) for line in told.splitlines()]
+    texts = [line["text"] for line in lines if line["kind"] == "event"]
+    ended = lines[-1]["run"]
+    assert (ended["state"], ended["step"], ended["attempt"]) == ("done", NUM_STEPS, 1), texts
+    assert read_pids(others, run_id) == survivors
+    names = " and ".join(node.name for node in others)
+    (regrouped,) = [text for text in texts if "went on in their processes" in text]
+    assert regrouped.startswith(f"{lost.name} was lost; {names} went on"), texts
+    for rank, node in enumerate(others, start=1):
+        journal = attempt_folder(node, run_id) / f"rank-{rank}.jsonl"
+        assert steps_of(journal) == list(range(1, NUM_STEPS + 1)), "no step lost or done twice"
+        records = [json.loads(line) for line in journal.read_text().splitlines()]
+        (line,) = (record for record in records if record["kind"] == "regrouped")
+        first = next(r for r in records if r["kind"] == "step" and r["step"] > line["step"])
+        assert first["time_s"] - lost_s < BACK_S
+        assert len(first["shares"]) == len(others)
+    saved = [record["copies"] for record in records if record["kind"] == "checkpoint"]
+    assert saved[-1] == len(others), "the second copy moved to a node that is left"
+    (story,) = master.answer("runs", "show", run_id)["interruptions"]
+    assert (story["is_regrouped"], story["state"]) == (True, "recovered")
+    assert story["resumed_nodes"] == [node.name for node in others]
+    wait_until(lambda: not tagged_processes(run_id), "the end of all processes", 30)
+
+
+def read_pids(nodes: Sequence[Node], run_id: str) -> list[int]:
+    """Return the processes of the ranks on these nodes."""
+    started = [json.loads((attempt_folder(n, run_id) / "started.json").read_text()) for n in nodes]
+    return [row["pid"] for one in started for row in one["ranks"]]
+
+
+def kill_part(node: Node, run_id: str) -> None:
+    """Kill what a node runs of an attempt at once, as when it loses power."""
+    folder = attempt_folder(node, run_id)
+    owners = [json.loads((folder / name).read_text()) for name in ("started.json", "election.json")]
+    for pid in [*(owner["pid"] for owner in owners), *read_pids([node], run_id)]:
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_a_lost_node_is_recovered_on_the_others_without_a_person(
     cluster: Cluster, master: Master, run_file: Path
 ) -> None:
     """The last test: its setting stays."""
     *others, lost = cluster.nodes
+    run_file.write_text(f"{run_file.read_text()}recovery: resume\n")
     master.answer("settings", "set", "lost_after_s", "10")
     with ended_after(master.start("start", str(run_file), "--watch")) as watching:
         run_id = json.loads(watching.stdout.readline())["run_id"]
@@ -241,7 +296,7 @@ def test_a_lost_node_is_recovered_on_the_others_without_a_person(
     reached = int(saved.split(" saved step ")[1].split()[0])
     ended = lines[-1]["run"]
     assert watching.returncode == 0, texts
-    assert (ended["state"], ended["step"], ended["attempt"]) == ("done", NUM_STEPS, 2)
+    assert (ended["state"], ended["step"], ended["attempt"]) == ("done", NUM_STEPS, 2), texts
     assert ended["nodes"] == [node.name for node in others]
     journal = attempt_folder(others[0], run_id, 2) / "rank-0.jsonl"
     assert steps_of(journal) == list(range(reached + 1, NUM_STEPS + 1))

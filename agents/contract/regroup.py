@@ -44,9 +44,14 @@ class Regroup:
 
 
 def may_regroup(intent: AttemptIntent) -> bool:
-    """Return whether nodes of this attempt decide on new groups: they have to know each other."""
-    is_wanted = intent.spec.recovery == "auto" and intent.spec.compression == "none"
-    return is_wanted and intent.election is not None and bool(intent.credential)
+    """Return whether nodes of this attempt decide on new groups.
+
+    They have to know each other, and each rank has to hold the whole state.
+    """
+    spec = intent.spec
+    is_whole = spec.parallel in ("auto", "data") and spec.compression == "none"
+    knows_others = intent.election is not None and bool(intent.credential)
+    return spec.recovery == "auto" and is_whole and knows_others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

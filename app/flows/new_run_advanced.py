@@ -240,9 +240,13 @@ ADVANCED: tuple[Field, ...] = (
         key="recovery",
         label="After a loss",
         kind="choice",
-        choices=(("auto", "Resume automatically"), ("off", "Wait for me")),
-        help="When a rank or node is lost, this window or rackless watch resumes the run from the "
-        "newest checkpoint. Without them, three or more nodes do so themselves.",
+        choices=(
+            ("auto", "Go on, or resume"),
+            ("resume", "Always resume"),
+            ("off", "Wait for me"),
+        ),
+        help="Of three or more nodes, those that are left go on in their processes. Else this "
+        "window, rackless watch or the nodes resume the run from the newest checkpoint.",
     ),
     _saving(
         key="rejoin",

@@ -103,9 +103,11 @@ def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None
 
 
 def measure_run(services: Services, run: RunRecord) -> Measured | None:
-    """Return the measurements of a run's newest attempt; None before its first step."""
+    """Return the measurements of a run's newest attempt; None before its first step, and of one
+    that lost ranks on the way.
+    """
     attempt = services.runs.history(run.run_id).attempt(run.attempt)
-    if not attempt.steps:
+    if not attempt.steps or attempt.lost_ranks:  # some of its steps were done by fewer ranks
         return None
     ranks = [attempt.ranks.get(place.rank) for place in services.runs.placements(run)]
     waits = [median_of([pace.wait_s for pace in rank.paces]) for rank in ranks if rank]

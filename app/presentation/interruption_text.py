@@ -106,6 +106,9 @@ def _tell_resume(one: Interruption) -> StoryMoment:
     last = "the last step" if one.last_step_s is not None else "it was noticed"
     after = f"{show_duration(max(one.resumed_s - one.began_s, 0.0))} after {last}"
     text = f"{by}{after}, on {show_list(one.resumed_nodes)}{away}, {start}"
+    if one.is_regrouped:
+        text = f"{after}, on {show_list(one.resumed_nodes)}{away}, with the model still in memory"
+        return StoryMoment(one.resumed_s, "Regrouped", text, "busy")
     if one.is_cut:
         text += "; it ended before its first step"
     return StoryMoment(one.resumed_s, "Resumed", text, "busy")

@@ -85,6 +85,10 @@ def describe_recovery(spec: RunSpec) -> str:
     if spec.recovery == "off":
         return "waits for you to resume it (recovery: off)"
     resumed = "resumed automatically by the window, by `rackless watch`, or by three or more nodes"
+    if spec.recovery == "auto":
+        resumed = (
+            f"goes on in its processes where most of three or more nodes are left, else {resumed}"
+        )
     if spec.rejoin == "off":
         return f"{resumed}; nodes that come back do not join (rejoin: off)"
     where = "" if spec.rejoin == "always" else " where the rest is longer than a restart"
@@ -98,7 +102,7 @@ def describe_divergence(spec: RunSpec) -> str:
     >>> describe_divergence(RunSpec(model="m", data=DataSpec(train="t")))
     'waits for you to resume it at a lower learning rate (divergence: wait)'
     """
-    if spec.divergence == "retry" and spec.recovery == "auto":
+    if spec.divergence == "retry" and spec.recovery != "off":
         return "resumed automatically at half the learning rate (divergence: retry)"
     off = "recovery: off" if spec.divergence == "retry" else "divergence: wait"
     return f"waits for you to resume it at a lower learning rate ({off})"

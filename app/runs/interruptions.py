@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from app.events import ACTIVE_STATES
 from app.interruption import Interruption
-from app.runs.journals.history import HeatPause, RunHistory
+from app.runs.journals.history import AttemptHistory, HeatPause, RunHistory
 from app.runs.rejoin import REJOIN
 from app.runs.services import Services
 from app.storage.recoveries import Loss
 from app.storage.runs import AttemptRecord
-from app.text import show_celsius
+from app.text import show_celsius, show_list
 
 
 def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, ...]:
@@ -24,6 +24,8 @@ def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, .
     newest = run.attempt if run.state in ACTIVE_STATES else None
     for number, attempt in history.attempts.items():
         found += [_describe_pause(one, is_open=number == newest) for one in attempt.pauses]
+    for number in sorted(history.attempts):
+        found += _collect_regroupings(history.attempts[number], attempts.get(number))
     return tuple(sorted(found, key=lambda one: one.noticed_s))
 
 
@@ -56,7 +58,7 @@ def _collect(
         reason=loss.reason,
         # The last step may have ended after the end was noted.
         step=max(loss.step, newest.step if newest is not None and has_trained else 0),
-        nodes=_nodes_of(ended),
+        nodes=history.attempt(loss.attempt).members or _nodes_of(ended),
         has_trained=has_trained,
         last_step_s=newest.time_s if newest is not None else None,
         noticed_s=loss.ended_s,
@@ -82,6 +84,37 @@ def _describe_pause(one: HeatPause, *, is_open: bool) -> Interruption:
         resume_step=one.step,
         training_s=one.ended_s,
     )
+
+
+def _collect_regroupings(
+    attempt: AttemptHistory, launched: AttemptRecord | None
+) -> list[Interruption]:
+    """Return the losses that did not end the attempt."""
+    found: list[Interruption] = []
+    nodes = _nodes_of(launched)
+    for generation in sorted(attempt.regroupings):
+        one = attempt.regroupings[generation]
+        last, following = attempt.steps.get(one.step), attempt.steps.get(one.step + 1)
+        is_back = following is not None and following.time_s >= one.time_s - one.seconds
+        lost = show_list(one.lost_nodes)
+        found.append(
+            Interruption(
+                kind="loss",
+                state="recovered" if is_back else "resumed",
+                reason=f"{lost} {'was' if len(one.lost_nodes) == 1 else 'were'} lost",
+                step=one.step,
+                nodes=nodes or (*one.nodes, *one.lost_nodes),
+                last_step_s=last.time_s if last else None,
+                noticed_s=one.time_s - one.seconds,
+                resumed_s=one.time_s,
+                resumed_nodes=one.nodes,
+                resume_step=one.step,
+                training_s=following.time_s if following and is_back else None,
+                is_regrouped=True,
+            )
+        )
+        nodes = one.nodes
+    return found
 
 
 def _nodes_of(attempt: AttemptRecord | None) -> tuple[str, ...]:

@@ -7,7 +7,9 @@ Pure: no clock, no network. A judgement is always about one attempt. Its rules, 
 2. The culprit is what broke first: a lost or silent node before a rank that failed, a rank that
    failed on its own before ranks that merely lost their peers.
 3. While only ranks that lost their peers have failed, the culprit has yet to show itself.
-4. Once there is a culprit, every part that is still active has to be stopped.
+4. Once there is a culprit, every part that is still active has to be stopped, unless their ranks
+   may go on in their processes: then the nodes decide, and the master waits for them.
+5. Once they have regrouped, the parts that were left out say nothing about the run any more.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from agents.contract.election import is_majority
 from agents.contract.run import AttemptStatus, FailureCause
 from app.events import RunState
 from app.text import show_list, show_moment
@@ -40,6 +43,12 @@ part never existed. Empty: nothing failed, or nobody knows."""
 
 STANDSTILL_S = 5.0
 """Silence of all ranks that are seen after which a run is said to stand still, in seconds."""
+REGROUP_S = 40.0
+"""Time after the end of a part for ranks elsewhere to regroup, in seconds; they give up sooner."""
+REGROUP_IDLE_S = 15.0
+"""Standstill of ranks that may regroup, beyond the one that shows a loss, in seconds."""
+_LOOP_PHASES = frozenset({"training", "adapting", "evaluating", "saving", "tracing", "regrouping"})
+"""Phases of ranks that have something to go on with."""
 _ACTIVE_PARTS = frozenset({"starting", "running", "stopping"})
 # A hint of the trainer that says so is about an error that a resume would only repeat.
 _NEW_RUN = "start a new run"
@@ -104,13 +113,40 @@ class StateJudgement:
 
 def judge(situation: Situation) -> StateJudgement:
     """Return the state of the run, the reason, and the nodes whose parts have to be stopped."""
+    nodes = [part.node for part in situation.parts]
+    situation = replace(situation, parts=find_present(situation.parts))
     culprit = _find_culprit(situation)
-    if culprit is not None:
+    if culprit is not None and not _awaits_regroup(culprit, situation, nodes):
         stop = tuple(part.node for part in situation.parts if part.active)
         return replace(_describe_failure(culprit, situation), stop=stop)
     if any(part.active for part in situation.parts):
-        return _judge_active(situation)
+        return _judge_active(situation, nodes)
     return _judge_ended(situation)
+
+
+def find_present(parts: Sequence[RunPart]) -> tuple[RunPart, ...]:
+    """Return the parts of the nodes that train since the newest regrouping, else all."""
+    statuses = [part.status for part in parts if part.status is not None]
+    newest = max(statuses, key=lambda status: status.generation, default=None)
+    if newest is None or not newest.members:
+        return tuple(parts)
+    # By the name of the node at the launch, as its ranks know it.
+    return tuple(p for p in parts if (p.status.node if p.status else p.node) in newest.members)
+
+
+def _awaits_regroup(culprit: RunPart, situation: Situation, nodes: Sequence[str]) -> bool:
+    """Return whether the ranks that are left may go on in their processes, and have time to."""
+    active = {part.node: part.status for part in situation.parts if part.active and part.status}
+    if situation.stop_asked or len(active) < 2 or not is_majority(active, nodes):
+        return False
+    for status in active.values():
+        if not status.may_regroup or any(r.phase not in _LOOP_PHASES for r in status.ranks):
+            return False
+    ended_s = culprit.status.ended_s if culprit.status else None
+    if ended_s is not None:
+        return situation.now_s - ended_s < REGROUP_S
+    shows_s = 0.0 if culprit.answers else situation.lost_after_s
+    return situation.idle_s < shows_s + REGROUP_IDLE_S
 
 
 def is_peer_loss(status: AttemptStatus) -> bool:
@@ -246,9 +282,12 @@ def _hint(hint: str, situation: Situation) -> str:
     return f"{hint.rstrip('.')}. Then resume from step {situation.checkpoint_step}."
 
 
-def _judge_active(situation: Situation) -> StateJudgement:
+def _judge_active(situation: Situation, nodes: Sequence[str]) -> StateJudgement:
     silent = [part.node for part in situation.parts if not part.answers]
-    message = " ".join(_describe_standstill(situation, silent))
+    present = {part.node for part in situation.parts}
+    left_out = [node for node in nodes if node not in present]
+    without = [f"{show_list(left_out)} was lost, and the others train on"] if left_out else []
+    message = " ".join([*without, *_describe_standstill(situation, silent)])
     states = {part.status.state for part in situation.parts if part.status is not None}
     # Parts end one after the other: once one has stopped, the run is stopping.
     if situation.stop_asked or "stopping" in states or "stopped" in states:

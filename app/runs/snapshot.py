@@ -16,8 +16,7 @@ from app.text import show_share
 _PHASES = (
     "loading", "imported", "tokenizing", "weights", "preparing", "reference", "tuning", "compiling",
     "warmup", "training", "adapting", "evaluating", "saving", "paused", "cooling",
-    "tracing",
-    "done",
+    "tracing", "regrouping", "done",
 )  # fmt: skip
 # Until its first step is done, a run that trains has nothing else to show.
 _BEFORE_STEPS = _PHASES[: _PHASES.index("training") + 1]
@@ -87,7 +86,7 @@ def make_snapshot(
         first_loss=progress.first_loss,
         learning_rate=last.learning_rate if last else None,
         tokens_per_s=last.tokens_per_s if last else None,
-        mfu=_mfu(attempt, len(placements)) if active else None,
+        mfu=_mfu(attempt, len(placements) - len(attempt.lost_ranks)) if active else None,
         eta=last.eta if last else None,
         evaluation_loss=evaluated.loss if evaluated else None,
         perplexity=evaluated.perplexity if evaluated else None,
@@ -106,12 +105,13 @@ def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:
     The ranks' newest steps may differ by one for a moment, which changes next to nothing.
     """
     done = possible = 0.0
-    for rank in attempt.ranks.values():
+    living = [rank for number, rank in attempt.ranks.items() if number not in attempt.lost_ranks]
+    for rank in living:
         if rank.model_flops is None or not rank.peak_flops_per_s or not rank.step_s:
             return None
         done += rank.model_flops
         possible += rank.peak_flops_per_s * rank.step_s
-    return done / possible if possible and len(attempt.ranks) == world_size else None
+    return done / possible if possible and len(living) == world_size else None
 
 
 def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> float | None:
@@ -131,9 +131,10 @@ def _find_slowest(
     """Return the progress of the rank that is furthest behind: the others wait for it."""
     order = {name: place for place, name in enumerate(_PHASES)}
     nodes = {place.rank: place.node for place in placements}
+    living = {n: rank for n, rank in attempt.ranks.items() if n not in attempt.lost_ranks}
     ranks = [
         replace(rank.progress, node=nodes.get(number, "") if len(set(nodes.values())) > 1 else "")
-        for number, rank in attempt.ranks.items()
+        for number, rank in living.items()
         if rank.progress is not None and rank.progress.phase in order
     ]
     return min(ranks, key=lambda p: (order[p.phase], p.share or 0.0), default=None)
@@ -148,13 +149,19 @@ def _name_phase(progress: PhaseProgress | None) -> str | None:
 
 def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankProgress:
     told = attempt.ranks.get(place.rank, RankHistory())
+    is_lost = place.rank in attempt.lost_ranks
+    active = active and not is_lost
     # Unknown until the attempt's first line has arrived.
     share = attempt.shares[place.rank] if place.rank < len(attempt.shares) else None
     return RankProgress(
         rank=place.rank,
         node=place.node,
         device=place.device,
-        state=(_name_phase(told.progress) or "starting") if active else "ended",
+        state="lost"
+        if is_lost
+        else (_name_phase(told.progress) or "starting")
+        if active
+        else "ended",
         step=told.step,
         time_s=told.time_s,
         phase=_name_phase(told.progress),

@@ -15,6 +15,7 @@ from app.events import RunEvent, RunEventKind, Severity
 from app.presentation.result_text import describe_certificate
 from app.runs.journals.journal import (
     Line,
+    names_of,
     number_of,
     read_certificate,
     text_of,
@@ -164,6 +165,19 @@ def _describe_checkpoint(line: Line, node: str, rank: int | None) -> Description
     return "info", f"checkpoint of step {whole_of(line, 'step')} saved{took}{stood}", False
 
 
+def _describe_regrouped(line: Line, node: str, rank: int | None) -> Description:
+    nodes, lost = names_of(line, "nodes"), names_of(line, "lost_nodes")
+    if not nodes or not lost:
+        return None
+    verb = "was" if len(lost) == 1 else "were"
+    return (
+        "warning",
+        f"{show_list(lost)} {verb} lost; {show_list(nodes)} went on in their processes, back after "
+        f"{show_duration(number_of(line, 'seconds'))}, and no step that was done is repeated",
+        False,
+    )
+
+
 def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Description:
     if line.get("repeated") is True:
         return None  # the reason was told, and has not changed since
@@ -298,6 +312,7 @@ _RANK_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "started": ("started", _describe_started),
     "preview": ("data_read", _describe_preview),
     "setting": ("setting", _describe_setting),
+    "regrouped": ("recovery", _describe_regrouped),
     "checkpoint": ("checkpoint", _describe_checkpoint),
     "checkpoint_failed": ("checkpoint_failed", _describe_checkpoint_failed),
     "disk_room": ("note", _describe_disk_room),

@@ -33,6 +33,7 @@ from app.events import (
 from app.runs.journals.event_text import describe_line
 from app.runs.journals.journal import (
     JournalTail,
+    names_of,
     number_of,
     read_certificate,
     read_trace,
@@ -141,6 +142,20 @@ class HeatPause:
     """Time in seconds since the epoch, like `began_s`; None: it has not ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Regrouping:
+    """Loss after which the ranks that were left went on in their processes."""
+
+    step: int
+    """Newest step that was done."""
+    nodes: tuple[str, ...]
+    lost_nodes: tuple[str, ...]
+    seconds: float
+    """Time from the loss to the new group, on the rank that noticed it first."""
+    time_s: float
+    """Time of the new group by its node's clock, in seconds since the epoch."""
+
+
 @dataclass(slots=True)
 class AttemptHistory:
     ranks: dict[int, RankHistory] = field(default_factory=dict)
@@ -157,6 +172,10 @@ class AttemptHistory:
     """Nodes that saved a checkpoint, or started from their copy of one, by its step."""
     failed_saves: dict[int, str] = field(default_factory=dict)
     """Reasons why a checkpoint could not be saved, by step."""
+    regroupings: dict[int, Regrouping] = field(default_factory=dict)
+    """Losses after which the ranks that were left went on in their processes, by generation."""
+    lost_ranks: set[int] = field(default_factory=set)
+    """Ranks that these have cost."""
     request_steps: dict[str, int] = field(default_factory=dict)
     """Step after which the ranks acted on a control request, by the request's id."""
     certificate: Certificate | None = None
@@ -167,6 +186,11 @@ class AttemptHistory:
     newest: StepRecord | None = None
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     """Newest `PACE_STEPS` steps, whose median is the current speed."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Nodes that train since the newest regrouping; empty: all of the attempt."""
+        return self.regroupings[max(self.regroupings)].nodes if self.regroupings else ()
 
     def add(self, record: StepRecord) -> bool:
         """Add a step; return False when another rank has recorded it already."""
@@ -277,6 +301,7 @@ class RunHistory:
             _take_rank_line(line, attempt, known, number)
             _take_holder(line, attempt, node)
             _take_pause(line, attempt, node)
+            _take_regrouping(line, attempt)
             trace = read_trace(line, rank, folder)
             if trace is not None and len(attempt.traces) < MAX_TRACES:
                 attempt.traces.append(trace)
@@ -356,6 +381,25 @@ def _amount_of(line: dict[str, Any], key: str) -> float | None:
     """Return an amount that can be shown, else None: a node may write any number."""
     value = number_of(line, key)
     return value if value is not None and 0 <= value < MAX_AMOUNT else None
+
+
+def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> None:
+    generation = whole_of(line, "generation")
+    if line["kind"] != "regrouped" or generation is None:
+        return
+    found = Regrouping(
+        step=step_of(line) or 0,
+        nodes=names_of(line, "nodes"),
+        lost_nodes=names_of(line, "lost_nodes"),
+        seconds=number_of(line, "seconds") or 0.0,
+        time_s=time_of(line),
+    )
+    before = attempt.regroupings.get(generation)
+    if found.nodes and (before is None or found.seconds > before.seconds):
+        attempt.regroupings[generation] = found
+    lost = line.get("lost_ranks")
+    if isinstance(lost, list):
+        attempt.lost_ranks.update(rank for rank in lost if isinstance(rank, int))
 
 
 def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.json_text import parse_json
-from agents.contract.names import MAX_STEP, MAX_TIME_S
+from agents.contract.names import MAX_STEP, MAX_TIME_S, is_safe_name
 from agents.contract.run_layout import is_stream
 from agents.contract.wire import WireError
 from app.events import Certificate, RankTrace, StepRecord, TraceRow
@@ -111,6 +111,14 @@ def shares_of(line: Line) -> tuple[float, ...]:
     total = sum(numbers)
     # Shares belong to ranks by position, so one odd value spoils all of them.
     return tuple(v / total for v in numbers) if total > 0 and len(numbers) == len(values) else ()
+
+
+def names_of(line: Line, key: str) -> tuple[str, ...]:
+    """Return a list of names of nodes; empty when it is none, or one of them is no safe name."""
+    values = line.get(key)
+    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+        return ()
+    return tuple(values) if all(map(is_safe_name, values)) else ()
 
 
 # ---------------------------------------------------------------- whole lines

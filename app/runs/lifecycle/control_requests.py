@@ -78,7 +78,8 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
     services.runs.add_event(
         run_id, "requested", f"trace of {count_of(num_steps, 'step')} requested"
     )
-    num_ranks = len(services.runs.placements(run))
+    lost = services.runs.history(run_id).attempt(run.attempt).lost_ranks
+    num_ranks = len(services.runs.placements(run)) - len(lost)
 
     def find(attempt: AttemptHistory) -> TraceResult | None:
         made = _find_trace(attempt, request_id, num_ranks)
@@ -138,8 +139,9 @@ async def _require_running(services: Services, run_id: str, what: str) -> RunRec
 
 
 async def _send(services: Services, run: RunRecord, request: ControlRequest) -> str:
-    # Rank 0 comes first in both; a run found on its nodes may have no placements.
+    # The first rank comes first in all; a run found on its nodes may have no placements.
+    members = services.runs.history(run.run_id).attempt(run.attempt).members
     placements = services.runs.placements(run)
-    node = placements[0].node if placements else run.nodes[0]
+    node = members[0] if members else placements[0].node if placements else run.nodes[0]
     await services.pool.agent(node).leave_wish(run.run_id, run.attempt, request)
     return request.wish_id

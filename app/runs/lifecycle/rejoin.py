@@ -52,7 +52,9 @@ async def _find_steady(
     services: Services, run: RunRecord, fit_since_s: dict[str, float]
 ) -> tuple[str, ...]:
     """Return the nodes that may join now; `fit_since_s` keeps since when each has been fit."""
-    absent = find_absent(run.spec, run.nodes, services.pool.names())
+    # Nodes whose ranks were lost, while the others train on in this attempt, may come back too.
+    training = services.runs.history(run.run_id).attempt(run.attempt).members or run.nodes
+    absent = find_absent(run.spec, training, services.pool.names())
     is_open = run.state == "running" and not run.stop_asked and services.runs.is_ours(run)
     if not absent or not is_open or per_hour(services) < 1:
         return ()

@@ -145,7 +145,12 @@ def _read_step(line: Line, step: int) -> LoggedStep:
 def _find_devices(
     services: Services, run_id: str, attempts: Collection[int]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the devices of these attempts; empty when the attempts ran on different ones."""
+    """Return the devices of these attempts; empty when they ran on different ones, or on fewer
+    after a loss.
+    """
+    history = services.runs.history(run_id)
+    if any(history.attempt(number).lost_ranks for number in attempts):
+        return ()
     known = [
         tuple((place.node, place.device_id) for place in record.placements)
         for record in services.runs.store.attempts(run_id)

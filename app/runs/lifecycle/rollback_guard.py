@@ -158,7 +158,8 @@ def _find_saved(services: Services, run_id: str) -> dict[int, set[str]]:
 def _find_writers(services: Services, run_id: str) -> list[str]:
     """Return the nodes on which the newest attempt was to write its checkpoints."""
     run = services.runs.get(run_id)
-    ranks = services.runs.placements(run)
+    lost = services.runs.history(run_id).attempt(run.attempt).lost_ranks
+    ranks = [place for place in services.runs.placements(run) if place.rank not in lost]
     chosen = choose_checkpoint_ranks(ranks, run.spec.checkpoint.copies)
     return [place.node for place in ranks if place.rank in chosen]
 

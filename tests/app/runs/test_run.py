@@ -8,9 +8,17 @@ from typing import get_args
 
 import pytest
 
-from agents.contract.run import AttemptState, AttemptStatus
+from agents.contract.run import AttemptState, AttemptStatus, RankStatus
 from app.events import ACTIVE_STATES, RESUMABLE_STATES, RunState
-from app.runs.run import MOVES, RunPart, Situation, judge, may_move
+from app.runs.run import (
+    MOVES,
+    REGROUP_IDLE_S,
+    REGROUP_S,
+    RunPart,
+    Situation,
+    judge,
+    may_move,
+)
 
 ALL_STATES: tuple[RunState, ...] = get_args(RunState)
 PART_STATES: tuple[AttemptState, ...] = get_args(AttemptState)
@@ -306,3 +314,47 @@ def test_node_that_the_others_could_not_reach_is_named(
     )
     assert found[0] == "interrupted"
     assert found[1].startswith(message)
+
+
+def training(node: str, phase: str = "training", **changes: object) -> RunPart:
+    """Return a part whose ranks train, and may go on in their processes."""
+    ranks = (RankStatus(rank=0, pid=1, step=7, phase=phase),)
+    return part(node, "running", ranks=ranks, may_regroup=True, **changes)
+
+
+KILLED = part("gamma", "failed", "Rank 2 was killed.", cause="killed", ended_s=100.0)
+
+
+def test_ranks_that_may_go_on_in_their_processes_are_not_stopped() -> None:
+    alpha, beta = training("alpha"), training("beta", "regrouping")
+    assert verdict(alpha, beta, KILLED, now_s=103.0) == ("running", "", ())
+    stopped = ("alpha", "beta")
+    assert verdict(alpha, beta, KILLED, now_s=100.0 + REGROUP_S)[2] == stopped, "it took too long"
+    assert verdict(alpha, beta, KILLED, stop_asked=True)[2] == stopped
+    assert verdict(alpha, training("beta", "loading"), KILLED)[2] == stopped, (
+        "nothing to go on with"
+    )
+    assert verdict(alpha, part("beta", "running"), KILLED)[2] == stopped, "an earlier version"
+    lost = part("beta", "lost")
+    assert verdict(alpha, lost, KILLED)[2] == ("alpha",), "too few are left"
+
+
+def test_a_silent_node_is_left_to_the_others_for_a_while() -> None:
+    waits = {"lost_after_s": 60.0, "idle_s": 61.0}
+    parts = (training("alpha"), training("beta"), silent("gamma", 61.0))
+    assert verdict(*parts, **waits)[2] == ()
+    assert verdict(*parts, **{**waits, "idle_s": 60.0 + REGROUP_IDLE_S})[2] == ("alpha", "beta")
+
+
+@pytest.mark.parametrize("gone", [KILLED, silent("gamma", 999.0), part("gamma", "running")])
+def test_who_was_left_out_says_nothing_about_the_run_any_more(gone: RunPart) -> None:
+    others = {"generation": 1, "members": ("alpha", "beta")}
+    alpha, beta = training("alpha", **others), training("beta", **others)
+    assert verdict(alpha, beta, gone) == (
+        "running", "gamma was lost, and the others train on", ()
+    )  # fmt: skip
+    done = [part(node, "done", **others) for node in ("alpha", "beta")]
+    assert verdict(*done, gone)[0] == "done"
+    # The next loss leaves too few: it is recovered as any other.
+    second = part("beta", "failed", "Rank 1 was killed.", cause="killed", **others)
+    assert verdict(alpha, second, gone) == ("failed", "Rank 1 was killed.", ("alpha",))

@@ -467,3 +467,42 @@ def test_the_phase_of_the_slowest_rank_shows_how_far_it_is(
     journals.add("b", "rank-1.jsonl", {"kind": "phase", "phase": "adapting"})
     history.refresh()
     assert make_snapshot(run, places, history).starting is None
+
+
+def test_ranks_that_were_lost_count_no_more_once_the_others_have_regrouped(
+    journals: Journals,
+) -> None:
+    places = [
+        RankPlacement(rank=rank, local_rank=0, node=node, device="cpu")
+        for rank, node in enumerate("abc")
+    ]
+    speeds = {"model_flops": 10.0, "step_s": 1.0}
+    for rank, node in enumerate("abc"):
+        started = {"kind": "started", "step": 0, "peak_flops_per_s": 100.0, "shares": [1, 1, 1]}
+        saving = {"kind": "phase", "phase": "training" if node == "a" else "saving"}
+        journals.add(node, f"rank-{rank}.jsonl", started, step(1, **speeds), saving)
+    history = RunHistory("r", journals.folder)
+    history.refresh()
+    run = RunRecord(
+        run_id="r",
+        name="r",
+        state="running",
+        spec=RunSpec(model="m", data=DataSpec(train="t")),
+        attempt=1,
+        nodes=("a", "b", "c"),
+        created_s=1.0,
+    )
+    assert make_snapshot(run, places, history).phase == "training"
+    line = {"kind": "regrouped", "time_s": 103.0, "step": 1, "generation": 1, "seconds": 2.0}
+    whole = {"nodes": ["b", "c"], "lost_nodes": ["a"], "lost_ranks": [0, "x"]}
+    odd = {"nodes": ["../b"], "lost_nodes": None, "lost_ranks": 7}
+    journals.add("b", "rank-1.jsonl", {**line, **odd}, {**line, **whole})
+    journals.add("c", "rank-2.jsonl", {**line, **whole, "seconds": 1.0})
+    assert [event.text for event in history.refresh().events] == [
+        "a was lost; b and c went on in their processes, back after 2.0 s, and no step that was "
+        "done is repeated"
+    ]
+    assert history.attempt(1).members == ("b", "c")
+    found = make_snapshot(run, places, history)
+    assert [rank.state for rank in found.ranks] == ["lost", "saving", "saving"]
+    assert (found.phase, found.mfu) == ("saving", pytest.approx(0.1))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
 from agents.contract.spec import RunSpec
+from app.forecasts.learning import measure_run
 from app.presentation.interruption_text import summarize_story, tell_story
 from app.runs import rejoin as limits
 from app.runs.interruptions import list_interruptions
 from app.runs.lifecycle import recovery, rejoin
 from app.runs.lifecycle.launch import start_run
+from app.runs.lifecycle.resume_verification import read_replay
 from app.runs.lifecycle.stop import stop_run
 from app.runs.services import Services
 from tests.app.runs.lifecycle.test_recovery import (
@@ -119,6 +122,47 @@ def test_a_node_that_comes_back_while_the_others_load_waits_for_their_first_step
 
     watched(services, scenario, run_id)
     assert services.runs.get(run_id).nodes == ("alpha", "beta", "gamma")
+
+
+def test_a_node_that_the_others_went_on_without_joins_as_any_other(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    async def scenario(task: asyncio.Task[None], run_id: str) -> None:
+        cluster["alpha"].add_checkpoint(run_id, 10)
+        write_step(cluster, "alpha", run_id, 1, 13)
+        left = {"generation": 1, "members": ("alpha", "beta"), "may_regroup": True}
+        for node in ("alpha", "beta"):
+            cluster[node].set_state(run_id, 1, "running", **left)
+        cluster["gamma"].set_state(run_id, 1, "lost")
+        line = {"kind": "regrouped", "time_s": 115.0, "step": 13, "generation": 1, "seconds": 1.5,
+                "nodes": ["alpha", "beta"], "lost_nodes": ["gamma"], "lost_ranks": [2]}  # fmt: skip
+        for node, rank in (("alpha", 0), ("beta", 1)):
+            text = json.dumps({**line, "seconds": 1.5 - rank}) + "\n"
+            cluster[node].write(run_id, 1, f"rank-{rank}.jsonl", text.encode())
+        await until(lambda: services.runs.history(run_id).attempt(1).members)
+        write_step(cluster, "alpha", run_id, 1, 14)
+        save_at_stop(cluster, run_id, 1, 15)
+        await until(lambda: attempt_of(services, run_id) == (2, "running"))
+        write_step(cluster, "alpha", run_id, 2, 16)
+        await until(lambda: any("return of gamma cost" in one for one in texts(services, run_id)))
+        finish(cluster, run_id, 2)
+        await task
+
+    watched(services, scenario, run_id)
+    run = services.runs.get(run_id)
+    assert (run.state, run.nodes) == ("done", ("alpha", "beta", "gamma"))
+    loss, back = list_interruptions(services, run_id)
+    assert (loss.state, loss.reason, loss.without) == ("recovered", "gamma was lost", ("gamma",))
+    assert (loss.noticed_s, loss.repeated_steps) == (113.5, 0)
+    assert [moment.title for moment in tell_story(loss)] == [
+        "Last step", "Loss noticed", "Regrouped", "Training again",
+    ]  # fmt: skip
+    assert (back.joined, back.step, back.repeated_steps) == (("gamma",), 15, 0)
+    (told,) = [text for text in texts(services, run_id) if "in their processes" in text]
+    assert told.startswith("gamma was lost; alpha and beta went on in their processes, back after")
+    # Steps that fewer ranks have done cannot be repeated to the bit, and teach no forecast.
+    assert read_replay(services, run_id, 13, 1).devices == ()
+    assert measure_run(services, replace(run, attempt=1)) is None
 
 
 @pytest.mark.parametrize("key", ["recovery", "rejoin"])
