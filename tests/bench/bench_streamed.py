@@ -347,6 +347,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(RUNS), help="names of RUNS, commas between")
     parser.add_argument("--parts", default=",".join(PARTS), help="of capped runs")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
+    parser.add_argument(
+        "--sizes", help="tokens at once, commas between, of runs that are not capped"
+    )
     parser.add_argument("--slow", action="store_true", help="play a card of 25 TFLOP/s")
     parser.add_argument("--cpu", action="store_true", help="tiny models, to try it")
     args = parser.parse_args()
@@ -358,6 +361,8 @@ def main() -> None:
         run = RUNS[name]
         if args.layers:
             run = replace(run, layers=args.layers)
+        if args.sizes and run.sizes:
+            run = replace(run, sizes=tuple(map(int, args.sizes.split(","))))
         bench.measure(name, run, tuple(args.parts.split(",")))
     shutil.rmtree(root)
 
