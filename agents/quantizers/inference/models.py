@@ -23,6 +23,8 @@ _PROMPT_TOKENS = 24
 # Memory for a model: its weights times the first, plus the second for activations and context.
 _GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
 
+# Share of the free RAM that weights take where not all of them fit; the rest caches their files.
+_RAM_SHARE = 0.5
 # When weights are streamed: GPU memory left free for weights that arrive and are rounded there,
 # and the minimum for weights that stay.
 _STREAM_SPARE_BYTES, _LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
@@ -46,6 +48,8 @@ class LayerPlace(NamedTuple):
     """Whether it computes in float32, on a CPU."""
     resident_bytes: int | None = None
     """Weights that stay on the GPU, in bytes; others come from RAM in each pass; None: all."""
+    ram_bytes: int | None = None
+    """Weights that stay in RAM, in bytes; others come from their files in each pass; None: all."""
 
 
 def choose_place(
@@ -56,9 +60,13 @@ def choose_place(
     The whole original often does not fit the GPU that runs the quantized result. If `may_stream`,
     its weights then come to the GPU layer by layer, which makes passes over many tokens far faster
     than on a CPU. Otherwise it runs on the CPU, in float32 if memory allows, which is no slower.
+    What not even RAM holds is read from the files again for each pass, if `may_stream`.
 
     >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
-    LayerPlace(device='cpu', is_wide=False, resident_bytes=None)
+    LayerPlace(device='cpu', is_wide=False, resident_bytes=None, ram_bytes=None)
+    >>> place = choose_place(140 << 30, "cuda:0", 11 << 30, 24 << 30, may_stream=True)
+    >>> place.device, place.resident_bytes / 2**30, place.ram_bytes / 2**30
+    ('cuda:0', 8.5, 12.0)
     >>> choose_place(4 << 30, "cuda:0", 11 << 30, 20 << 30).device
     'cuda:0'
     >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30, may_stream=True).resident_bytes / 2**30
@@ -68,9 +76,10 @@ def choose_place(
         return LayerPlace(device)
     resident = free_gpu_bytes - _STREAM_SPARE_BYTES
     fits_ram = size_bytes * _GPU_NEED <= free_bytes
-    if may_stream and device != "cpu" and resident >= _LEAST_RESIDENT_BYTES and fits_ram:
-        return LayerPlace(device, resident_bytes=resident)
-    return LayerPlace("cpu", is_wide=2 * size_bytes * _GPU_NEED <= free_bytes)
+    ram = int(_RAM_SHARE * free_bytes) if may_stream and not fits_ram else None
+    if may_stream and device != "cpu" and resident >= _LEAST_RESIDENT_BYTES:
+        return LayerPlace(device, resident_bytes=resident, ram_bytes=ram)
+    return LayerPlace("cpu", ram_bytes=ram, is_wide=2 * size_bytes * _GPU_NEED <= free_bytes)
 
 
 def name_transformers() -> str:
@@ -108,8 +117,13 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
     where: dict[str, Any] = {"device_map": {"": place.device}}
     if place.resident_bytes is not None:
         number = torch.device(place.device).index or 0
-        most = {number: place.resident_bytes, "cpu": free_bytes}
+        most = {number: place.resident_bytes, "cpu": place.ram_bytes or free_bytes}
         where = {"device_map": "auto", "max_memory": most}
+    elif place.ram_bytes is not None:
+        where = {"device_map": "auto", "max_memory": {"cpu": place.ram_bytes}}
+    if place.ram_bytes is not None:
+        # Nothing is written there: weights are read where they are.
+        where["offload_folder"] = model
     loaded = AutoModelForCausalLM.from_pretrained(
         model,
         **plain,

@@ -133,18 +133,24 @@ class _Work:
     @property
     def _resident_bytes(self) -> int | None:
         """Resident GPU memory of an original that is otherwise streamed; None: not streamed."""
-        vram, ram, whole = self.bench.vram_bytes, self.bench.ram_bytes, self.made.merged_bytes
+        vram = self.bench.vram_bytes
         if vram is None or self._original_on_gpu or not self.bench.is_gpu:
             return None
         room = vram - rates.STREAM_SPARE_BYTES
-        fits_ram = ram is None or whole * rates.GPU_SPARE <= ram
-        if room < rates.LEAST_RESIDENT_BYTES or not fits_ram:
+        if room < rates.LEAST_RESIDENT_BYTES:
             return None
         return room - self._layer_bytes() // 2  # whole layers stay
 
+    @property
+    def _is_read_again(self) -> bool:
+        """Whether the original comes from its files in each pass, as RAM does not hold it."""
+        ram = self.bench.ram_bytes
+        return ram is not None and self.made.merged_bytes * rates.GPU_SPARE > ram
+
     def _stream_s(self, resident_bytes: int, passes: int) -> float:
         come_bytes = self.made.merged_bytes - resident_bytes
-        return passes * come_bytes / rates.STREAMED_BYTES_PER_S
+        from_files = rates.READ_BYTES_PER_S if self._is_read_again else rates.STREAMED_BYTES_PER_S
+        return passes * come_bytes / min(from_files, rates.STREAMED_BYTES_PER_S)
 
     @property
     def _widest(self) -> int:
@@ -232,6 +238,8 @@ class _Work:
         seconds += self._answer_s(
             whole if on_gpu else 2 * whole, self._answer_passes, on_gpu=on_gpu
         )
+        if not on_gpu and self._is_read_again:
+            seconds += self._stream_s(self._wide_bytes(), self._rows + self._answer_passes)
         vram = whole + self._logits_bytes() if on_gpu else 0
         ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES)
         ram += 0 if on_gpu else self._wide_bytes()
@@ -257,8 +265,12 @@ class _Work:
         return self._on("control", seconds, ram, vram)
 
     def _wide_bytes(self) -> int:
-        """Return the original in float32, or as it is where that does not fit."""
+        """Return the original in float32, or as it is where that does not fit; half of the RAM
+        where not even that does.
+        """
         whole, ram = self.made.merged_bytes, self.bench.ram_bytes
+        if ram is not None and self._is_read_again:
+            return int(rates.RAM_SHARE * ram)
         return whole if ram is not None and 2 * whole * rates.GPU_SPARE > ram else 2 * whole
 
     def _control(self) -> PhaseForecast:

@@ -111,6 +111,8 @@ GPU_SPARE, GPU_SPARE_BYTES = 1.1, 1 << 30
 # Must match the same module: GPU memory left free when weights are streamed, and the minimum that
 # must stay resident.
 STREAM_SPARE_BYTES, LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
+# Must match it as well: share of the free RAM for weights where not all of them fit.
+RAM_SHARE = 0.5
 # Transfer rate from pageable RAM to a GPU.
 STREAMED_BYTES_PER_S = 6e9
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +29,7 @@ from agents.trainer.checkpoint.state import (
 )
 from agents.trainer.model.experts import names_as_they_are
 from agents.trainer.model.model import build_trained_model
+from tests.agents.quantizers.own_memory import OwnMemory
 from tests.agents.trainer.mixtures import make_mixture, pack_mxfp4
 from tests.agents.trainer.model.families import make_family
 
@@ -205,23 +205,6 @@ def test_memory_stays_near_the_largest_tensor(tmp_path):
     whole = sum(path.stat().st_size for path in (tmp_path / "base").glob("*.safetensors"))
     assert whole > 150 * MIB
     del base
-    started, peak, stopped = read_own_bytes(), [0], threading.Event()
-
-    def watch() -> None:
-        while not stopped.wait(0.005):
-            peak[0] = max(peak[0], read_own_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with OwnMemory() as memory:
         write_model(tmp_path / "base", checkpoint, tmp_path / "out", JobProgress(io.StringIO()))
-    finally:
-        stopped.set()
-        watcher.join()
-    assert peak[0] - started < whole / 2
-
-
-def read_own_bytes() -> int:
-    """Return the memory of this process that no file backs."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return sum(1024 * int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+    assert memory.peak_bytes < whole / 2

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
+from app.artifacts.estimates.forecast import forecast_artifact
+from tests.app.planning.clusters import GIB, llama
 from tests.bench.quantize_table import foretell, foretell_disk
 
 
@@ -92,3 +95,23 @@ def test_seconds_of_quiet_jobs_on_a_gpu_were_foretold(row):
     is_short = sum(one["seconds"] for one in row["phases"]) < SHORT_S
     off = 0.3 if is_short else 0.12
     assert 1 - off < ratio_of_seconds(row) < 1 + off
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_an_original_that_ram_does_not_hold_takes_time_instead_of_memory(is_gpu):
+    shape = llama("70B")
+    made = forecast_artifact(shape, "gguf", ("Q4_K_M",))
+
+    def foretell_original(ram_gib: int) -> PhaseForecast:
+        bench = Bench(
+            is_gpu=is_gpu, num_cores=8, flops_per_s=25e12 if is_gpu else 0.5e12,
+            memory_bytes_per_s=450e9, vram_bytes=11 * GIB if is_gpu else None,
+            ram_bytes=ram_gib * GIB,
+        )  # fmt: skip
+        phases = forecast_phases(shape, "gguf", ("Q4_K_M",), made, bench)
+        return next(one for one in phases if one.name == "original")
+
+    small, large = foretell_original(28), foretell_original(400)
+    assert small.ram_bytes < 28 * GIB
+    assert small.seconds > 1.5 * large.seconds
+    assert (small.vram_bytes or 0) <= 11 * GIB
