@@ -144,6 +144,14 @@ def test_13b_on_an_8_gb_card_streams_from_ram(all_modes: None) -> None:
     assert plan.chosen.gpus[0].fits
 
 
+def test_dora_is_not_streamed(all_modes: None) -> None:
+    request = ask(small_pc("RTX 3070 Ti"), "13B")
+    adapter = replace(request.spec.adapter, dora=True)
+    plan = make_plan(replace(request, spec=replace(request.spec, adapter=adapter)))
+
+    assert of_mode(plan, "streamed") == []
+
+
 def test_ways_that_cannot_be_trained_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     for mode in ("pipeline", "streamed"):
         monkeypatch.setitem(PARALLEL, mode, replace(PARALLEL[mode], refusal="not available yet"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.model_cut import ModelCut
 from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, RunSpec
@@ -16,7 +17,7 @@ from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
 from app.runs.lifecycle.resume import resume_run
 from app.runs.preflight import require_supported
-from app.runs.services import Services
+from app.runs.services import LaunchForecast, Services
 from tests.fakes.cluster import FakeCluster, make_facts
 
 
@@ -423,3 +424,23 @@ def test_start_that_another_master_was_faster_than_leaves_no_run(
     assert not any(services.paths.runs.glob("*"))
     assert cluster["alpha"].deleted == announced
     assert list(cluster["beta"].attempts) == [("r-9", 2)]
+
+
+def test_the_plans_cut_goes_to_every_node_and_a_misfit_is_refused_before_anything_is_sent(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    cut = ModelCut(mode="pipeline")
+    found = LaunchForecast(
+        problem=("parallel: pipeline does not fit on beta: layers 1 to 4", "Add a node.")
+    )
+
+    async def forecast(*about: object) -> LaunchForecast:
+        return found
+
+    services.hooks.forecast = forecast
+    error = refused(services, spec)
+    assert (error.message, error.hint) == found.problem
+    assert not any(node.pushed for node in cluster.nodes.values())
+    found = LaunchForecast(cut=cut)
+    run_id = start(services, spec)
+    assert [cluster[node].intents[0].cut for node in services.runs.get(run_id).nodes] == [cut] * 3
