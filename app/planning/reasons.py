@@ -11,6 +11,8 @@ from app.planning.plan_context import Case
 from app.planning.strategies.registry import PLANNED_MODES
 
 _NOT_YET = "not trained by this version yet"
+# Share of a step from which the wait for weights explains a plan.
+_LEAST_WAIT = 0.05
 
 
 def explain(case: Case, candidate: Candidate, chosen: Candidate | None) -> Candidate:
@@ -41,7 +43,7 @@ def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
     who = describe_candidate(case, candidate)
     if not candidate.fits:
         return f"{who}: {_misfit(candidate)}"
-    words = _network_words(case, candidate)
+    words = _network_words(case, candidate) or _wait_words(candidate)
     if candidate is chosen:
         parts = [part for part in (_tier_words(candidate), words) if part]
         return "; ".join([f"{who}: the fastest that fits", *parts])
@@ -94,6 +96,12 @@ def _network_words(case: Case, candidate: Candidate) -> str:
     if measure is not None:
         seconds = measure(case, candidate)
     return f"{_seconds(seconds)} of network per step over {_rate(case, candidate)}"
+
+
+def _wait_words(candidate: Candidate) -> str:
+    """Describe the wait for streamed weights; empty: it is too small to matter."""
+    share = candidate.parts_s.input_s / candidate.step_s
+    return f"{share:.0%} of a step waits for streamed weights" if share > _LEAST_WAIT else ""
 
 
 def _seconds(seconds: float) -> str:

@@ -132,6 +132,9 @@ def test_a_slow_disk_is_waited_for_and_ram_is_preferred(all_modes: None) -> None
 
     assert wait_s(small_pc(disk_bytes_per_s=3e9)) == 0
     assert wait_s(small_pc(disk_bytes_per_s=0.15e9)) > 100
+    slow = make_plan(ask_70b(small_pc(disk_bytes_per_s=0.15e9))).chosen
+    assert slow is not None
+    assert slow.reason.endswith("of a step waits for streamed weights")
     # With RAM for the weights, the disk does not matter.
     assert wait_s(small_pc(ram_gib=96, disk_bytes_per_s=0.15e9)) == 0
 
