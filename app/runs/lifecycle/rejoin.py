@@ -12,12 +12,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.attempt_status import stop_parts
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.losses import per_hour
-from app.runs.preflight import find_fit
+from app.runs.placement import place_ranks
+from app.runs.preflight import LaunchPlan, add_forecast, find_fit
 from app.runs.rejoin import REJOIN, STEADY_S, find_absent, find_end_of_pause, is_worthwhile
 from app.runs.services import Services
 from app.storage.recoveries import Loss
@@ -92,7 +94,9 @@ async def _stop_for(services: Services, run: RunRecord, nodes: Sequence[str]) ->
     """Stop the run so that `nodes` can join; return False if somebody else does or has ended it."""
     # While training goes on: a model may take minutes.
     inputs = await asyncio.to_thread(recall_inputs, services, run)
-    await send_inputs(services, nodes, inputs)
+    plan = await _plan_with(services, run, nodes)
+    # Of a divided model the other nodes may need files that those which join have had so far.
+    await send_inputs(services, plan.nodes if plan is not None else nodes, inputs, plan=plan)
     now = services.runs.get(run.run_id)
     if (now.state, now.attempt, now.stop_asked) != ("running", run.attempt, False):
         return False
@@ -113,6 +117,20 @@ async def _stop_for(services: Services, run: RunRecord, nodes: Sequence[str]) ->
         services.runs.add_event(run.run_id, "recovery", text)
     await _stop(services, run)
     return True
+
+
+async def _plan_with(services: Services, run: RunRecord, nodes: Sequence[str]) -> LaunchPlan | None:
+    """Return the plan of the run with `nodes`; None: the resume will say why there is none."""
+    order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
+    every = [node for node in order if node in (*run.nodes, *nodes)]
+    try:
+        answers = await asyncio.gather(*(services.pool.agent(node).facts() for node in every))
+        facts = dict(zip(every, answers, strict=True))
+        # Not `plan_launch`, for which the nodes of a run that trains are busy.
+        plan = LaunchPlan(ranks=place_ranks(facts), endpoints={}, pythons={}, facts=facts)
+        return await add_forecast(services, replace(run.spec, shares=None), plan)
+    except UserError:
+        return None
 
 
 async def _stop(services: Services, run: RunRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -18,7 +18,7 @@ from app.runs.lifecycle import recovery, rejoin
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.resume_verification import read_replay
 from app.runs.lifecycle.stop import stop_run
-from app.runs.services import Services
+from app.runs.services import LaunchForecast, Services
 from tests.app.runs.lifecycle.test_recovery import (
     attempt_of,
     finish,
@@ -77,10 +77,17 @@ def save_at_stop(cluster: FakeCluster, run_id: str, attempt: int, step: int) -> 
 def test_a_node_that_comes_back_joins_at_a_checkpoint_and_no_step_is_repeated(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
+    planned: list[tuple[tuple[str, ...], bool]] = []
+
+    async def forecast(spec: RunSpec, facts: Mapping[str, object], ranks: object) -> LaunchForecast:
+        planned.append((tuple(facts), cluster["alpha"].attempts[run_id, 2].state == "running"))
+        return LaunchForecast()
+
     async def scenario(task: asyncio.Task[None], run_id: str) -> None:
         await lose_gamma(services, cluster, run_id)
         assert services.runs.get(run_id).nodes == ("alpha", "beta")
         save_at_stop(cluster, run_id, 2, 12)
+        services.hooks.forecast = forecast
         cluster["gamma"].reachable = True
         await until(lambda: attempt_of(services, run_id) == (3, "running"))
         write_step(cluster, "alpha", run_id, 3, 13)
@@ -92,8 +99,10 @@ def test_a_node_that_comes_back_joins_at_a_checkpoint_and_no_step_is_repeated(
     run = services.runs.get(run_id)
     assert (run.state, run.nodes) == ("done", ("alpha", "beta", "gamma"))
     assert cluster["gamma"].intents[-1].resume_step == 12
-    # What it lacked was sent before the run stopped.
+    # What it lacked was sent before the run stopped, by a plan for all of its nodes: of a divided
+    # model each needs other files then.
     assert cluster["gamma"].pushed
+    assert planned[0] == (("alpha", "beta", "gamma"), True)
     _, back = list_interruptions(services, run_id)
     assert (back.joined, back.step, back.repeated_steps) == (("gamma",), 12, 0)
     assert [moment.title for moment in tell_story(back)] == [
