@@ -52,7 +52,12 @@ PARALLEL: dict[ParallelMode, ParallelStrategy] = {
             engine="rackless",
             summary="Only the first device trains",
         ),
-        ParallelStrategy(name="pipeline", label="pipeline", engine="rackless", refusal=_NOT_YET),
+        ParallelStrategy(
+            name="pipeline",
+            label="pipeline",
+            engine="rackless",
+            summary="Each device holds some layers, and passes rows on to the next",
+        ),
         ParallelStrategy(
             name="streamed",
             label="streamed weights",
@@ -69,8 +74,8 @@ PARALLEL: dict[ParallelMode, ParallelStrategy] = {
 def refuse_parallel(parallel: str) -> tuple[str, str] | None:
     """Return message and hint when `parallel` of a run file cannot be trained; None: it can.
 
-    >>> refuse_parallel("pipeline")
-    ('parallel: pipeline is not available yet', 'Use auto, data, single or streamed')
+    >>> refuse_parallel("sharded")
+    ('parallel: sharded is not available yet', 'Use auto, data, single, pipeline or streamed')
     >>> refuse_parallel("auto")
     """
     row = next((row for row in PARALLEL.values() if row.name == parallel), None)

@@ -24,6 +24,7 @@ Parallel = Literal["auto", ParallelMode]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp64"]
 Recompute = Literal["auto", "none", "all"]
 Compression = Literal["none", "bf16", "powersgd"]
+ActivationBits = Literal[8, 16]
 MAX_SEED = 2**63 - 1
 """Maximum seed, which every random number generator of the trainer accepts."""
 MAX_COUNT = 10**15
@@ -259,6 +260,10 @@ class RunSpec:
     compression: Compression = "none"
     """Format of gradients on the network; none: fp32, exact. Lossy ones suit slow links, and add
     the error to the next step: bf16 (half the bytes), powersgd (matrices as products of rank 4)."""
+    activation_bits: ActivationBits = 16
+    """Bits of a feature between the stages of a pipeline; 16: as the stages compute. 8 halves what
+    crosses the network, rounds by up to 1/254 of the largest of 64 features, and changes results.
+    """
     evaluate_every_steps: int | None = None
     """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
@@ -327,5 +332,18 @@ class RunSpec:
             raise ValueError("nodes is empty; it must be all, or name at least one node")
         if self.nodes != "all":
             _are_distinct("nodes", self.nodes)
+        if self.parallel == "pipeline" and (refusal := self.refuse_pipeline()):
+            raise ValueError(refusal)
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
             raise ValueError(f"shares is {self.shares}; every share must be above 0")
+
+    def refuse_pipeline(self) -> str:
+        """Return why a pipeline does not train this run; empty: it does."""
+        must = "; with parallel pipeline it must be"
+        if self.adapter.kind == "full":
+            return f"adapter.kind is full{must} lora or qlora: stages keep all other weights as is"
+        if self.optimizer != "adamw":
+            return f"optimizer is {self.optimizer}{must} adamw, whose state other cuts continue"
+        if self.compression != "none":
+            return f"compression is {self.compression}{must} none"
+        return ""

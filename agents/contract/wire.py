@@ -84,9 +84,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _convert_union(hint, value, where)
     if origin is typing.Literal:
-        if isinstance(value, str) and value in typing.get_args(hint):
+        allowed = typing.get_args(hint)
+        # By type as well: True equals 1.
+        if any(type(value) is type(one) and value == one for one in allowed):
             return value
-        raise WireError(f"{where}: {shorten(value)} is not one of {list(typing.get_args(hint))}")
+        raise WireError(f"{where}: {shorten(value)} is not one of {list(allowed)}")
     if origin is tuple:
         return _convert_tuple(hint, value, where)
     if origin is list:

@@ -49,6 +49,8 @@ _ALL_LAYERS = 1 << 20
 _SEARCH_VERSION = 5
 # Largest part of the PC's available memory that offloaded activations of all its ranks may take.
 _HOST_SHARE = 0.35
+# Tokens of a stage's micro-batches: enough to fill a home card, few enough to have many of them.
+_STAGE_TOKENS = 2048
 # Shapes of micro-batches that are recorded before they occur.
 _MAX_SHAPES = 10
 
@@ -77,8 +79,9 @@ def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> Layer
     if reason and spec.compile == "auto":
         warn(f"The layers are not compiled, so training takes longer: {reason}.", "")
     fixed = [*model.module.parameters(), *model.module.buffers()]
-    local_ranks = context.attempt.num_local_ranks
-    offloader = Offloader(device, fixed, int(read_available_bytes() * _HOST_SHARE / local_ranks))
+    host_bytes = int(read_available_bytes() * _HOST_SHARE / context.attempt.num_local_ranks)
+    # It knows one micro-batch, and a stage holds several.
+    offloader = None if model.stage is not None else Offloader(device, fixed, host_bytes)
     compiled = not reason and spec.compile == "auto"
     return LayerStack(model, compiled=compiled, offloader=offloader, warn=warn)
 
@@ -89,9 +92,11 @@ def make_replayer(
     """Return what replays micro-batches; None where passes cannot be recorded.
 
     Kernels are recorded with their launch parameters. So layers must be compiled, or they would
-    wait for the device, and all segments have to go through the model at once.
+    wait for the device, and all segments have to go through the model at once. A stage has several
+    micro-batches in its memory at once, and a recording has one.
     """
-    if device.type != "cuda" or not layers.compiled or not state.is_flat:
+    is_stage = state.model.stage is not None
+    if device.type != "cuda" or is_stage or not layers.compiled or not state.is_flat:
         return None
     if layers.stream is not None:
         # Replays would need the copies at fixed places of the host. Streaming wants micro-batches
@@ -128,6 +133,8 @@ def choose_setting(
     with reserve.held():
         if resumed is not None:
             choice = Choice(setting=_keep_setting(spec, resumed, context.attempt.rank), tried=[])
+        elif state.model.stage is not None and device.type == "cuda":
+            choice = Choice(setting=_choose_for_stage(context, state), tried=[])
         elif device.type != "cuda":
             choice = Choice(setting=_choose_for_cpu(spec, state), tried=[])
         else:
@@ -204,7 +211,8 @@ def _apply_checked(
         if replayer is None or not replayer.num_graphs:
             setting = replace(setting, is_repeating=False)
             apply_setting(executor, setting)
-    fill_spare_memory(executor, context.device, largest, reserve)
+    if state.model.stage is None:
+        fill_spare_memory(executor, context.device, largest, reserve)
     if replayer is not None and replayer.failure is not None:
         context.journal.write(
             "warning",
@@ -246,6 +254,22 @@ def _choose_for_cpu(spec: RunSpec, state: TrainingState) -> ExecutionSetting:
     longest_tokens = int(state.train.num_tokens.max())
     return ExecutionSetting(
         micro_tokens=max(longest_tokens, CPU_TOKENS), num_recomputed=_apply_recompute(spec, 0)
+    )
+
+
+def _choose_for_stage(context: RankContext, state: TrainingState) -> ExecutionSetting:
+    """Return the setting of a stage.
+
+    It holds several micro-batches, so its layers recompute but where a plan has room for more.
+    """
+    intent = context.attempt.intent
+    stages = intent.cut.stages if intent.cut is not None else ()
+    planned = stages[context.attempt.rank].num_recomputed if stages else None
+    num_recomputed = _ALL_LAYERS if planned is None else planned
+    longest_tokens = int(state.train.num_tokens.max())
+    return ExecutionSetting(
+        micro_tokens=max(longest_tokens, _STAGE_TOKENS),
+        num_recomputed=_apply_recompute(intent.spec, num_recomputed),
     )
 
 

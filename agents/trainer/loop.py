@@ -254,7 +254,8 @@ class Loop:
         result = read_result(batch, stats, self._spec.objective, scales=self._scales)
         self._pace = stats.per_rank
         self._saver.prune_when_committed(int(stats.sums["uncommitted"]))
-        self._times, self._num_tokens = watch.read(), batch.my_tokens
+        self._times = watch.read().with_waited(strategy.take_waited_s())
+        self._num_tokens = batch.my_tokens
         self._tokens_seen += batch.num_tokens
         self._last_step = step
         context.heartbeat.beat(step)
@@ -440,6 +441,7 @@ class Loop:
             spec=self._spec,
             devices=tuple((place.node, place.device_id) for place in self._context.placements),
             shares=self._strategy.shares,
+            layers=self._strategy.layers,
             micro_tokens=result.micro_tokens,
             num_recomputed=result.num_recomputed,
             num_moved=result.num_moved,

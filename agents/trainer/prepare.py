@@ -40,8 +40,10 @@ from agents.trainer.model.model import (
     load_tokenizer,
     refuse_unknown_tokens,
 )
+from agents.trainer.objectives.objective import Objective
+from agents.trainer.objectives.passing import PassOn
 from agents.trainer.objectives.reference_model import ReferenceTable
-from agents.trainer.objectives.registry import make_objective, needs_reference_table
+from agents.trainer.objectives.registry import OBJECTIVES, make_objective, needs_reference_table
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import explain_out_of_memory
@@ -90,6 +92,7 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
     _compare(reports, attempt.rank_names)
     (state,) = loaded
     state.hashes["model_sha256"] = reports[0]["model_sha256"]
+    strategy.join()
     if state.reference is not None:
         state.reference.complete(
             group,
@@ -103,13 +106,13 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
     lora = state.model.lora
     if lora is not None and lora.use_dora and group.world_size > 1:
         # The lengths of the base weights: other kinds of processors round them otherwise.
-        group.copy_from_first(state.parameters.values)
+        strategy.copy_first_values()
     return state
 
 
 def _restore(state: TrainingState, strategy: Strategy) -> dict[str, Any]:
     assert state.checkpoint is not None
-    load_state(state.checkpoint, state.parameters, strategy)
+    load_state(state.checkpoint, strategy)
     return {}
 
 
@@ -168,6 +171,7 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         model = build_trained_model(
             spec, base, tokenizer, plain_template=plain_template, device=device, stream=stream
         )
+        model = strategy.divide(model)
         forward = _make_forward(model, device, spec.sequence_tokens)
         for message in forward.limits if attempt.rank == 0 else ():
             context.journal.write("warning", message=message, hint="")
@@ -187,7 +191,7 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         train=train,
         evaluation=evaluation,
         model=model,
-        objective=make_objective(spec, forward, reference.table_P2 if reference else None),
+        objective=_make_objective(spec, model, forward, reference),
         reference=reference,
         parameters=parameters,
         hashes=hashes,
@@ -257,6 +261,15 @@ def _make_forward(model: TrainedModel, device: torch.device, sequence_tokens: in
         nf4.register(model.module)
         forward.fuse_linear()
     return forward
+
+
+def _make_objective(
+    spec: RunSpec, model: TrainedModel, forward: Forward, reference: ReferenceTable | None
+) -> Objective:
+    """Return what this rank minimizes; a stage without the last layers has no loss of its own."""
+    if model.stage is not None and not model.stage.is_last:
+        return PassOn(forward, has_reference=OBJECTIVES[spec.objective].has_reference)
+    return make_objective(spec, forward, reference.table_P2 if reference else None)
 
 
 def _read_versions() -> dict[str, str]:

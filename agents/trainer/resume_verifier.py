@@ -56,6 +56,7 @@ def choose_promise(
     saved_on: Sequence[tuple[str, str]],
     *,
     same_versions: bool,
+    same_layers: bool = True,
     at_loss: bool = False,
 ) -> Promise:
     """Return the promise that a resume has to keep.
@@ -65,11 +66,12 @@ def choose_promise(
         ranks: those of this attempt.
         saved_on: node and device of each rank when the checkpoint was written.
         same_versions: whether the libraries have the same versions as then.
+        same_layers: whether each rank has the layers that it had then.
         at_loss: whether one rank has saved the checkpoint alone: ranks were not made equal there.
     """
     devices = tuple((rank.node, rank.device_id) for rank in ranks)
     alike = devices == replay.devices == tuple(saved_on)
-    return "A" if alike and same_versions and not at_loss else "B"
+    return "A" if alike and same_versions and same_layers and not at_loss else "B"
 
 
 class ResumeVerifier:

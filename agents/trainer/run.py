@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,11 @@ from agents.trainer.execution.setting import ExecutionSetting
 from agents.trainer.execution.warmup import measure_speed
 from agents.trainer.kernels import compiling
 from agents.trainer.loop import Loop, TrainingSchedule
-from agents.trainer.metrics.flops import read_flops
+from agents.trainer.metrics.flops import ModelFlops, read_flops
 from agents.trainer.metrics.peaks import find_peak
 from agents.trainer.metrics.step_metrics import Speeds
 from agents.trainer.model.micro_batch import CPU_TOKENS
+from agents.trainer.model.model import TrainedModel
 from agents.trainer.parallel.registry import make_strategy
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.prepare import prepare, refuse_unsupported
@@ -148,7 +150,7 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
     resumed = _resumed_on_same_devices(context.attempt, state)
     executor = _make_executor(context, state)
     choice = _tune(context, state, executor, strategy, resumed)
-    reports = _exchange_readiness(context, state, executor, choice.setting)
+    reports = _exchange_readiness(context, state, executor, choice.setting, strategy.work_share)
     solo_tokens_per_s = tuple(report["tokens_per_s"] for report in reports)
     strategy.start(
         executor,
@@ -170,7 +172,7 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
     report_start(context, state, schedule, strategy.shares)
     step, reason = schedule.first_step - 1, "stopped"
     with contextlib.closing(_make_saver(context, state, strategy)) as saver:
-        verifier = _make_verifier(context, state)
+        verifier = _make_verifier(context, state, strategy)
         loop = Loop(context, state, schedule, executor, strategy, saver, verifier, choice)
         # A stop may come while ranks load. Only what all of them have exchanged may decide, or some
         # would wait in a collective for ranks that have left.
@@ -223,9 +225,16 @@ def _tune(
 
 
 def _exchange_readiness(
-    context: RankContext, state: TrainingState, executor: Executor, setting: ExecutionSetting
+    context: RankContext,
+    state: TrainingState,
+    executor: Executor,
+    setting: ExecutionSetting,
+    work_share: float,
 ) -> list[dict[str, Any]]:
-    """Measure this rank's speed; return what every rank reports before the first step."""
+    """Measure this rank's speed; return what every rank reports before the first step.
+
+    The speed is that over whole tokens, of which a rank may do a part of the work alone.
+    """
     times, started_s = context.progress.times, time.monotonic()
     context.enter_phase("warmup", 0, times.recall("warmup"))
     if context.device.type == "cpu":
@@ -235,7 +244,7 @@ def _exchange_readiness(
         limit = _GPU_WARMUP_BATCHES * setting.micro_tokens
         parts = [workload.choose_step(number, limit) for number in range(2)]
     report = {
-        "tokens_per_s": measure_speed(executor, parts, context.device),
+        "tokens_per_s": measure_speed(executor, parts, context.device) * work_share,
         "stop": context.control.stop_requested,
         "scales_loss": state.model.dtype == torch.float16,
     }
@@ -274,7 +283,9 @@ def _resumed_on_same_devices(attempt: RankAttempt, state: TrainingState) -> Resu
     return resumed if resumed and resumed.devices == devices else None
 
 
-def _make_verifier(context: RankContext, state: TrainingState) -> ResumeVerifier | None:
+def _make_verifier(
+    context: RankContext, state: TrainingState, strategy: Strategy
+) -> ResumeVerifier | None:
     intent, resumed = context.attempt.intent, state.resumed
     if intent.replay is None or resumed is None:
         return None
@@ -283,6 +294,7 @@ def _make_verifier(context: RankContext, state: TrainingState) -> ResumeVerifier
         intent.ranks,
         resumed.devices,
         same_versions=state.saved_by == state.versions,
+        same_layers=resumed.layers == strategy.layers,
         at_loss=state.checkpoint is not None and state.checkpoint.manifest.at_loss,
     )
     return ResumeVerifier(intent.replay, promise, state.model.dtype, context.journal)
@@ -305,12 +317,18 @@ def _make_schedule(
             max_steps=spec.max_steps,
         ),
         speeds=Speeds(
-            flops=read_flops(state.model.module),
+            flops=_read_flops(state.model),
             peak=find_peak(context.device, state.model.dtype),
             solo_tokens_per_s=solo_tokens_per_s,
         ),
         scales_loss=scales_loss,
     )
+
+
+def _read_flops(model: TrainedModel) -> ModelFlops:
+    """Return the FLOPs of the layers of this rank."""
+    flops, stage = read_flops(model.module), model.stage
+    return flops if stage is None else replace(flops, num_layers=stage.stop - stage.first)
 
 
 def _make_saver(context: RankContext, state: TrainingState, strategy: Strategy) -> Saver:

@@ -212,6 +212,13 @@ ADVANCED: tuple[Field, ...] = (
         ),
         help="For slow links. What compression loses is added back in the next step.",
     ),
+    _devices(
+        key="activation_bits",
+        label="Pipeline features",
+        kind="choice",
+        choices=(("16", "16 bits: as computed"), ("8", "8 bits: half the data")),
+        help="What the stages of a pipeline send each other. 8 bits change results a little.",
+    ),
     _saving(
         key="every_minutes",
         label="Save every",

@@ -68,6 +68,7 @@ class RunAnswers:
     shares: str = ""
     """Shares, one number per rank, separated by commas; empty: measured."""
     compression: str = "none"
+    activation_bits: str = "16"
     every_minutes: str = "10"
     every_steps: str = ""
     keep: str = "3"
@@ -118,6 +119,7 @@ def to_spec(answers: RunAnswers) -> RunSpec:
         shares=_optional(answers.shares, read_shares),
         rebalance=answers.rebalance == YES,
         compression=cast(Any, answers.compression),
+        activation_bits=cast(Any, int(answers.activation_bits)),
         evaluate_every_steps=_optional(answers.evaluate_every_steps, read_whole),
         checkpoint=CheckpointSpec(
             every_minutes=_optional(answers.every_minutes, read_decimal),
@@ -175,6 +177,7 @@ def to_answers(spec: RunSpec) -> RunAnswers:
         rebalance=_tick(spec.rebalance),
         shares="" if spec.shares is None else ", ".join(map(_shown, spec.shares)),
         compression=spec.compression,
+        activation_bits=str(spec.activation_bits),
         every_minutes=_shown(saving.every_minutes),
         every_steps=_shown(saving.every_steps),
         keep=str(saving.keep),

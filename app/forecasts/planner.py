@@ -279,7 +279,8 @@ def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -
     if spec.parallel == "auto":
         fitting = [one for one in found if one.fits and one.runnable]
         if fitting:
-            return min(fitting, key=lambda one: one.step_s)
+            # As in `choose`: a model that fits is not divided.
+            return min(fitting, key=lambda one: (one.mode in CUT_MODES, one.step_s))
     mode = spec.parallel if spec.parallel in CUT_MODES else whole
     of_mode = [one for one in found if one.mode == mode]
     return min(of_mode, key=lambda one: (not one.fits, one.step_s), default=None)

@@ -140,7 +140,9 @@ def _fit_divided(case: Case) -> Candidate | None:
     names = [
         name
         for name in CUT_MODES
-        if case.spec.parallel in ("auto", name) and PARALLEL[name].runnable
+        if case.spec.parallel in ("auto", name)
+        and PARALLEL[name].runnable
+        and not (name == "pipeline" and case.spec.refuse_pipeline())
     ]
     found = [plan for name in names if (plan := _PLANS[name](case, case.workers)) is not None]
     fitting = [plan for plan in found if plan.fits]
@@ -207,7 +209,7 @@ def _list_kinds(request: PlanRequest) -> list[list[tuple[Change, str]]]:
     if spec.memory_gib is not None:
         kinds[1].append(({"memory_gib": None}, "Remove the memory limit"))
     states = ("adamw", "adamw_8bit", "paged_adamw_8bit")
-    for name in states[states.index(spec.optimizer) + 1 :]:
+    for name in states[states.index(spec.optimizer) + 1 :] if spec.parallel != "pipeline" else ():
         kinds[2].append(({"optimizer": name}, _OPTIMIZER_WORDS[name]))
     if spec.adapter.kind != "full":
         for rank in (spec.adapter.rank // 2, spec.adapter.rank // 4, _MIN_RANK):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from agents.contract.parallel import ParallelMode
 from app.planning.advice import give_advice
 from app.planning.build_context import open_case
+from app.planning.candidate import CUT_MODES
 from app.planning.candidate import Advice as Advice
 from app.planning.candidate import Candidate as Candidate
 from app.planning.candidate import DataSize as DataSize
@@ -54,11 +55,13 @@ def make_plan(request: PlanRequest) -> Plan:
 def choose(case: Case, found: list[Candidate]) -> Candidate | None:
     """Return the first of the sorted candidates that fits, can be run, and that the spec allows.
 
-    A single node wins only if it is faster than several, or as fast.
+    A single node wins only if it is faster than several, or as fast. A model is divided only where
+    no GPU can hold it whole: forecasts of stages leave out what the host does between passes, which
+    small models wait for.
     """
     spec = case.spec
     names = {node.name for node in case.cluster.nodes}
-    for one in found:
+    for one in sorted(found, key=lambda one: one.mode in CUT_MODES):
         if not (one.fits and one.runnable) or spec.parallel not in ("auto", one.mode):
             continue
         is_named = spec.nodes != "all" or spec.shares is not None

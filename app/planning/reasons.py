@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.contract.parallel import PARALLEL
-from app.planning.candidate import Candidate
+from app.planning.candidate import CUT_MODES, Candidate
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
 from app.planning.strategies.registry import PLANNED_MODES
@@ -54,6 +54,8 @@ def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
     pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
     if ratio < 0.95:
         pace = f"{1 / ratio:.1f} times as fast"
+        if candidate.runnable and candidate.mode in CUT_MODES:
+            pace += f"; auto divides only what does not fit, parallel: {candidate.mode} does it"
     later = "" if candidate.runnable else f", and {_NOT_YET}" if ratio > 1 else f", but {_NOT_YET}"
     return f"{who}: {words or pace}{f', {pace}' if words else ''}{later}"
 

@@ -70,6 +70,8 @@ def fixed_part(spec: RunSpec) -> dict[str, Any]:
     plain["data"] = {"format": data["format"]}  # the content has a hash of its own
     if data["ignore_columns"]:  # left out when empty, as in checkpoints of older versions
         plain["data"]["ignore_columns"] = sorted(data["ignore_columns"])
+    if spec.activation_bits == 16:  # likewise
+        del plain["activation_bits"]
     if not spec.adapter.experts:  # likewise
         del plain["adapter"]["experts"]
     return plain

@@ -33,7 +33,7 @@ from agents.trainer.checkpoint.sharded_files import (
 )
 from agents.trainer.model.experts import name_targets_for_peft
 from agents.trainer.model.model import TrainedModel
-from agents.trainer.optim.flat_parameters import FlatParameters, Layout
+from agents.trainer.optim.flat_parameters import Layout
 from agents.trainer.optim.loss_scale import LossScale
 from agents.trainer.parallel.strategy import Strategy, TrainedState
 
@@ -69,6 +69,8 @@ class ResumePoint:
     loss_scale: LossScale = field(default_factory=LossScale)
     optimizer: dict[str, Any] = field(default_factory=dict)
     """Values of the optimizer's state that are not tensors."""
+    layers: tuple[tuple[int, int], ...] = ()
+    """First layer of each rank and the one after its last; empty: every rank had all layers."""
     layout: Layout = "sorted"
     """Order of the parameters in the optimizer's tensors; the default is that of older files."""
     text_rules: int = 1
@@ -204,7 +206,7 @@ def read_resume_point(checkpoint: Checkpoint) -> ResumePoint:
         ) from error
 
 
-def load_state(checkpoint: Checkpoint, parameters: FlatParameters, strategy: Strategy) -> None:
+def load_state(checkpoint: Checkpoint, strategy: Strategy) -> None:
     """Put the checkpoint's state back into the strategy, one tensor after the other.
 
     Raises:
@@ -212,7 +214,7 @@ def load_state(checkpoint: Checkpoint, parameters: FlatParameters, strategy: Str
     """
     folder = checkpoint.path
     files = find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE]
-    shapes = {name: tuple(view.shape) for name, view in parameters.views.items()}
+    shapes = strategy.shapes
     found = read_shapes(files)
     if shapes != found:
         # One example is enough: with another adapter all of them differ.

@@ -103,6 +103,36 @@ class Executor:
         self._gradient_scale.fill_(factor)
 
     @property
+    def gradient_scale(self) -> Tensor | None:
+        """Loss scale that the gradients contain, a scalar on the device; None for 1."""
+        return self._gradient_scale
+
+    @property
+    def objective(self) -> Objective:
+        """What the passes compute."""
+        return self._objective
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether the gradients of a micro-batch are held to its end, and then added in bulk."""
+        return self._flat.gradients.nbytes <= _MAX_HELD_BYTES
+
+    def begin_batch(self) -> None:
+        """Start from zero: gradients, sums, and what layers keep of the weights."""
+        self._flat.gradients.zero_()
+        self.sums.zero_()
+        self._copies.refresh()
+
+    def end_batch(self) -> None:
+        """Release what the passes of a batch have kept, also after an error."""
+        self._model.clock.clear()
+        self.layers.end()
+
+    def beat(self) -> None:
+        """Report that this rank is alive, in the middle of a step."""
+        self._beat()
+
+    @property
     def loss_sum(self) -> Tensor:
         """Sum of the losses over this rank's examples."""
         return self.sums[LOSS]
@@ -139,14 +169,12 @@ class Executor:
         """
         if overlap is not None:
             overlap.begin()
-        self._flat.gradients.zero_()
-        self.sums.zero_()
         try:
-            self._copies.refresh()
+            self.begin_batch()
             for group in groups:
                 self._beat()
                 picked = part.pick(group)
-                batch = self._prepare_micro_batch(picked, dropout=True)
+                batch = self.prepare_micro_batch(picked, dropout=True)
                 known = self._objective.look_up(batch, picked.places)
                 sends = overlap is not None and group is groups[-1] and overlap.arm()
                 # Gradients that are sent while they are made cannot be replayed.
@@ -159,8 +187,7 @@ class Executor:
                 raise
             return False
         finally:
-            self._model.clock.clear()
-            self.layers.end()
+            self.end_batch()
         return True
 
     @property
@@ -191,21 +218,25 @@ class Executor:
                 "once. The batch stays the same.",
                 "",
             )
-        elif self._may_recompute and self.layers.recompute_more():
-            num_recomputed = self.layers.plan.num_recomputed
-            self._warn(
-                f"Memory ran out with a single example; training goes on with activations "
-                f"recomputed in {num_recomputed} of {self.layers.num_layers} layers, which is "
-                "slower and needs less memory.",
-                "",
-            )
-        else:
+        elif not self.recompute_more():
             first = "" if self._may_recompute else "set recompute: auto, "
             hint = f"{first}lower sequence_tokens, or {SAVE_MEMORY_HINT}"
             raise ExpectedError(
                 f"Memory ran out on {self._device} with a single example of {most} tokens.",
                 hint[0].upper() + hint[1:],
             )
+
+    def recompute_more(self) -> bool:
+        """Recompute in more layers, and warn; return False where that is not possible."""
+        if not self._may_recompute or not self.layers.recompute_more():
+            return False
+        self._warn(
+            "Memory ran out; training goes on with activations recomputed in "
+            f"{self.layers.plan.num_recomputed} of {self.layers.num_layers} layers, which is "
+            "slower and needs less memory.",
+            "",
+        )
+        return True
 
     def release_memory_under_pressure(self) -> None:
         """Give up spare memory that holds weights if other programs need memory of the GPU."""
@@ -236,7 +267,7 @@ class Executor:
             for group in self._group(part):
                 self._beat()
                 picked = part.pick(group)
-                batch = self._prepare_micro_batch(picked, dropout=False)
+                batch = self.prepare_micro_batch(picked, dropout=False)
                 known = self._objective.look_up(batch, picked.places)
                 _, sums = self._objective.compute(batch, known, None)
                 self.sums += sums
@@ -246,7 +277,7 @@ class Executor:
         if self.replayer is not None:
             self.replayer.reset()
 
-    def _prepare_micro_batch(self, part: Part, *, dropout: bool) -> MicroBatch:
+    def prepare_micro_batch(self, part: Part, *, dropout: bool) -> MicroBatch:
         """Return one micro-batch, with layers and dropout prepared for it."""
         shapes = self._shapes
         shape = shapes.choose(part.examples, self.micro_tokens) if shapes else None
@@ -288,7 +319,7 @@ class Executor:
         """
         loss, sums = self._objective.compute(batch, known, self._gradient_scale)
         self.layers.start_backward()
-        if is_awaited or self._flat.gradients.nbytes > _MAX_HELD_BYTES:
+        if is_awaited or not self.holds_gradients:
             loss.backward()
         else:
             trained = list(self._flat.parameters.values())

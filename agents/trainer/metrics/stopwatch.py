@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +21,15 @@ class StepTimes:
     wait_s: float
     """Waiting for the other ranks and the network."""
     optimizer_s: float
+
+    def with_waited(self, waited_s: float) -> StepTimes:
+        """Return the times with so much of computing counted as waiting, in seconds.
+
+        >>> StepTimes(step_s=3, input_s=0, compute_s=2, wait_s=1, optimizer_s=0).with_waited(0.5)
+        StepTimes(step_s=3, input_s=0, compute_s=1.5, wait_s=1.5, optimizer_s=0)
+        """
+        waited_s = min(waited_s, self.compute_s)
+        return replace(self, compute_s=self.compute_s - waited_s, wait_s=self.wait_s + waited_s)
 
 
 class Stopwatch:

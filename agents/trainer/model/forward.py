@@ -65,6 +65,9 @@ class Forward:
         self._needs_places = recurrent_layers.route(self._body) or self._chunk_tokens is not None
         self.head: Head | FullLogitsHead = FullLogitsHead()
         self._has_routers = shallow.has_routers(self._body)
+        self._stage = model.stage
+        # A rank without the last layers has no head either: its output is the next one's input.
+        self._is_cut = model.stage is not None and not model.stage.is_last
         with torch.no_grad(), self._comparing():
             self._detect()
 
@@ -74,10 +77,12 @@ class Forward:
         Hidden features with a `Head`, logits with a `FullLogitsHead`. The caller sets the dropout
         clock.
         """
+        return self.outputs(batch).index_select(0, batch.predicted_at_N)
+
+    def outputs(self, batch: MicroBatch) -> Tensor:
+        """Return what this rank's layers make of every token (M, .); see `features`."""
         with self._autocast():
-            if self.flat:
-                return self._run(batch)[0].index_select(0, batch.predicted_at_N)
-            return self._run_per_segment(batch).index_select(0, batch.predicted_at_N)
+            return self._run(batch)[0] if self.flat else self._run_per_segment(batch)
 
     def fuse_linear(self) -> None:
         """Fuse linear layers that share their input, if results agree; see `fused_linear`."""
@@ -100,7 +105,8 @@ class Forward:
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
         """Compute with the base weights alone and without gradients inside the block."""
-        with torch.no_grad(), self._model.module.disable_adapter():
+        stage = nullcontext() if self._stage is None else self._stage.without_adapter()
+        with torch.no_grad(), self._model.module.disable_adapter(), stage:
             yield
 
     def _comparing(self) -> Any:
@@ -124,8 +130,11 @@ class Forward:
                 settings |= places
                 if self._chunk_tokens:
                     settings["chunks"] = segments.split(self._chunk_tokens, places["place_M"])
-        if isinstance(self.head, Head):
-            return self._body(input_ids=batch.ids_1M, **settings).last_hidden_state
+        if self._is_cut or isinstance(self.head, Head):
+            hidden_1MH = self._body(input_ids=batch.ids_1M, **settings).last_hidden_state
+            if self._stage is not None and not self._stage.is_last:
+                return self._stage.take_output()
+            return hidden_1MH
         return self._causal(input_ids=batch.ids_1M, **settings).logits
 
     def _run_per_segment(self, batch: MicroBatch) -> Tensor:
@@ -134,7 +143,8 @@ class Forward:
         for start, stop in pairwise(batch.segments.bounds):
             # Otherwise a segment would get the angles of a longer one before it.
             positions.reset(self._ropes)
-            with self._model.clock.limited_to(start, stop):
+            stage = nullcontext() if self._stage is None else self._stage.limited_to(start, stop)
+            with self._model.clock.limited_to(start, stop), stage:
                 outputs.append(self._run(replace(batch, ids_1M=batch.ids_1M[:, start:stop]))[0])
         return torch.cat(outputs)
 
@@ -145,12 +155,12 @@ class Forward:
         limits = []
         with self._autocast():
             expected_MV = self._run_per_segment(batch)
-            head = find_head(self._causal, self._model.dtype)
+            head = None if self._is_cut else find_head(self._causal, self._model.dtype)
             if head is not None:
                 self.head = head
                 if not self._agrees(lambda: head.logits(self._run_per_segment(batch)), expected_MV):
                     self.head = FullLogitsHead()
-            if isinstance(self.head, FullLogitsHead):
+            if isinstance(self.head, FullLogitsHead) and not self._is_cut:
                 limits.append(
                     f"{name} computes its logits in a way of its own, so they are kept for all "
                     "tokens, which takes memory."

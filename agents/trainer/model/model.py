@@ -31,6 +31,7 @@ from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
 from agents.trainer.model.layer_loading import OpenStore, loading_layers
 from agents.trainer.model.nf4_experts import find_routers
+from agents.trainer.model.stage_ends import StageEnds
 from agents.trainer.model.weights import Report, read_by_threads
 from agents.trainer.streaming.layer_stream import LayerStream
 
@@ -67,6 +68,8 @@ class TrainedModel:
     """Whether the tokenizer had no chat template of its own and got the plain one."""
     stream: LayerStream | None = None
     """Frozen layers that are copied to the device while it computes; None: all are there."""
+    stage: StageEnds | None = None
+    """Layers that this rank holds; None: all of them."""
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the trained parameters under their names in checkpoint files."""

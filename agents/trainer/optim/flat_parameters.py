@@ -11,7 +11,7 @@ the buffer that ends where a parameter ends: it can be sent while the pass goes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,7 +49,9 @@ class FlatParameters:
         min_bucket_bytes: int = _MIN_BUCKET_BYTES,
     ) -> None:
         """Move the parameters, given in the model's own order, into the buffer."""
-        ordered = _order(named, layout)
+        by_name = dict(named)
+        names = order_names({name: one.dim() for name, one in named}, layout)
+        ordered = [(name, by_name[name]) for name in names]
         dtype = ordered[0][1].dtype
         num_values = sum(parameter.numel() for _, parameter in ordered)
         self.layout = layout
@@ -131,9 +133,16 @@ def cut_buckets(sizes: dict[str, int], minimum: int) -> tuple[Bucket, ...]:
     return tuple(buckets)
 
 
-def _order(
-    named: Sequence[tuple[str, nn.Parameter]], layout: Layout
-) -> list[tuple[str, nn.Parameter]]:
+def order_names(num_dims: Mapping[str, int], layout: Layout) -> list[str]:
+    """Return the names of parameters in the order of the buffer.
+
+    Args:
+        num_dims: number of dimensions of each parameter by name, in the model's own order.
+        layout: of the buffer.
+
+    >>> order_names({"norm": 1, "first": 2, "second": 2}, "backward")
+    ['second', 'first', 'norm']
+    """
     if layout == "sorted":
-        return sorted(named, key=lambda item: (item[1].dim() < 2, item[0]))
-    return sorted(reversed(named), key=lambda item: item[1].dim() < 2)
+        return sorted(num_dims, key=lambda name: (num_dims[name] < 2, name))
+    return sorted(reversed(list(num_dims)), key=lambda name: num_dims[name] < 2)

@@ -19,6 +19,8 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
+# Keeps a gradient of zeros from dividing by zero; torch.nn.utils.clip_grad_norm_ adds the same.
+_NORM_EPSILON = 1e-6
 
 
 def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer:
@@ -64,6 +66,27 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     with torch.cuda.stream(default):
         optimizer.step()
     current.wait_stream(default)
+
+
+def clip_and_step(
+    optimizer: torch.optim.Optimizer,
+    flat: FlatParameters,
+    norm: Tensor,
+    max_norm: float,
+    learning_rate: float,
+) -> None:
+    """Clip the gradients, and take a step.
+
+    Args:
+        optimizer: over the parameters.
+        flat: the parameters.
+        norm: of the gradients of the whole model, a scalar.
+        max_norm: to which larger gradients are scaled down.
+        learning_rate: of this step.
+    """
+    set_learning_rate(optimizer, learning_rate)
+    flat.gradients.mul_((max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
+    take_step(optimizer)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -19,11 +19,10 @@ from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline, hol
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout, compute_norm
 from agents.trainer.optim.optimizer import (
+    clip_and_step,
     export_state,
     import_state,
     make_optimizer,
-    set_learning_rate,
-    take_step,
 )
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
@@ -37,8 +36,6 @@ from agents.trainer.rank.context import RankContext
 
 # Examples in memory at once during an evaluation. Among so many, those of like length are found.
 _EVALUATED_AT_ONCE = 1024
-# Keeps a gradient of zeros from dividing by zero; torch.nn.utils.clip_grad_norm_ adds the same.
-_NORM_EPSILON = 1e-6
 
 
 class DataParallel:
@@ -75,6 +72,25 @@ class DataParallel:
         """Hold the whole model on the device."""
         return hold_everything(outline)
 
+    @property
+    def layers(self) -> tuple[tuple[int, int], ...]:
+        """Nothing: every rank has all layers."""
+        return ()
+
+    @property
+    def work_share(self) -> float:
+        """Part of a token's work that this rank does: all of it."""
+        return 1.0
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every trained parameter by name."""
+        return {name: tuple(view.shape) for name, view in self._flat.views.items()}
+
+    def divide(self, model: TrainedModel) -> TrainedModel:
+        """Return the model as it is: every rank holds all layers."""
+        return model
+
     def place(self, model: TrainedModel, layout: Layout) -> FlatParameters:
         """Put all trained parameters into one buffer; see `Strategy`."""
         self._flat = FlatParameters(model.named_parameters(), self._device, layout=layout)
@@ -82,6 +98,13 @@ class DataParallel:
         kind = self._spec.compression if self._group.world_size > 1 else "none"
         self._transport = make_transport(kind, self._flat, self._group, self._spec.seed)
         return self._flat
+
+    def join(self) -> None:
+        """Do nothing: all ranks hold the same."""
+
+    def copy_first_values(self) -> None:
+        """Let all ranks begin with the values of rank 0."""
+        self._group.copy_from_first(self._flat.values)
 
     def make_reserve(self) -> Reserve:
         """Return the memory that the optimizer over all parameters needs."""
@@ -117,6 +140,10 @@ class DataParallel:
         self._reducer.divisor = batch.weight if loss_scale is None else loss_scale
         self._executor.add_gradients(batch.mine, self._reducer)
 
+    def take_waited_s(self) -> float:
+        """Return 0: passes wait for no other rank."""
+        return 0.0
+
     def reduce(self) -> None:
         """Wait for the sums of all buckets."""
         self._reducer.finish()
@@ -128,10 +155,8 @@ class DataParallel:
 
     def step_optimizer(self, norm: Tensor, learning_rate: float) -> None:
         """Clip and step; every rank does the same."""
-        set_learning_rate(self._optimizer, learning_rate)
-        clip = (self._spec.max_gradient_norm / (norm + _NORM_EPSILON)).clamp(max=1.0)
-        self._flat.gradients.mul_(clip)
-        take_step(self._optimizer)
+        most = self._spec.max_gradient_norm
+        clip_and_step(self._optimizer, self._flat, norm, most, learning_rate)
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> None:
         """Let the shares follow the speeds; see `Balancer`."""

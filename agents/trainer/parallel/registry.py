@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from agents.contract.spec import RunSpec
 from agents.trainer.parallel.data_parallel import DataParallel
+from agents.trainer.parallel.pipeline.strategy import Pipeline
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.parallel.streamed import Streamed
 from agents.trainer.rank.context import RankContext
@@ -16,6 +17,7 @@ STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
     "auto": DataParallel,
     "single": DataParallel,
     "data": DataParallel,
+    "pipeline": Pipeline,
     "streamed": Streamed,
 }
 

@@ -2,16 +2,17 @@
 
 The trainer knows what a step is; a strategy knows which rank holds which parameters and computes
 which part of a batch. A run calls it in this order: `choose_layers` before weights are read,
-`place` once the model is loaded, `import_state` on a resume, `start` when the device is tuned, then
-for each step `choose_batch`, `add_gradients`, `reduce`, `average_gradients`, `step_optimizer`,
-`learn`. A checkpoint is `equalize`, then `export_state`. Every method is called by all ranks at the
-same point, since most of them hold collectives; a strategy may therefore rely on their order, and
-must not vary it by anything that only one rank knows.
+`divide` and `place` once the model is loaded, `join` once all ranks have loaded, `import_state` on
+a resume, `start` when the device is tuned, then for each step `choose_batch`, `add_gradients`,
+`reduce`, `average_gradients`, `step_optimizer`, `learn`. A checkpoint is `equalize`, then
+`export_state`. Every method is called by all ranks at the same point, since most of them hold
+collectives; a strategy may therefore rely on their order, and must not vary it by anything that
+only one rank knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,11 +27,23 @@ from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.batch import Batch
 
 
+class TrainedValues(Protocol):
+    """Trained parameters of a whole run in one tensor."""
+
+    @property
+    def values(self) -> Tensor:
+        """Values of all of them, flat."""
+
+    @property
+    def views(self) -> Mapping[str, Tensor]:
+        """Part of `values` for each parameter by name, in its own shape and in that order."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedState:
-    """All that training has changed, still on the device and in use by the next step."""
+    """All that training has changed, still in use by the next step."""
 
-    parameters: FlatParameters
+    parameters: TrainedValues
     optimizer: dict[str, Tensor]
     """Tensors of the optimizer's state, by `INDEX/NAME`."""
     plain: dict[str, Any]
@@ -56,6 +69,25 @@ class Strategy(Protocol):
             ExpectedError: the model cannot be divided in this way.
         """
 
+    @property
+    def layers(self) -> tuple[tuple[int, int], ...]:
+        """First layer of each rank and the one after its last; empty: every rank has all layers."""
+
+    @property
+    def work_share(self) -> float:
+        """Part of the work of a token that this rank does, 0 to 1; all of it: 1."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every trained parameter of the run, by name; this rank may hold some only."""
+
+    def divide(self, model: TrainedModel) -> TrainedModel:
+        """Return the model as this rank computes it.
+
+        Raises:
+            ExpectedError: this model cannot be divided so.
+        """
+
     def place(self, model: TrainedModel, layout: Layout) -> FlatParameters:
         """Take over the trained parameters of this rank, and make their optimizer.
 
@@ -65,6 +97,19 @@ class Strategy(Protocol):
 
         Raises:
             ExpectedError: the optimizer needs a package that is not installed.
+        """
+
+    def join(self) -> None:
+        """Learn what the other ranks hold; all of them have loaded.
+
+        Raises:
+            PeerLost: another rank has gone.
+        """
+
+    def copy_first_values(self) -> None:
+        """Let ranks that hold the same parameters begin with the same values.
+
+        Needed where these depend on the processor that computed them.
         """
 
     def make_reserve(self) -> Reserve:
@@ -99,6 +144,12 @@ class Strategy(Protocol):
 
         Raises:
             ExpectedError: a single example does not fit the memory.
+        """
+
+    def take_waited_s(self) -> float:
+        """Return for how long this rank waited for others while it computed, in seconds.
+
+        Counts since the last call; on a GPU it waits for its passes.
         """
 
     def reduce(self) -> None:

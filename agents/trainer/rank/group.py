@@ -80,6 +80,8 @@ class Group:
         self._store: dist.Store | None = None
         # Kept for C++, and closed in the end.
         self._root: dist.Store | None = None
+        # NCCL's groups for messages between two ranks, by lane; see `open_lanes`.
+        self._lanes: list[dist.ProcessGroup] = []
         self._num_signs = 0
         self._num_collectives = 0
         # Newest sign of life of each other rank.
@@ -400,6 +402,51 @@ class Group:
             self._collect(work.wait)
 
         return wait
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether messages between two ranks have to lie in host memory."""
+        return self._store is None or dist.get_backend() != "nccl"
+
+    def open_lanes(self, count: int) -> None:
+        """Prepare messages between two ranks in lanes that do not wait for each other.
+
+        All ranks call this together. NCCL carries out in one order what a group sends and receives,
+        so each direction needs a group of its own; Gloo tells messages apart by their tags.
+        """
+        if not self.uses_host and not self._lanes:
+            self._lanes = [dist.new_group() for _ in range(count)]
+
+    def start_send(self, tensor: Tensor, to: int, *, lane: int, tag: int) -> Callable[[], None]:
+        """Begin to send a tensor, which has to stay as it is, to a rank.
+
+        Args:
+            tensor: contiguous, in host memory where `uses_host`.
+            to: the rank.
+            lane: number of the lane; messages in it arrive in order.
+            tag: number that the receiver names, too.
+
+        Returns:
+            A function that waits until it is sent, and raises PeerLost as `sum` does.
+        """
+        return self._start_message(lambda: dist.isend(tensor, to, self._lane(lane), tag))
+
+    def start_receive(
+        self, tensor: Tensor, source: int, *, lane: int, tag: int
+    ) -> Callable[[], None]:
+        """Begin to fill a tensor with what a rank sends; see `start_send`."""
+        return self._start_message(lambda: dist.irecv(tensor, source, self._lane(lane), tag))
+
+    def _start_message(self, begin: Callable[[], Any]) -> Callable[[], None]:
+        work = self._collect(begin)
+
+        def wait() -> None:
+            self._collect(work.wait)
+
+        return wait
+
+    def _lane(self, number: int) -> dist.ProcessGroup | None:
+        return self._lanes[number] if self._lanes else None
 
     def copy_from_first(self, tensor: Tensor) -> None:
         """Replace the tensor by that of rank 0; raises PeerLost as `sum` does."""

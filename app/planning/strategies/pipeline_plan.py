@@ -62,6 +62,8 @@ def propose_pipeline(case: Case) -> Iterator[Candidate]:
     """Yield the pipeline over all GPUs, that with the fastest replicas, and the shortest one whose
     memory may suffice.
     """
+    if case.spec.refuse_pipeline():
+        return
     replicated: list[Candidate] = []
     for num in range(2, len(case.workers)):
         found = plan_pipelines(case, divide_workers(case.workers, num))

@@ -244,7 +244,12 @@ def start_rank(
     target: Callable[[dict[str, str]], None] | None = None,
 ) -> BaseProcess:
     """Start one rank in a fork of the fork server; `target` stands in for the trainer's entry."""
-    rank_environ = {
+    return start(target or run_trainer, {**make_environ(intent, rank, folder), **environ})
+
+
+def make_environ(intent: AttemptIntent, rank: int, folder: Path) -> dict[str, str]:
+    """Return the environment of one rank."""
+    return {
         "RACKLESS_ATTEMPT_DIR": str(folder),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -254,9 +259,7 @@ def start_rank(
         "MASTER_PORT": str(intent.master_port),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        **environ,
     }
-    return start(target or run_trainer, rank_environ)
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
@@ -278,6 +281,17 @@ def run_trainer(environ: dict[str, str]) -> None:
     from agents.trainer.__main__ import main
 
     os._exit(main())
+
+
+def run_trainers(environs: list[dict[str, str]]) -> None:
+    """Be one rank of several attempts, one after the other: most of a start is its imports."""
+    from agents.trainer.__main__ import main
+
+    for environ in environs:
+        os.environ.update(environ)
+        if code := main():
+            os._exit(code)
+    os._exit(0)
 
 
 def finish(processes: list[BaseProcess], timeout_s: float = FINISH_S) -> list[int | None]:

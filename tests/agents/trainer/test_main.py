@@ -102,7 +102,7 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
     ("changes", "words"),
     [
         ({"objective": "dpo"}, "objective dpo needs preference rows"),
-        ({"parallel": "pipeline"}, "parallel: pipeline is not available yet"),
+        ({"parallel": "sharded"}, "parallel: sharded is not available yet"),
         ({"shares": (1.0, 2.0)}, "shares has 2 values, but the run has 1 ranks"),
         ({"adapter": AdapterSpec(targets=("q_porj",))}, "'q_porj'"),
     ],

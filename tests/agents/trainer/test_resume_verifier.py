@@ -161,6 +161,7 @@ def test_the_promise_follows_devices_and_versions():
     assert choose_promise(replay, ranks, same, same_versions=True) == "A"
     assert choose_promise(replay, ranks, same, same_versions=False) == "B"
     assert choose_promise(replay, ranks, same, same_versions=True, at_loss=True) == "B"
+    assert choose_promise(replay, ranks, same, same_versions=True, same_layers=False) == "B"
     assert choose_promise(replay, ranks, (("b", "GPU-1"),), same_versions=True) == "B"
     other = Replay(steps=(), devices=())
     assert choose_promise(other, ranks, same, same_versions=True) == "B"

@@ -88,9 +88,9 @@ def test_a_plan_that_leaves_nodes_out_says_how_to(services: Services) -> None:
 
 
 def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> None:
-    plan = ask(services, replace(LLAMA, parallel="pipeline"), home(services))
+    plan = ask(services, replace(LLAMA, parallel="sharded"), home(services))
     assert plan.chosen is None
-    assert plan.others[0].mode == "pipeline"
+    assert plan.others[0].mode == "sharded"
     assert plan.others[0].step_s > 0
     assert [advice.change for advice in plan.advice] == [{"parallel": "auto"}]
 

@@ -56,6 +56,19 @@ def test_70b_over_seven_12_gib_cards_streams_or_is_a_pipeline() -> None:
     assert sum(b - a for a, b in (gpu.layers or (0, 0) for gpu in pipeline.gpus)) == 80
 
 
+def test_what_fits_every_gpu_is_not_cut_unless_a_run_file_says_so() -> None:
+    question = ask(example("seven-4070"), "13B")
+    plan = make_plan(question)
+    assert plan.chosen is not None
+    assert plan.chosen.mode == "data"
+    cut = make_plan(replace(question, spec=replace(question.spec, parallel="pipeline")))
+    assert cut.chosen is not None
+    assert cut.chosen.mode == "pipeline"
+    for change in ({"optimizer": "adamw_8bit"}, {"compression": "bf16"}):
+        other = make_plan(replace(question, spec=replace(question.spec, **change)))
+        assert not of_mode(other, "pipeline")
+
+
 def test_two_cards_of_one_pc_share_evenly() -> None:
     plan = make_plan(ask(example("two-3090"), kind="lora"))
 
@@ -136,7 +149,7 @@ def test_advice_makes_a_run_fit(kind: AdapterKind, size: str, memory_gib: float)
 
 @pytest.mark.usefixtures("resident_only")
 def test_a_mode_that_is_not_trained_yet_is_never_chosen() -> None:
-    for mode in ("pipeline", "streamed", "sharded", "deepspeed"):
+    for mode in ("sharded", "deepspeed"):
         plan = make_plan(ask(example("three-mismatched"), parallel=mode))
         assert plan.chosen is None
         assert plan.others

@@ -189,6 +189,20 @@ def test_lists_become_tuples() -> None:
             "fp16, which 4-bit weights are made of",
         ),
         (
+            f"{RIGHT}parallel: pipeline\nadapter: {{kind: full}}\n",
+            "run.yaml, line 4: adapter.kind is full; with parallel pipeline it must be lora or "
+            "qlora: stages keep all other weights as is",
+        ),
+        (
+            f"{RIGHT}parallel: pipeline\noptimizer: adamw_8bit\n",
+            "run.yaml, line 4: optimizer is adamw_8bit; with parallel pipeline it must be adamw, "
+            "whose state other cuts continue",
+        ),
+        (
+            f"{RIGHT}activation_bits: 4\n",
+            "run.yaml, line 3: activation_bits is 4; it must be 8 or 16",
+        ),
+        (
             f"{RIGHT}objective: dpo\npacking: true\n",
             "run.yaml, line 4: packing is true; it must be false with objective dpo",
         ),

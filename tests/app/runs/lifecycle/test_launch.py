@@ -285,9 +285,9 @@ def test_shares_must_fit_the_ranks(services: Services, spec: RunSpec) -> None:
 
 
 def test_what_is_not_there_yet_is_refused_at_once(services: Services, spec: RunSpec) -> None:
-    error = refused(services, replace(spec, parallel="pipeline"))
+    error = refused(services, replace(spec, parallel="sharded"))
     assert isinstance(error, NotAvailableYet)
-    assert "parallel: pipeline" in error.message
+    assert "parallel: sharded" in error.message
 
 
 @pytest.mark.parametrize(

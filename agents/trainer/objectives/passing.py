@@ -1,0 +1,52 @@
+"""What a rank computes whose layers are not the last ones: features for the next stage.
+
+The objective itself is computed by the rank with the last layers. Timed alone, a stage minimizes
+the mean square of its features, which takes the passes that it takes in training.
+
+Shape letters: M tokens of the flat row, H hidden features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.micro_batch import MicroBatch
+from agents.trainer.objectives.objective import NUM_SUMS
+
+
+class PassOn:
+    """Hands features on; an `Objective` for a stage that is timed alone.
+
+    Args:
+        forward: passes through the layers of this rank.
+        has_reference: whether the objective compares with the model without its adapter, so that
+            both features are handed on.
+    """
+
+    def __init__(self, forward: Forward, *, has_reference: bool) -> None:
+        self._forward = forward
+        self._has_reference = has_reference
+
+    def pass_on(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """Return the features (M, H) with the adapter, and those without it if they are needed."""
+        plain_MH = None
+        if self._has_reference:
+            with self._forward.without_adapter():
+                plain_MH = self._forward.outputs(batch)
+        return self._forward.outputs(batch), plain_MH
+
+    def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
+        """Return None: features need nothing beside the tokens."""
+        return None
+
+    def compute(
+        self, batch: MicroBatch, known: Tensor | None, gradient_scale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return a loss to differentiate alone, and sums of zero; see `Objective`."""
+        hidden_MH, _ = self.pass_on(batch)
+        sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=hidden_MH.device)
+        return hidden_MH.float().square().mean(), sums

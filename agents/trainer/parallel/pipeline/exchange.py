@@ -1,0 +1,187 @@
+"""What stages of several replicas exchange beside features: gradients, and states.
+
+Replicas may be cut differently, so gradients are summed stretch by stretch of the layers, by the
+ranks that hold it. Each sends its gradients to all others and adds up in the order of the replicas:
+so all have the same sums to the last bit, and a group of two needs no more bytes than a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from agents.trainer.optim.flat_parameters import FlatParameters
+from agents.trainer.parallel.pipeline.cut import Replicas
+from agents.trainer.parallel.pipeline.transport import BACKWARD, FORWARD
+from agents.trainer.parallel.pipeline.whole_state import NUM_ROWS, WholeState
+from agents.trainer.rank.group import Group
+
+# Tags of these messages; those of micro-batches are lower.
+_TAG = 1 << 20
+
+
+class Stretches:
+    """Parameters of this rank by stretch of layers, and who else holds them.
+
+    Args:
+        group: all ranks.
+        replicas: stages of all ranks.
+        flat: trained parameters of this rank.
+        layers: index of the layer that each parameter belongs to, by name.
+    """
+
+    def __init__(
+        self, group: Group, replicas: Replicas, flat: FlatParameters, layers: Mapping[str, int]
+    ) -> None:
+        self._group = group
+        self._flat = flat
+        # Number, holders and places in the buffer of each stretch that another rank holds, too.
+        self._mine: list[tuple[int, tuple[int, ...], list[slice]]] = []
+        for number, stretch in enumerate(replicas.stretches()):
+            spans = _find_spans(flat, layers, stretch.first, stretch.stop)
+            if group.rank in stretch.holders and len(stretch.holders) > 1 and spans:
+                self._mine.append((number, stretch.holders, spans))
+
+    def sum_gradients(self) -> None:
+        """Sum the gradients of all replicas, in place.
+
+        Raises:
+            PeerLost: another rank has gone.
+        """
+        for number, holders, spans in self._mine:
+            packed = torch.cat([self._flat.gradients[span] for span in spans])
+            parts = _exchange_all(self._group, packed, holders, number)
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total += part
+            _unpack(self._flat.gradients, spans, total)
+
+    def copy_from_first(self, rows: Sequence[Tensor]) -> None:
+        """Replace numbers of this rank by those of the first replica, in place.
+
+        Args:
+            rows: numbers of all parameters of this rank, each in the order of its buffer.
+
+        Raises:
+            PeerLost: another rank has gone.
+        """
+        for number, holders, spans in self._mine:
+            for place, row in enumerate(rows):
+                tag = NUM_ROWS * number + place
+                packed = torch.cat([row[span] for span in spans])
+                if holders[0] == self._group.rank:
+                    _wait_all([_start_send(self._group, packed, to, tag) for to in holders[1:]])
+                else:
+                    _unpack(row, spans, _receive(self._group, packed, holders[0], tag))
+
+
+def gather(
+    group: Group,
+    replicas: Replicas,
+    rows: Sequence[Tensor],
+    names: Mapping[int, Sequence[str]],
+    writers: Sequence[int],
+    state: WholeState | None,
+) -> None:
+    """Bring the state of the first replica to the ranks that write it.
+
+    Args:
+        group: all ranks.
+        replicas: stages of all ranks.
+        rows: numbers of this rank's parameters; see `read_rows`.
+        names: parameters of each rank of the first replica, in the order of its buffer.
+        writers: ranks that write.
+        state: gets the numbers, if this rank writes.
+
+    Raises:
+        PeerLost: another rank has gone.
+    """
+    for stage in replicas.rows[0]:
+        for row in range(len(rows)):
+            if group.rank == stage.rank:
+                if state is not None:
+                    state.put(row, names[stage.rank], rows[row].cpu())
+                others = [writer for writer in writers if writer != stage.rank]
+                _wait_all([_start_send(group, rows[row], to, row) for to in others])
+            elif state is not None:
+                like = rows[row].new_empty(state.count(names[stage.rank]))
+                found = _receive(group, like, stage.rank, row)
+                state.put(row, names[stage.rank], found.cpu())
+
+
+def _find_spans(
+    flat: FlatParameters, layers: Mapping[str, int], first: int, stop: int
+) -> list[slice]:
+    """Return where the parameters of layers from `first` to before `stop` lie in the buffer."""
+    spans, start = [], 0
+    for name, view in flat.views.items():
+        end = start + view.numel()
+        if first <= layers[name] < stop:
+            spans.append(slice(start, end))
+        start = end
+    return spans
+
+
+def _exchange_all(group: Group, mine: Tensor, holders: Sequence[int], tag: int) -> list[Tensor]:
+    """Return the tensors of all holders, in their order; each sends its own to all others.
+
+    NCCL connects two ranks when both begin the first message between them, so everyone begins the
+    messages of all pairs in one order.
+    """
+    found = {group.rank: mine}
+    waits: list[Callable[[], None]] = []
+    for low, high in combinations(sorted(holders), 2):
+        for source, to in ((low, high), (high, low)):
+            if group.rank == source:
+                waits.append(_start_send(group, mine, to, tag))
+            elif group.rank == to:
+                found[source], wait = _start_receive(group, mine, source, tag)
+                waits.append(wait)
+    _wait_all(waits)
+    return [found[holder].to(mine.device) for holder in holders]
+
+
+def _unpack(row: Tensor, spans: Sequence[slice], packed: Tensor) -> None:
+    parts = packed.split([span.stop - span.start for span in spans])
+    for span, part in zip(spans, parts, strict=True):
+        row[span] = part
+
+
+def _lane(source: int, to: int) -> int:
+    """Return the lane of a message: two ranks may send to each other at once."""
+    return FORWARD if source < to else BACKWARD
+
+
+def _start_send(group: Group, tensor: Tensor, to: int, tag: int) -> Callable[[], None]:
+    message = tensor.cpu() if group.uses_host else tensor
+    wait = group.start_send(message, to, lane=_lane(group.rank, to), tag=_TAG + tag)
+
+    def finish(kept: Tensor = message) -> None:
+        wait()
+
+    return finish
+
+
+def _receive(group: Group, like: Tensor, source: int, tag: int) -> Tensor:
+    """Return what a rank sends, as large as `like` and on its device."""
+    message, wait = _start_receive(group, like, source, tag)
+    wait()
+    return message.to(like.device)
+
+
+def _start_receive(
+    group: Group, like: Tensor, source: int, tag: int
+) -> tuple[Tensor, Callable[[], None]]:
+    """Return the buffer of a message, and what waits until it has come."""
+    where = torch.device("cpu") if group.uses_host else like.device
+    message = torch.empty_like(like, device=where)
+    lane = _lane(source, group.rank)
+    return message, group.start_receive(message, source, lane=lane, tag=_TAG + tag)
+
+
+def _wait_all(waits: Sequence[Callable[[], None]]) -> None:
+    for wait in waits:
+        wait()

@@ -1,0 +1,220 @@
+"""The forward and backward passes of one stage over a batch.
+
+Every stage knows the batch, so token ids, positions and dropout keys are made where they are
+needed; only features and their gradients travel. Rows that only fill a shape stay on their rank.
+
+Shape letters: M tokens of a micro-batch, with those that fill its shape; R real ones; H features.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.errors import ExpectedError
+from agents.trainer.data.examples import Part
+from agents.trainer.execution.executor import Executor
+from agents.trainer.model.micro_batch import MicroBatch
+from agents.trainer.model.stage_ends import StageEnds
+from agents.trainer.objectives.passing import PassOn
+from agents.trainer.optim.flat_parameters import FlatParameters
+from agents.trainer.parallel.pipeline.order import plan_order
+from agents.trainer.parallel.pipeline.transport import Transport
+from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the backward pass of a micro-batch needs."""
+
+    entered_MH: Tensor | None
+    """Features that came from the stage before; None in the first one."""
+    output: Tensor
+    """Features for the next stage (M, H), or the loss of the last one."""
+    num_tokens: int
+
+
+class StagePasses:
+    """Runs the passes of this rank's stage in the pipeline's order.
+
+    Args:
+        executor: over the layers of the stage.
+        flat: their trained parameters.
+        stage: ends of this rank's stage.
+        transport: messages with the neighbors.
+        streams: features of each token in a message: 2 where the objective compares with the model
+            without its adapter.
+        in_flight: micro-batches that this stage holds at once.
+        in_flight_before: those of the stage before.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        flat: FlatParameters,
+        stage: StageEnds,
+        transport: Transport,
+        *,
+        streams: int,
+        in_flight: int,
+        in_flight_before: int,
+    ) -> None:
+        self._executor = executor
+        self._flat = flat
+        self._stage = stage
+        self._transport = transport
+        self._streams = streams
+        self._in_flight = in_flight
+        self._in_flight_before = in_flight_before
+        self._held: dict[int, _Held] = {}
+
+    def add_gradients(self, part: Part, groups: list[list[int]]) -> None:
+        """Do all passes of a part of a batch, cut into these micro-batches, from zero.
+
+        Raises:
+            ExpectedError: a micro-batch does not fit the memory.
+            PeerLost: another rank has gone.
+        """
+        picked = [part.pick(group) for group in groups]
+        self._begin(picked, is_training=True)
+        try:
+            self._executor.begin_batch()
+            for kind, number in plan_order(len(groups), self._in_flight):
+                self._executor.beat()
+                if kind == "forward":
+                    self._do_forward(number, picked[number])
+                else:
+                    self._do_backward(number)
+            self._transport.finish()
+        except BaseException:
+            self._transport.abandon()
+            raise
+        finally:
+            self._executor.end_batch()
+            self._held.clear()
+
+    def evaluate(self, part: Part, groups: list[list[int]]) -> None:
+        """Add the objective's sums over a part, from zero, without dropout or gradients."""
+        picked = [part.pick(group) for group in groups]
+        self._begin(picked, is_training=False)
+        self._executor.begin_batch()
+        for number, one in enumerate(picked):
+            self._executor.beat()
+            with torch.no_grad():
+                self._run_forward(number, one, self._receive(number), dropout=False)
+            # Nothing comes back that would show that these have arrived.
+            self._transport.confirm_features(number - self._in_flight)
+        self._transport.finish()
+
+    def _begin(self, picked: list[Part], *, is_training: bool) -> None:
+        sizes = [sum(example.num_tokens for example in one.examples) for one in picked]
+        self._transport.begin(sizes, streams=self._streams, is_training=is_training)
+
+    def _receive(self, number: int) -> Tensor | None:
+        return None if self._stage.is_first else self._transport.receive_features(number)
+
+    def _do_forward(self, number: int, part: Part) -> None:
+        received = self._receive(number)
+        # The stage before takes this forward pass once it has the gradient of an earlier one.
+        self._transport.confirm_gradient(number - self._in_flight_before)
+        while True:
+            try:
+                self._held[number] = self._run_forward(number, part, received, dropout=True)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            else:
+                return
+            self._recompute_more(part)
+
+    def _run_forward(
+        self, number: int, part: Part, received: Tensor | None, *, dropout: bool
+    ) -> _Held:
+        executor = self._executor
+        batch = executor.prepare_micro_batch(part, dropout=dropout)
+        num_tokens = sum(batch.lengths)
+        entered_MH, feeding = self._feed(received, batch, num_tokens)
+        with feeding:
+            if self._stage.is_last:
+                known = executor.objective.look_up(batch, part.places)
+                scale = executor.gradient_scale if dropout else None
+                output, sums = executor.objective.compute(batch, known, scale)
+                executor.sums += sums
+            else:
+                objective: Any = executor.objective
+                assert isinstance(objective, PassOn)
+                output, plain_MH = objective.pass_on(batch)
+                streams = [one[:num_tokens] for one in (output, plain_MH) if one is not None]
+                self._transport.send_features(number, torch.cat(streams))
+        return _Held(entered_MH, output, num_tokens)
+
+    def _feed(
+        self, received: Tensor | None, batch: MicroBatch, num_tokens: int
+    ) -> tuple[Tensor | None, Any]:
+        """Return the leaf at which the backward pass ends, and what hands it to the layers."""
+        if received is None:
+            return None, nullcontext()
+        entered, *plain = (_fill(one, batch.num_tokens) for one in received.split(num_tokens))
+        entered.requires_grad_(torch.is_grad_enabled())
+        return entered, self._stage.fed(entered, plain[0] if plain else None)
+
+    def _do_backward(self, number: int) -> None:
+        held = self._held.pop(number)
+        gradient_MH = None
+        if not self._stage.is_last:
+            received = self._transport.receive_gradient(number)
+            gradient_MH = _fill(received, len(held.output), 0.0).to(held.output.dtype)
+        trained = list(self._flat.parameters.values())
+        if self._executor.holds_gradients:
+            leaves = [] if held.entered_MH is None else [held.entered_MH]
+            found = torch.autograd.grad(
+                held.output, [*leaves, *trained], gradient_MH, allow_unused=True
+            )
+            entered_MH = found[0] if leaves else None
+            self._send_gradient(number, entered_MH, held.num_tokens)
+            self._flat.add(found[len(leaves) :])
+        else:
+            torch.autograd.backward(held.output, gradient_MH)
+            if held.entered_MH is not None:
+                self._send_gradient(number, held.entered_MH.grad, held.num_tokens)
+
+    def _send_gradient(self, number: int, entered_MH: Tensor | None, num_tokens: int) -> None:
+        if entered_MH is not None:
+            self._transport.send_gradient(number, entered_MH[:num_tokens])
+
+    def _recompute_more(self, part: Part) -> None:
+        """Make room for one more micro-batch, after one did not fit.
+
+        Raises:
+            ExpectedError: all layers recompute already.
+        """
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if not self._executor.recompute_more():
+            num_tokens = sum(example.num_tokens for example in part.examples)
+            raise ExpectedError(
+                f"Memory ran out with {len(self._held) + 1} micro-batches of up to {num_tokens:,} "
+                "tokens in this stage.",
+                f"Use more nodes or a lower sequence_tokens, or {SAVE_MEMORY_HINT}",
+            )
+
+
+def _fill(rows_RH: Tensor, num_tokens: int, value: float | None = None) -> Tensor:
+    """Return features (M, H) of all tokens of a row that was filled to a shape.
+
+    Args:
+        rows_RH: those of its real tokens.
+        num_tokens: M.
+        value: of the others; None: they repeat the last one, as norms divide by lengths.
+    """
+    missing = num_tokens - len(rows_RH)
+    if not missing:
+        return rows_RH.detach()
+    last_1H = rows_RH[-1:] if value is None else torch.full_like(rows_RH[-1:], value)
+    return torch.cat((rows_RH, last_1H.expand(missing, -1))).detach()

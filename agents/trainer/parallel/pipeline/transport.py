@@ -1,0 +1,216 @@
+"""Features to the next stage and their gradients back, while the stage computes.
+
+Every message has a buffer that waits for it before it is sent: receives are begun some
+micro-batches ahead. Sends are begun at once and waited for when an answer shows that they have
+arrived, so that a stage waits only for what it needs next.
+
+Shape letters: N rows of a message: the tokens of a micro-batch, once or twice; H hidden features.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from agents.trainer.parallel.pipeline.wire_format import WireFormat
+from agents.trainer.rank.group import Group
+
+FORWARD, BACKWARD = 0, 1
+"""Lanes: features, and gradients."""
+NUM_LANES = 2
+Wait = Callable[[], None]
+# Above the tags of micro-batches, and below those of `exchange`.
+_CONNECT_TAG = 1 << 19
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Messages of one direction between this rank and another one, in one batch."""
+
+    peer: int
+    number: int
+    num_rows: Sequence[int] = ()
+    """Rows of each message."""
+    receiving: dict[int, tuple[Tensor, Wait]] = field(default_factory=dict)
+    num_begun: int = 0
+    sending: dict[int, tuple[Tensor, Wait]] = field(default_factory=dict)
+    """Messages that may still be on their way: the buffer has to stay."""
+
+
+class Transport:
+    """Messages of one stage with its neighbors.
+
+    Args:
+        group: all ranks.
+        device: of this rank.
+        wire: how features become a message.
+        previous: rank of the stage before; None: this is the first one.
+        following: rank of the stage behind; None: this is the last one.
+        ahead: messages whose receives are begun beside the next one.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        device: torch.device,
+        wire: WireFormat,
+        *,
+        previous: int | None,
+        following: int | None,
+        ahead: int,
+    ) -> None:
+        self._group = group
+        self._device = device
+        self._wire = wire
+        self._ahead = ahead
+        self._inlet = None if previous is None else _Lane(previous, FORWARD)
+        self._outlet = None if following is None else _Lane(following, FORWARD)
+        self._gradients_in = None if following is None else _Lane(following, BACKWARD)
+        self._gradients_out = None if previous is None else _Lane(previous, BACKWARD)
+        self._waited_s = 0.0
+        # On a GPU only its own clock knows how long it stood still.
+        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._connect()
+
+    def begin(self, num_tokens: Sequence[int], *, streams: int, is_training: bool) -> None:
+        """Prepare for the messages of a batch.
+
+        Args:
+            num_tokens: tokens of each micro-batch.
+            streams: features of each token in a message, 1 or 2.
+            is_training: whether gradients come back.
+        """
+        for lane in (self._inlet, self._outlet, self._gradients_in, self._gradients_out):
+            if lane is not None:
+                factor = streams if lane.number == FORWARD else 1
+                is_used = is_training or lane.number == FORWARD
+                lane.num_rows = [factor * count for count in num_tokens] if is_used else []
+                lane.num_begun = 0
+        self._receive_ahead(self._inlet, 0)
+        self._receive_ahead(self._gradients_in, 0)
+
+    def receive_features(self, number: int) -> Tensor:
+        """Return what the stage before has sent for a micro-batch (N, H)."""
+        assert self._inlet is not None
+        return self._receive(self._inlet, number)
+
+    def send_features(self, number: int, hidden_NH: Tensor) -> None:
+        """Begin to send features to the next stage."""
+        assert self._outlet is not None
+        self._send(self._outlet, number, hidden_NH)
+
+    def receive_gradient(self, number: int) -> Tensor:
+        """Return the gradient of what was sent for a micro-batch (N, H)."""
+        assert self._gradients_in is not None
+        found = self._receive(self._gradients_in, number)
+        self.confirm_features(number)
+        return found
+
+    def send_gradient(self, number: int, gradient_NH: Tensor) -> None:
+        """Begin to send the gradient of what was received."""
+        assert self._gradients_out is not None
+        self._send(self._gradients_out, number, gradient_NH)
+
+    def confirm_features(self, number: int) -> None:
+        """Release the features of a micro-batch, once they must have arrived."""
+        if self._outlet is not None:
+            _release(self._outlet, number)
+
+    def confirm_gradient(self, number: int) -> None:
+        """Release the gradient of a micro-batch, once it must have arrived."""
+        if self._gradients_out is not None:
+            _release(self._gradients_out, number)
+
+    def finish(self) -> None:
+        """Wait until everything has been sent."""
+        for lane in (self._outlet, self._gradients_out):
+            if lane is not None:
+                for number in [*lane.sending]:
+                    _release(lane, number)
+
+    def abandon(self) -> None:
+        """Forget what is on its way, after an error: nobody will receive it."""
+        for lane in (self._inlet, self._outlet, self._gradients_in, self._gradients_out):
+            if lane is not None:
+                lane.receiving.clear()
+                lane.sending.clear()
+
+    def take_waited_s(self) -> float:
+        """Return for how long this stage has waited for messages since the last call, in seconds.
+
+        On a GPU this waits until the last of them has arrived.
+        """
+        for begin, end in self._waits:
+            end.synchronize()
+            self._waited_s += begin.elapsed_time(end) / 1e3
+        self._waits.clear()
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    def _connect(self) -> None:
+        """Send one number along both lanes of each border.
+
+        NCCL connects two ranks when both begin their first message, and holds up each until then:
+        in a batch, where stages begin receives ahead, they would wait for each other.
+        """
+        border = ((self._inlet, self._gradients_out), (self._outlet, self._gradients_in))
+        for is_behind, lanes in enumerate(border):
+            for number, lane in enumerate(lanes):
+                if lane is None:
+                    continue
+                message = torch.zeros(1, device=self._where)
+                # Features come from before and go behind, gradients the other way.
+                sends = is_behind == 1 - number
+                begin = self._group.start_send if sends else self._group.start_receive
+                begin(message, lane.peer, lane=lane.number, tag=_CONNECT_TAG + lane.number)()
+
+    def _receive_ahead(self, lane: _Lane | None, number: int) -> None:
+        if lane is None:
+            return
+        last = min(number + self._ahead + 1, len(lane.num_rows))
+        for place in range(lane.num_begun, last):
+            buffer = self._wire.make_buffer(lane.num_rows[place], self._where)
+            wait = self._group.start_receive(
+                buffer, lane.peer, lane=lane.number, tag=NUM_LANES * place + lane.number
+            )
+            lane.receiving[place] = (buffer, wait)
+        lane.num_begun = max(lane.num_begun, last)
+
+    def _receive(self, lane: _Lane, number: int) -> Tensor:
+        self._receive_ahead(lane, number)
+        buffer, wait = lane.receiving.pop(number)
+        self._time(wait)
+        return self._wire.decode(buffer.to(self._device, non_blocking=True))
+
+    def _send(self, lane: _Lane, number: int, hidden_NH: Tensor) -> None:
+        message = self._wire.encode(hidden_NH.detach()).to(self._where)
+        tag = NUM_LANES * number + lane.number
+        wait = self._group.start_send(message, lane.peer, lane=lane.number, tag=tag)
+        lane.sending[number] = (message, wait)
+
+    def _time(self, wait: Wait) -> None:
+        if self._device.type == "cuda" and not self._group.uses_host:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            wait()
+            end.record()
+            self._waits.append((begin, end))
+            return
+        started_s = time.perf_counter()
+        wait()
+        self._waited_s += time.perf_counter() - started_s
+
+    @property
+    def _where(self) -> torch.device:
+        """Device on which messages lie."""
+        return torch.device("cpu") if self._group.uses_host else self._device
+
+
+def _release(lane: _Lane, number: int) -> None:
+    if number in lane.sending:
+        _, wait = lane.sending.pop(number)
+        wait()

@@ -1,0 +1,70 @@
+"""How features and gradients become messages: as they are, or in 8 bits.
+
+With 8 bits each row is cut into blocks, each with the scale of its largest value, so that one large
+feature costs the precision of its block alone. Rounding is to the nearest: messages of equal
+features are equal, also after a resume.
+
+Shape letters: N rows of a message, H hidden features, W bytes of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Features that share a scale. 4 bytes of a scale make 6 % of the message.
+_BLOCK = 64
+_MOST = 127
+
+
+class WireFormat:
+    """Turns features (N, H) into messages and back.
+
+    Args:
+        width: hidden features H.
+        dtype: type in which the stages compute.
+        bits: bits of a feature on the wire: 16 for those that stages compute with, or 8.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, bits: int = 16) -> None:
+        self._width = width
+        self._dtype = dtype
+        self._bits = bits
+        self._num_blocks = -(-width // _BLOCK)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of a message."""
+        if self._bits == 8:
+            return self._num_blocks * (_BLOCK + 4)
+        return self._width * self._dtype.itemsize
+
+    def make_buffer(self, num_rows: int, device: torch.device) -> Tensor:
+        """Return memory for a message of `num_rows` rows."""
+        if self._bits == 8:
+            return torch.empty(num_rows, self.row_bytes, dtype=torch.uint8, device=device)
+        return torch.empty(num_rows, self._width, dtype=self._dtype, device=device)
+
+    def encode(self, hidden_NH: Tensor) -> Tensor:
+        """Return the message of these features."""
+        if self._bits != 8:
+            return hidden_NH.to(self._dtype).contiguous()
+        more = self._num_blocks * _BLOCK - self._width
+        padded = torch.nn.functional.pad(hidden_NH.float(), (0, more))
+        blocks_NBK = padded.view(len(hidden_NH), self._num_blocks, _BLOCK)
+        scale_NB1 = blocks_NBK.abs().amax(-1, keepdim=True) / _MOST
+        rounded = (blocks_NBK / scale_NB1.clamp(min=1e-30)).round().to(torch.int8)
+        values_NW = rounded.view(torch.uint8).flatten(1)
+        scales_NW = scale_NB1.flatten(1).contiguous().view(torch.uint8)
+        return torch.cat((values_NW, scales_NW), dim=1)
+
+    def decode(self, message: Tensor) -> Tensor:
+        """Return the features (N, H) of a message."""
+        if self._bits != 8:
+            return message
+        cut = self._num_blocks * _BLOCK
+        values_NBK = message[:, :cut].contiguous().view(torch.int8).float()
+        values_NBK = values_NBK.view(len(message), self._num_blocks, _BLOCK)
+        scale_NB = message[:, cut:].contiguous().view(torch.float32)
+        hidden = (values_NBK * scale_NB[..., None]).flatten(1)[:, : self._width]
+        return hidden.to(self._dtype)
