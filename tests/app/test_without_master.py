@@ -24,7 +24,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_nodes_go_on_without_a_master_and_it_understands_what_they_did(site: Site) -> None:
     site.answer("settings", "set", "lost_after_s", "3")
     # The command ends once the run is launched, and with it the only master.
-    run_id = site.answer("start", str(site.write_run_file(100_000)))["run_id"]
+    run_id = site.answer("start", str(site.write_run_file(100_000, recovery="resume")))["run_id"]
     wait_until(lambda: len(site.steps_told("beta", run_id, 1)) >= 12, "twelve steps")
     power_cut(site.node_home("alpha"))  # with rank 0, the store of the ranks and a checkpoint
     steps = wait_until(lambda: site.steps_told("beta", run_id, 0, attempt=2), "steps without it")
