@@ -42,12 +42,23 @@ async def rejoin_nodes(services: Services, run_id: str, attempt: int) -> None:
             run = services.runs.get(run_id)
             if run.attempt != attempt:
                 return
-            if services.recoveries.is_pending(run_id):
+            if _is_promised(services, run):
                 await _stop(services, run)  # another process was cut off before it did
                 return
             steady = await _find_steady(services, run, fit_since_s)
             if steady and await _stop_for(services, run, steady):
                 return
+
+
+def _is_promised(services: Services, run: RunRecord) -> bool:
+    """Return whether nodes are to join this attempt.
+
+    A loss of an older attempt is pending too, while a process of this home launches this one.
+    """
+    return any(
+        (loss.attempt, loss.cause, loss.state) == (run.attempt, REJOIN, "pending")
+        for loss in services.recoveries.of_run(run.run_id)
+    )
 
 
 async def _find_steady(

@@ -154,7 +154,7 @@ class PowerCut(Fault):
 
     @property
     def expectation(self) -> Expectation:
-        named = (("{node}", "was restarted"), ("{node}", "was lost"))
+        named = (("{node}", "were restarted"), ("{node}", "was lost"))
         return Expectation(
             named=named,
             within_s=self.lasts_s + 10.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -113,6 +114,33 @@ def test_a_node_that_comes_back_joins_at_a_checkpoint_and_no_step_is_repeated(
     replay = cluster["alpha"].intents[1].replay
     assert replay is not None
     assert [one.step for one in replay.steps] == [11, 12, 13]
+
+
+def test_a_run_that_another_process_is_resuming_after_a_loss_is_not_stopped(
+    services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resume, is_noted = recovery.resume_run, asyncio.Event()
+
+    async def resume_slowly(*args: object, **options: object) -> None:
+        await resume(*args, **options)  # type: ignore[arg-type]
+        await is_noted.wait()
+
+    monkeypatch.setattr(recovery, "resume_run", resume_slowly)
+
+    async def scenario(task: asyncio.Task[None], run_id: str) -> None:
+        await lose_gamma_while_loading(services, cluster, run_id)
+        assert services.recoveries.is_pending(run_id), "launched, and not yet noted as resumed"
+        # The other process, which watches the new attempt already.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(rejoin.rejoin_nodes(services, run_id, 2), 0.3)
+        assert attempt_of(services, run_id) == (2, "running")
+        assert not [stop for stop in cluster["alpha"].stops if stop[1] == 2]
+        is_noted.set()
+        finish(cluster, run_id, 2)
+        await task
+
+    watched(services, scenario, run_id)
+    assert services.runs.get(run_id).state == "done"
 
 
 def test_a_node_that_comes_back_while_the_others_load_waits_for_their_first_step(
