@@ -122,8 +122,11 @@ class _Recovery:
                 await adopt_newer(services, services.runs.get(run_id))
             return
         run = services.runs.get(run_id)
-        services.recoveries.mark_resumed(run_id, run.attempt, time.time())
-        _report_resume(services, run)
+        # Another process that watches the run may have seen the new attempt end already; then this
+        # loss is still the permission to resume it.
+        if run.state not in RESUMABLE_STATES:
+            services.recoveries.mark_resumed(run_id, run.attempt, time.time())
+            _report_resume(services, run)
 
 
 def _report_resume(services: Services, run: RunRecord) -> None:

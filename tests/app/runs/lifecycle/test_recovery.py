@@ -322,6 +322,26 @@ def test_two_watchers_of_one_home_launch_one_attempt(
     assert not [stop for stop in cluster["alpha"].stops if stop[1] == 2]
 
 
+def test_a_loss_right_after_the_launch_that_another_watcher_saw_is_recovered_too(
+    tmp_path: Path,
+    services: Services,
+    cluster: FakeCluster,
+    interrupted: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    second, resume = make_services(tmp_path / "home", cluster), recovery.resume_run
+
+    async def resume_and_lose(*args: Any, **options: Any) -> None:
+        await resume(*args, **options)
+        if attempt_of(services, interrupted) == (2, "running"):
+            cluster["beta"].set_state(interrupted, 2, "failed", "Rank 1 died.", cause="killed")
+            await reconcile_run(second, interrupted)
+
+    monkeypatch.setattr(recovery, "resume_run", resume_and_lose)
+    assert asyncio.run(asyncio.wait_for(recover_run(services, interrupted), 10)) is True
+    assert attempt_of(services, interrupted) == (3, "running")
+
+
 def test_two_resumes_at_once_launch_one_attempt(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
