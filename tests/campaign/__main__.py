@@ -195,8 +195,7 @@ def this_session() -> Session:
     """Return date, PC and version of this call."""
     return Session(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine=f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}",
+        machine=f"{platform.system()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         version=run_tool("git", "describe", "--always", "--dirty", check=False).strip()
         or "unknown",
     )

@@ -282,7 +282,8 @@ class TwoKeepers(Fault):
 
     @property
     def expectation(self) -> Expectation:
-        named = (("rank {rank}", "node {node}", "sigkill"),)
+        # The keeper that judges the end says more; the other one only what a node wrote.
+        named = (("rank {rank}", "node {node}", "sigkill"), ("rank {rank}", "{node}", "killed by"))
         return Expectation(named=named, within_s=2.0, recovery="recovered", alarms=True)
 
     def do(self, case: Case) -> None:
