@@ -92,6 +92,13 @@ def steps_of(journal: Path) -> list[int]:
     return [record["step"] for record in records if record["kind"] == "step"]
 
 
+def losses_of(*journals: Path) -> dict[int, float]:
+    """Return the loss of each step; of one that was done twice, the last."""
+    lines = [line for path in journals for line in path.read_bytes().splitlines()]
+    steps = [json.loads(line) for line in lines if b'"step"' in line]
+    return {one["step"]: one["loss"] for one in steps if one["kind"] == "step"}
+
+
 def rank_journal(cluster: Cluster, run_id: str, rank: int = 0) -> Path:
     """Return the journal of a rank on the node that runs it."""
     found = [attempt_folder(node, run_id) / f"rank-{rank}.jsonl" for node in cluster.nodes]
@@ -275,11 +282,15 @@ def kill_part(node: Node, run_id: str) -> None:
 
 
 def test_a_lost_node_is_recovered_on_the_others_without_a_person(
-    cluster: Cluster, master: Master, run_file: Path
+    cluster: Cluster, master: Master, run_file: Path, tmp_path: Path
 ) -> None:
-    """The last test: its setting stays."""
+    """With streamed layers, and as if nothing had been lost. The last test: its setting stays."""
     *others, lost = cluster.nodes
-    run_file.write_text(f"{run_file.read_text()}recovery: resume\n")
+    whole = start_run(master, run_file)
+    assert master.rackless("runs", "logs", whole, "--follow", timeout_s=120).code == 0
+    undisturbed = losses_of(rank_journal(cluster, whole))
+    assert len(undisturbed) == NUM_STEPS
+    run_file.write_text(f"{RUN_FILE}parallel: streamed\nrecovery: resume\n")
     master.answer("settings", "set", "lost_after_s", "10")
     with ended_after(master.start("start", str(run_file), "--watch")) as watching:
         run_id = json.loads(watching.stdout.readline())["run_id"]
@@ -301,3 +312,13 @@ def test_a_lost_node_is_recovered_on_the_others_without_a_person(
     journal = attempt_folder(others[0], run_id, 2) / "rank-0.jsonl"
     assert steps_of(journal) == list(range(reached + 1, NUM_STEPS + 1))
     wait_until(lambda: not tagged_processes(run_id), "the end of the lost node's part", 90)
+    first = attempt_folder(others[0], run_id) / "rank-0.jsonl"
+    assert b'"num_streamed"' in first.read_bytes()
+    assert b'"num_streamed"' in journal.read_bytes()
+    assert losses_of(first, journal) == pytest.approx(undisturbed, rel=1e-4)
+    out = tmp_path / "merged"
+    exported = master.rackless("export", run_id, "--to", "merged", "--out", str(out), timeout_s=200)
+    assert exported.code == 0, exported.problem
+    chat = master.rackless("chat", str(out), "--prompt", "Who?", "--max-tokens", "8", timeout_s=120)
+    assert chat.code == 0, chat.problem
+    assert chat.document["text"]

@@ -66,6 +66,7 @@ from agents.trainer.rank.state_guard import StateGuard
 from agents.trainer.rank.step_control import RankControl
 from agents.trainer.resume_verifier import ResumeVerifier, choose_promise
 from agents.trainer.start_report import report_start
+from agents.trainer.streamed_store import warning_of_slow_disk
 from agents.trainer.training_state import TrainingState
 
 # Tokens of the passes that measure a rank's speed: enough to keep a CPU busy for a moment, and so
@@ -243,8 +244,11 @@ def _exchange_readiness(
         workload = make_workload(context, state)
         limit = _GPU_WARMUP_BATCHES * setting.micro_tokens
         parts = [workload.choose_step(number, limit) for number in range(2)]
+    stream = state.model.stream
+    with warning_of_slow_disk(context, stream.reader if stream is not None else None):
+        tokens_per_s = measure_speed(executor, parts, context.device)
     report = {
-        "tokens_per_s": measure_speed(executor, parts, context.device) * work_share,
+        "tokens_per_s": tokens_per_s * work_share,
         "stop": context.control.stop_requested,
         "scales_loss": state.model.dtype == torch.float16,
     }

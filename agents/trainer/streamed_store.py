@@ -5,7 +5,10 @@ Only then is the model's hash waited for, which names the files of its layers.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,12 +16,15 @@ from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.model.layer_store import StreamedLayers
 from agents.trainer.model.model import choose_dtype
 from agents.trainer.rank.context import RankContext
+from agents.trainer.streaming.disk_reader import DiskReader
 from agents.trainer.streaming.host_memory import HostMemory, choose_budget
 from agents.trainer.streaming.layer_files import LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 
 # Their releases may quantize or convert differently.
 _PACKAGES = ("transformers", "bitsandbytes")
+# Part of the time of passes that may pass in waiting for a disk before a person is warned.
+_WAITING_SHARE = 0.1
 
 
 class DeferredStore:
@@ -74,6 +80,32 @@ class DeferredStore:
     def finish(self) -> LayerStream | None:
         """Start to stream; return the stream, or None without one."""
         return None if self._store is None else self._store.finish()
+
+
+@contextmanager
+def warning_of_slow_disk(context: RankContext, reader: DiskReader | None) -> Iterator[None]:
+    """Warn where passes inside the block waited for layers from a disk.
+
+    Args:
+        context: Of the rank.
+        reader: Reads its layers; None: none is in a file.
+    """
+    if reader is None:
+        yield
+        return
+    before_s, started_s = reader.waited_s, time.perf_counter()
+    yield
+    share = (reader.waited_s - before_s) / (time.perf_counter() - started_s)
+    if share > _WAITING_SHARE and reader.bytes_per_s:
+        context.journal.write(
+            "warning",
+            message=f"Layers that the PC's memory has no room for come from its disk at "
+            f"{reader.bytes_per_s / 1e9:.1f} GB/s, for which this GPU waits {share:.0%} of the "
+            "time.",
+            hint="Close programs on that PC, give it more memory or a faster SSD for the agent's "
+            "folder, or raise batch_sequences so that more is computed for each read",
+            of_rank=True,
+        )
 
 
 def _read_version(package: str) -> str:

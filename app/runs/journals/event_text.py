@@ -124,8 +124,9 @@ def _findings(line: Line) -> list[DataFinding]:
 def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     tokens, layers = whole_of(line, "micro_tokens"), whole_of(line, "num_layers")
     twice, moved = whole_of(line, "num_recomputed") or 0, whole_of(line, "num_moved") or 0
+    streamed, from_disk = whole_of(line, "num_streamed") or 0, whole_of(line, "num_from_disk") or 0
     is_compiled = line.get("compiled") is True
-    if tokens is None or layers is None or not (is_compiled or twice or moved):
+    if tokens is None or layers is None or not (is_compiled or twice or moved or streamed):
         return None  # a CPU has nothing to choose
     who = f"rank {rank} on {node}"
     text = f"uses micro-batches of up to {tokens:,} tokens"
@@ -133,6 +134,9 @@ def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     text += " and compiled layers" if is_compiled else ""
     does = [f"{twice} recompute their activations"] if twice else []
     does += [f"{moved} offload them to the PC's memory"] if moved else []
+    if streamed:
+        note = f" ({from_disk} from its disk)" if from_disk else ""
+        does.append(f"{streamed} are streamed from the PC{note}")
     text += f"; of {count_of(layers, 'layer')}, {' and '.join(does)}" if does else ""
     believed = number_of(line, "believed_tokens_per_s")
     measured = number_of(line, "measured_tokens_per_s")

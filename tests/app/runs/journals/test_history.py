@@ -144,6 +144,14 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
             "layers, 18 recompute their activations and 12 offload them to the PC's memory",
         ),
         (
+            {"kind": "setting", "compiled": False, "micro_tokens": 4096, "num_layers": 80,
+             "num_streamed": 70, "num_from_disk": 32},
+            0,
+            "info",
+            "rank 0 on alpha uses micro-batches of up to 4,096 tokens; of 80 layers, 70 are "
+            "streamed from the PC (32 from its disk)",
+        ),
+        (
             {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32, "step": 9,
              "believed_tokens_per_s": 900.0, "measured_tokens_per_s": None},
             0,
