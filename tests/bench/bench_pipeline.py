@@ -1,6 +1,7 @@
 """How much of seven cards a 70B pipeline uses on Gigabit, beside torch's own 1F1B in the same run.
 
     python -m tests.bench.bench_pipeline                  # seven ranks, 64 micro-batches, a tenth
+    python -m tests.bench.bench_pipeline --memory cuda    # seven ranks on one GPU, 70B in NF4
 
 Each rank lives in a network namespace with a link shaped on both ends. A pass is a sleep as long as
 that of a stage of Llama-2-70B on an RTX 4070 (1.25 s forward, 2.5 s backward for 2,048 tokens of
@@ -8,6 +9,10 @@ QLoRA with recomputation), and features are as large: 33.6 MB. `--scale 0.1` sho
 messages alike, so that their ratio stays. The order of the passes and the messages are the
 trainer's own code. Perfect is all micro-batches on the slowest stage, without bubble or wire.
 Needs root and iproute2.
+
+With `--memory` seven processes play cards of 11 GiB on one GPU, each with its own stage of random
+NF4 weights: what each stage takes at its peak, and what crosses the borders, are real; their speed
+is not. `--memory cpu` does it with a tiny shape.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from agents.trainer.parallel.pipeline.wire_format import WireFormat
 from agents.trainer.rank.group import Group, Ranks
 from app.planning.strategies.pipeline_schedule import split_layers
 from tests.bench.bench_unlike import Links
+from tests.bench.stage_memory import run_stages
 from tests.cluster.namespaces import SYSTEM_PATH
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +53,7 @@ CASES = {
 UNEVEN = (87.9, 87.9, 58.3, 58.3, 58.3, 43.5, 43.5)
 """TFLOP/s of two RTX 5070 Ti, three RTX 4070 and two RTX 3070 Ti."""
 NUM_LAYERS = 80
+MOST_GIB, MOST_BYTES_OFF = 10.5, 0.03
 GOALS = {"of unshaped": 0.92, "of perfect": 0.85}
 
 
@@ -97,7 +104,7 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         time.sleep(BACKWARD_S * ctx.scale)
-        return gradient, None, None
+        return gradient.contiguous(), None, None
 
 
 class _SleepingStage(nn.Module):
@@ -188,6 +195,18 @@ def split_unevenly() -> tuple[tuple[int, ...], list[float]]:
     return layers, [time / max(times) for time in times]
 
 
+def measure_memory(device: str, num_layers: int, tokens: list[int], cap_gib: float) -> int:
+    """Print a JSON line for each length; 1: a stage takes more than `MOST_GIB`, or sends more."""
+    missed = 0
+    for length in tokens:
+        found = run_stages(device, NUM_STAGES, num_layers, length, 16, cap_gib)
+        print(json.dumps(found), flush=True)
+        ratio = found["sent_mb"] / found["features_mb"]
+        is_met = max(found["peak_gib"]) <= MOST_GIB and abs(ratio - 1) <= MOST_BYTES_OFF
+        missed += device == "cuda" and not is_met
+    return min(missed, 1)
+
+
 def main() -> int:
     """Print a JSON line for each case, then the ratios; 1: a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -195,9 +214,15 @@ def main() -> int:
     parser.add_argument("--micro", type=int, default=NUM_MICRO)
     parser.add_argument("--scale", type=float, default=0.1, help="of passes and messages")
     parser.add_argument("--rank-of", choices=("ours", "torch"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=("cuda", "cpu"), help="measure stages instead")
+    parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="of the model in --memory")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 2048])
+    parser.add_argument("--cap-gib", type=float, default=11.0)
     args = parser.parse_args()
     if args.rank_of:
         be_rank(args.rank_of, args.micro, args.scale)
+    if args.memory:
+        return measure_memory(args.memory, args.layers, args.tokens, args.cap_gib)
     print(json.dumps({"cores": os.cpu_count(), "torch": torch.__version__, **vars(args)}))
     found = {}
     for name in CASES:
