@@ -99,8 +99,9 @@ class Attack:
 
     def _is_calm(self, case: Case) -> bool:
         """Wait until the run is as it was before the fault; return whether it can take another."""
-        site, expectation = self.site, case.drawn.fault.expectation
-        if case.breaks or expectation.recovery == "recovered":
+        site, fault = self.site, case.drawn.fault
+        expectation = fault.expectation
+        if case.breaks or expectation.recovery == "recovered" or not fault.leaves_as_before:
             return False
 
         def is_as_before() -> bool:

@@ -44,6 +44,8 @@ class Fault:
     """Whether it has to be prepared before the run starts, so that it is the first to strike it."""
     strikes_while_loading: ClassVar[bool] = False
     """Whether it strikes as soon as the ranks live, not at a step; such a one is at the start."""
+    leaves_as_before: ClassVar[bool] = True
+    """Whether a run that it does not interrupt may take another fault."""
     lasts_s: float = 0.0
     """Time from `do` to `undo`, in seconds."""
 

@@ -97,6 +97,7 @@ class RankOom(Fault):
 class SupervisorKill(Fault):
     name = "supervisor-kill"
     does = "kill -9 of a supervisor"
+    leaves_as_before = False  # its successor adopts the ranks, and cannot learn their exit codes
 
     @property
     def expectation(self) -> Expectation:
