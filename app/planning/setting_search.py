@@ -32,6 +32,8 @@ from app.planning.model_shape import ModelShape
 
 # Share of the card's memory that unpacked weights leave free beyond that.
 _SPARE_SLACK = 0.02
+# Times that a setting which turns out too large is chosen again, with less room.
+_MAX_RETRIES = 8
 
 
 def choose_setting(  # noqa: PLR0913 - all that the search depends on
@@ -66,8 +68,18 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
     )  # fmt: skip
     batch_tokens = spec.batch_sequences * mean_tokens
     most = int(batch_tokens if ranks == 1 else batch_tokens * SHARE_SLACK / ranks)
-    setting = search.choose(min(MOST_TOKENS, max(longest_tokens, most)))
+    most_tokens = min(MOST_TOKENS, max(longest_tokens, most))
+    setting = search.choose(most_tokens)
     memory = search.estimate(setting)
+    # The search counts bytes per token alone; the trainer sees what they leave out when it tries.
+    taken_bytes = 0
+    for _ in range(_MAX_RETRIES):
+        over_bytes = memory.expected_bytes - gpu.room_bytes
+        if over_bytes <= 0:
+            break
+        taken_bytes = 2 * taken_bytes + over_bytes
+        setting = search.choose(most_tokens, taken_bytes)
+        memory = search.estimate(setting)
     return Fit(
         setting=setting,
         memory=memory,
@@ -114,11 +126,16 @@ class _Search:
             ranks=self.ranks,
         )
 
-    def choose(self, most_tokens: int) -> MemorySetting:
-        """Return the fastest setting, or the smallest one where none fits."""
+    def choose(self, most_tokens: int, taken_bytes: int = 0) -> MemorySetting:
+        """Return the fastest setting, or the smallest one where none fits.
+
+        Args:
+            most_tokens: limit of a micro-batch.
+            taken_bytes: memory that passes may not use, beside what rests.
+        """
         num_all = 0 if self.spec.recompute == "none" else self.shape.num_layers
         least = MemorySetting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
-        needs, room_bytes = self._needs(least), self._room_bytes()
+        needs, room_bytes = self._needs(least), self._room_bytes() - taken_bytes
         best = self._try(needs, room_bytes, self.longest_tokens)
         if best is None:
             return least

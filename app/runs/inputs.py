@@ -16,7 +16,6 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.model_check import find_folder, refuse, require_usable
-from app.library.model_parts import choose_parts
 from app.library.models import find_model, require_whole
 from app.presentation.result_text import say_bytes
 from app.runs.node_pool import OnMessage
@@ -180,6 +179,8 @@ async def _choose_files(
     services: Services, node: str, model: Source, plan: LaunchPlan | None
 ) -> Source:
     """Return the files of the model that a node needs: all of them unless it has a stage."""
+    from app.library.model_parts import choose_parts  # reads heads of files, as no list does
+
     cut = plan.forecast.cut if plan is not None else None
     if plan is None or cut is None or not cut.stages or model.destination is None:
         return model
