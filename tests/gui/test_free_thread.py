@@ -94,7 +94,7 @@ def add_nodes(site: Site, stage: RealStage) -> None:
 
 
 def start_run(site: Site, stage: RealStage) -> str:
-    path = site.write_run_file(NUM_STEPS, nodes=list(NAMES))
+    path = site.write_run_file(NUM_STEPS, nodes=list(NAMES), recovery="resume")
     started: list[str] = []
     stage.bridge.run(
         lambda core, report: core.runs.start(core.library.read_run_file(path), report),
