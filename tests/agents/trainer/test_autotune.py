@@ -238,7 +238,7 @@ def test_a_kept_setting_belongs_to_one_rank_and_one_shape(monkeypatch):
             group=SimpleNamespace(world_size=world_size),
             device=CPU,
         )
-        return name_setting(context, state, SimpleNamespace(compiled=True))
+        return name_setting(context, state, SimpleNamespace(compiled=True, stream=None))
 
     assert name() == name()
     others = [name(rank=1), name(world_size=1), name(longest=4096), name(exact=False)]

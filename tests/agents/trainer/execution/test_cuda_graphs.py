@@ -287,15 +287,20 @@ def test_after_a_recording_that_failed_others_are_made_in_new_memory(make, monke
 
 
 @pytest.mark.parametrize(
-    ("device", "compiled", "is_flat", "expected"),
+    ("change", "expected"),
     [
-        ("cuda", True, True, True),
-        ("cpu", True, True, False),
-        ("cuda", False, True, False),
-        ("cuda", True, False, False),
+        ({}, True),
+        ({"device": "cpu"}, False),
+        ({"compiled": False}, False),
+        ({"is_flat": False}, False),
+        ({"stage": "of a pipeline"}, False),
+        ({"stream": "of layers"}, False),
     ],
 )
-def test_what_waits_for_the_device_is_never_recorded(device, compiled, is_flat, expected):
-    state = SimpleNamespace(is_flat=is_flat, model=SimpleNamespace(clock=None))
-    found = make_replayer(state, SimpleNamespace(compiled=compiled), torch.device(device))
-    assert (found is not None) == expected
+def test_what_waits_for_the_device_is_never_recorded(change, expected):
+    case = {"device": "cuda", "compiled": True, "is_flat": True, "stage": None, "stream": None}
+    case |= change
+    model = SimpleNamespace(clock=None, stage=case["stage"])
+    state = SimpleNamespace(is_flat=case["is_flat"], model=model)
+    layers = SimpleNamespace(compiled=case["compiled"], stream=case["stream"])
+    assert (make_replayer(state, layers, torch.device(case["device"])) is not None) == expected
