@@ -25,7 +25,7 @@ from agents.supervisor.launcher import Launcher
 from agents.supervisor.memory_kills import MemoryKills
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.sweep import find_processes
-from agents.supervisor.verdict import AttemptOutcome
+from agents.supervisor.verdict import AttemptOutcome, tell_exit
 
 TICK_S = 0.5
 
@@ -183,7 +183,10 @@ class RankGroup:
     def _journal_exit(self, rank: RankProcess) -> None:
         if rank.exit_code in (None, -signal.SIGKILL):
             rank.kill_cause = self._memory_kills.explain(rank.pid)
-        self._journal.write("rank_exited", rank=rank.rank, pid=rank.pid, exit_code=rank.exit_code)
+        about = {} if not rank.exit_code else {"how": tell_exit(rank)}
+        self._journal.write(
+            "rank_exited", rank=rank.rank, pid=rank.pid, exit_code=rank.exit_code, **about
+        )
 
     def _cap_logs(self) -> None:
         """Keep ranks that print without end from filling the disk."""

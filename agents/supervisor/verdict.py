@@ -197,7 +197,7 @@ def _read_failure(rank: RankProcess) -> dict[str, Any]:
 
 def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
     where = f"Rank {rank.rank} on node {intent.node} ({rank.device})"
-    phase = rank.read_heartbeat().get("phase") or "starting"
+    phase = _read_phase(rank)
     told = str(_read_failure(rank).get("message", ""))
     if told:
         return f"{where} failed in phase {phase}: {told}"
@@ -205,8 +205,17 @@ def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
     if rank.exit_code is None:
         how = f"was ended in phase {phase} and left no record of it; its exit code is not known, "
         return f"{where} {how}since its supervisor was replaced. Its last line: {last}"
-    how = _name_exit(rank.exit_code, rank.kill_cause)
-    return f"{where} {how} in phase {phase}. Its last line: {last}"
+    return f"{where} {tell_exit(rank)}. Its last line: {last}"
+
+
+def tell_exit(rank: RankProcess) -> str:
+    """Return how a rank ended and in which phase, to follow its name."""
+    how = _name_exit(rank.exit_code or 0, rank.kill_cause)
+    return f"{how} in phase {_read_phase(rank)}"
+
+
+def _read_phase(rank: RankProcess) -> str:
+    return str(rank.read_heartbeat().get("phase") or "starting")
 
 
 def _name_exit(exit_code: int, kill_cause: str) -> str:

@@ -302,9 +302,9 @@ def _describe_exit(line: Line, node: str, rank: int | None) -> Description:
     code = whole_of(line, "exit_code")
     if code is None or code == 0:
         return None
-    who = f"rank {whole_of(line, 'rank')} on {node}"
-    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    return "warning", f"{who} {how}", True
+    who = f"rank {whole_of(line, 'rank')} on node {node}"
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return "warning", f"{who} {text_of(line, 'how') or how}", True
 
 
 def _skip(line: Line, node: str, rank: int | None) -> Description:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tests.campaign.faults.fault import Expectation, Fault
 from tests.campaign.processes import find_part, send
-from tests.cluster.namespaces import run_tool
+from tests.cluster.namespaces import Node, run_tool
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
@@ -126,15 +126,20 @@ class Damage(Fault):
         return self._file
 
     def do(self, case: Case) -> None:
+        holders = [node for node in case.site.nodes if self._list_checkpoints(case, node)]
+        if case.node not in holders:  # of three nodes, one may have no copy
+            case.node = holders[0]
         for node in case.site.nodes:
             send(find_part(case.site.cluster, node, "rank"), SIGKILL)
-        folder = case.site.run_folder(case.node, case.run_id) / "checkpoints"
-        newest = max(folder.glob("step-*"))
+        newest = max(self._list_checkpoints(case, case.node))
         files = sorted(path for path in newest.iterdir() if path.is_file())
         rest = [path for path in files if path.name != "manifest.json"]
         path = newest / "manifest.json" if self.of_manifest else self._draw.choice(rest)
         self._file = path.name
         harm(path, self.harm, self._draw)
+
+    def _list_checkpoints(self, case: Case, node: Node) -> list[Path]:
+        return list((case.site.run_folder(node, case.run_id) / "checkpoints").glob("step-*"))
 
 
 def harm(path: Path, how: HARM, draw: random.Random) -> None:

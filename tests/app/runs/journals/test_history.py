@@ -205,9 +205,10 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
          "the run's supervisor on alpha was killed and replaced by process 77; rank 0 and 1 went "
          "on meanwhile"),
         ({"kind": "rank_exited", "rank": 1, "exit_code": -9}, None, "warning",
-         "rank 1 on alpha was killed by signal 9"),
-        ({"kind": "rank_exited", "rank": 1, "exit_code": 3}, None, "warning",
-         "rank 1 on alpha exited with code 3"),
+         "rank 1 on node alpha was ended by signal 9"),
+        ({"kind": "rank_exited", "rank": 1, "exit_code": 3,
+          "how": "ended with exit code 3 in phase loading"}, None, "warning",
+         "rank 1 on node alpha ended with exit code 3 in phase loading"),
     ],
 )  # fmt: skip
 def test_what_a_line_tells_in_plain_words(
