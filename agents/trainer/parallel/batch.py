@@ -6,7 +6,7 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
@@ -16,6 +16,8 @@ from agents.trainer.parallel.shares import split_batch
 
 # Steps from which the work of a run is estimated.
 _SAMPLED_STEPS = 24
+# Examples in memory at once during an evaluation. Among so many, those of like length are found.
+_EVALUATED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,3 +88,27 @@ def choose_batch(
         my_tokens=sum(lengths[place] for place in mine),
         my_weight=sum(weights[place] for place in mine),
     )
+
+
+def list_evaluated(
+    examples: Examples, first_place: int, *, shares: Sequence[float], rank: int
+) -> Iterator[Part]:
+    """Yield what a rank evaluates, some examples at a time.
+
+    They are divided by the shares of training: a rank that is slow there is slow here, and the
+    others wait.
+
+    Args:
+        examples: evaluation data.
+        first_place: index of the first one for the objective (see `Part.places`).
+        shares: weight of each rank; see `shares`.
+        rank: owner of the parts.
+    """
+    mine = split_batch(examples.num_tokens.tolist(), shares)[rank]
+    for start in range(mine.start, mine.stop, _EVALUATED_AT_ONCE):
+        places = range(start, min(start + _EVALUATED_AT_ONCE, mine.stop))
+        yield Part(
+            examples=[examples[place] for place in places],
+            places=[first_place + place for place in places],
+            positions=places,
+        )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agents.contract.spec import RunSpec
-from agents.trainer.data.examples import Examples, Part
+from agents.trainer.data.examples import Examples
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline, hold_everything
 from agents.trainer.model.model import TrainedModel
@@ -26,16 +26,12 @@ from agents.trainer.optim.optimizer import (
 )
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
-from agents.trainer.parallel.batch import Batch, choose_batch
+from agents.trainer.parallel.batch import Batch, choose_batch, list_evaluated
 from agents.trainer.parallel.compression import make_transport
 from agents.trainer.parallel.reducer import GradientTransport, Reducer
-from agents.trainer.parallel.shares import split_batch
 from agents.trainer.parallel.state_digest import digest
 from agents.trainer.parallel.strategy import TrainedState
 from agents.trainer.rank.context import RankContext
-
-# Examples in memory at once during an evaluation. Among so many, those of like length are found.
-_EVALUATED_AT_ONCE = 1024
 
 
 class DataParallel:
@@ -164,16 +160,9 @@ class DataParallel:
 
     def evaluate(self, examples: Examples, first_place: int) -> Tensor:
         """Return the sums over all examples, each rank doing its share."""
-        # By the shares of training: a rank that is slow there is slow here, and the others wait.
-        mine = split_batch(examples.num_tokens.tolist(), self.shares)[self._group.rank]
         sums = torch.zeros_like(self._executor.sums)
-        for start in range(mine.start, mine.stop, _EVALUATED_AT_ONCE):
-            places = range(start, min(start + _EVALUATED_AT_ONCE, mine.stop))
-            part = Part(
-                examples=[examples[place] for place in places],
-                places=[first_place + place for place in places],
-                positions=places,
-            )
+        rank = self._group.rank
+        for part in list_evaluated(examples, first_place, shares=self.shares, rank=rank):
             self._executor.evaluate(part)
             sums += self._executor.sums
         self._group.sum(sums)

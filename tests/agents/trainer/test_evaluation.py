@@ -10,7 +10,7 @@ import torch
 
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.evaluation import evaluate
-from agents.trainer.parallel import data_parallel
+from agents.trainer.parallel import batch
 from agents.trainer.parallel.data_parallel import DataParallel
 from agents.trainer.rank.group import Group, Ranks
 from agents.trainer.rank.state_guard import StateGuard
@@ -55,7 +55,7 @@ def make_strategy(executor, group, shares):
 
 @pytest.mark.parametrize("at_once", [3, 1024])
 def test_rows_are_taken_a_block_at_a_time(monkeypatch, at_once):
-    monkeypatch.setattr(data_parallel, "_EVALUATED_AT_ONCE", at_once)
+    monkeypatch.setattr(batch, "_EVALUATED_AT_ONCE", at_once)
     executor = Counting()
     strategy = make_strategy(executor, Group(Ranks(), ["rank 0"]), (1.0,))
     found = evaluate(strategy, Rows(), first_place=100)

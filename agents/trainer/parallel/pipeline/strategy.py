@@ -40,7 +40,7 @@ from agents.trainer.optim.flat_parameters import FlatParameters, Layout, compute
 from agents.trainer.optim.optimizer import clip_and_step, make_optimizer
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
-from agents.trainer.parallel.batch import Batch, choose_batch
+from agents.trainer.parallel.batch import Batch, choose_batch, list_evaluated
 from agents.trainer.parallel.pipeline.cut import Replicas, choose_stages
 from agents.trainer.parallel.pipeline.exchange import Stretches, gather
 from agents.trainer.parallel.pipeline.order import plan_in_flight
@@ -55,7 +55,6 @@ from agents.trainer.parallel.pipeline.whole_state import (
     write_rows,
 )
 from agents.trainer.parallel.pipeline.wire_format import WireFormat
-from agents.trainer.parallel.shares import split_batch
 from agents.trainer.parallel.strategy import TrainedState
 from agents.trainer.rank.context import RankContext
 
@@ -64,8 +63,6 @@ from agents.trainer.rank.context import RankContext
 _DEPTH = 2
 # Micro-batches of a batch for each stage: the stages idle for one in so many.
 _MICRO_PER_STAGE = 4
-# Examples in memory at once during an evaluation.
-_EVALUATED_AT_ONCE = 1024
 
 
 class Pipeline:
@@ -295,16 +292,9 @@ class Pipeline:
 
     def evaluate(self, examples: Examples, first_place: int) -> Tensor:
         """Return the sums over all examples, each replica doing its share."""
-        lengths = examples.num_tokens.tolist()
-        mine = split_batch(lengths, self._balancer.shares)[self._place[0]]
         sums = torch.zeros_like(self._executor.sums)
-        for start in range(mine.start, mine.stop, _EVALUATED_AT_ONCE):
-            places = range(start, min(start + _EVALUATED_AT_ONCE, mine.stop))
-            part = Part(
-                examples=[examples[place] for place in places],
-                places=[first_place + place for place in places],
-                positions=places,
-            )
+        shares, replica = self._balancer.shares, self._place[0]
+        for part in list_evaluated(examples, first_place, shares=shares, rank=replica):
             self._passes.evaluate(part, self._group_rows(part))
             sums += self._executor.sums
         self._group.sum(sums)
