@@ -153,9 +153,9 @@ SETTINGS = (
         labels=("Warn me", "Pause until it is cooler", "Lower its power limit"),
         per_node=True,
         title="When heat slows a GPU down",
-        description="After a minute. A GPU that reaches its slowdown temperature pauses its run in "
-        "any case. Only an administrator may lower power limits on most PCs. Holds for runs that "
-        "start after the change.",
+        description="What a run does after a minute of it. A GPU that reaches its slowdown "
+        "temperature pauses its run in any case. Only an administrator may lower power limits "
+        "on most PCs. Holds for runs that start after the change.",
         section="Runs",
     ),
     Setting(
