@@ -9,6 +9,7 @@ from typing import Literal
 from agents.contract.node import EnvironmentReport, NodeFacts
 from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint
+from app.provisioning.repairs import Repair
 
 Status = Literal["pass", "warn", "fail", "unknown"]
 
@@ -26,6 +27,8 @@ class CheckRow:
     message: str
     fix: str = ""
     """What to do next; empty when the check passed."""
+    repair: Repair | None = None
+    """Steps that do it; None: a person has to, as `fix` says, or nothing is wrong."""
     round_trip_s: float | None = None
     """Round trip between node and peer, in seconds; None: not measured."""
     bytes_per_s: float | None = None
@@ -60,6 +63,13 @@ class CheckedGroup:
     """Deadline of the all-reduce, in seconds."""
 
 
-def make_row(check: str, node: str, status: Status, message: str, fix: str = "") -> CheckRow:
+def make_row(
+    check: str,
+    node: str,
+    status: Status,
+    message: str,
+    fix: str = "",
+    repair: Repair | None = None,
+) -> CheckRow:
     """Return a row about one node."""
-    return CheckRow(check=check, node=node, status=status, message=message, fix=fix)
+    return CheckRow(check=check, node=node, status=status, message=message, fix=fix, repair=repair)

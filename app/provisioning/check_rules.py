@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from agents.contract.node import GpuFacts
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
+from app.provisioning.repairs import install_compiler, install_driver, set_mtu, synchronise_clock
 from app.text import show_bytes, show_list
 
 Value = TypeVar("Value", str, int)
@@ -69,7 +70,8 @@ def judge_clock(node: CheckedNode) -> tuple[CheckRow, ...]:
     # WSL has no time service of its own: its clock drifts while Windows sleeps.
     fix = "sudo hwclock -s" if node.facts.wsl else "sudo timedatectl set-ntp true"
     text = f"{abs(skew_s):.0f} s {side} this PC's clock"
-    return (make_row("clock", node.name, "warn", text, fix),)
+    repair = None if node.facts.wsl else synchronise_clock()
+    return (make_row("clock", node.name, "warn", text, fix, repair),)
 
 
 def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -81,7 +83,8 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
             if facts.wsl
             else "sudo ubuntu-drivers install, then restart that PC"
         )
-        return (make_row("gpu", name, "fail", facts.gpu_problem, fix),)
+        repair = None if facts.wsl else install_driver()
+        return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
     if not facts.gpus:
         return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)
     return tuple(_judge_gpu(name, gpu, bool(facts.wsl)) for gpu in facts.gpus)
@@ -111,7 +114,7 @@ def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
     )
     python = ".".join((report.python_version or "3").split(".")[:2])
     fix = f"sudo apt-get install -y build-essential python{python}-dev"
-    return (make_row("compiler", node.name, "warn", text, fix),)
+    return (make_row("compiler", node.name, "warn", text, fix, install_compiler(python)),)
 
 
 def judge_wsl(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -154,18 +157,20 @@ def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
 def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
     """Compare packet sizes: where they differ on one network, only large packets are lost."""
     mtus: dict[str, int] = {}
+    devices: dict[str, str] = {}
     for name, endpoint in group.endpoints.items():
         for device in group.nodes[name].facts.interfaces:
             # Only the device that training uses: bridges and VPNs have sizes of their own.
             if device.name == endpoint.interface and device.mtu is not None:
-                mtus[name] = device.mtu
+                mtus[name], devices[name] = device.mtu, device.name
     return tuple(
         make_row(
             "mtu",
             name,
             "warn",
             f"packets of {mtus[name]} bytes, while most nodes use {usual}",
-            f"sudo ip link set DEVICE mtu {usual}",
+            f"sudo ip link set dev {devices[name]} mtu {usual}",
+            set_mtu(devices[name], mtus[name], usual),
         )
         for name, usual in _find_odd(mtus).items()
     )
@@ -195,6 +200,7 @@ def _judge_disk(node: str, free: int | None) -> CheckRow:
 def _judge_gpu(node: str, gpu: GpuFacts, is_wsl: bool) -> CheckRow:
     text = f"{gpu.name}, driver {gpu.driver or 'not known'}"
     update = "the Windows driver" if is_wsl else "it: sudo ubuntu-drivers install"
+    repair = None if is_wsl else install_driver()
     capability = numbers_of(gpu.capability)
     # Before the driver: no update helps a card that torch does not support.
     if capability and capability < MIN_CAPABILITY:
@@ -206,10 +212,10 @@ def _judge_gpu(node: str, gpu: GpuFacts, is_wsl: bool) -> CheckRow:
     if not driver:
         return make_row("gpu", node, "unknown", text, "Run there: nvidia-smi")
     if driver[0] < MIN_DRIVER:
-        return make_row("gpu", node, "fail", f"{text} is too old", f"Update {update}")
+        return make_row("gpu", node, "fail", f"{text} is too old", f"Update {update}", repair)
     if driver[0] < GOOD_DRIVER:
         old = f"{text} is older than {GOOD_DRIVER}, which CUDA 13 needs"
-        return make_row("gpu", node, "warn", old, f"Update {update}")
+        return make_row("gpu", node, "warn", old, f"Update {update}", repair)
     return make_row("gpu", node, "pass", text)
 
 

@@ -10,6 +10,7 @@ from agents.contract.node import EnvironmentReport, GpuFacts, InterfaceFacts, No
 from app.nodes.endpoints import Endpoint
 from app.provisioning import check_rules as rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode
+from app.provisioning.repairs import install_compiler, set_mtu, synchronise_clock
 
 FACTS = NodeFacts(hostname="pc", os="Ubuntu", kernel="6", python="3.12", architecture="x86_64")
 CARD = GpuFacts(uuid="u", index=0, name="RTX 4070", driver="580.65", capability="8.9")
@@ -80,6 +81,7 @@ def test_compiler(compiler: str | None, headers: bool | None, status: str, says:
     if status == "warn":
         assert "training is slower" in row.message
         assert row.fix == "sudo apt-get install -y build-essential python3.12-dev"
+        assert row.repair == install_compiler("3.12")
 
 
 def test_no_compiler_is_needed_without_a_gpu() -> None:
@@ -117,6 +119,8 @@ def test_the_clock_of_wsl_is_set_in_another_way() -> None:
     (wsl,) = rules.judge_clock(node(replace(FACTS, wsl="mirrored"), skew_s=9))
     assert "timedatectl" in linux.fix
     assert "hwclock" in wsl.fix
+    assert linux.repair == synchronise_clock()
+    assert wsl.repair is None
 
 
 @pytest.mark.parametrize(
@@ -190,4 +194,5 @@ def test_the_node_with_another_packet_size_is_named() -> None:
     ]
     (row,) = rules.judge_mtus(group(a, b, c, d))
     assert (row.node, row.status) == ("b", "warn")
+    assert row.repair == set_mtu("eth0", 9000, 1500)
     assert rules.judge_mtus(group(a, d)) == ()
