@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -18,6 +20,8 @@ from agents.contract.run_layout import RUNS, attempt_folder, is_stream
 from app.errors import UserError
 
 HOME_VARIABLE = "RACKLESS_HOME"
+BUSY_FILE_S = 2.0
+"""Maximum wait for a file that another program has open, in seconds."""
 RESERVE_BYTES = 512 << 20
 """Room that the data of nodes leaves on a disk of this PC."""
 RESERVE_SHARE = 0.02
@@ -177,7 +181,28 @@ def replace_text(path: Path, text: str) -> None:
         temporary.unlink()
     with open_private(temporary, "w") as file:
         file.write(text.encode("utf-8"))
-    os.replace(temporary, path)
+    replace_file(temporary, path)
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Rename a file over another one; on Windows, wait until nobody has that one open.
+
+    A reader or a virus scanner holds a file for milliseconds, in which Windows refuses.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    deadline_s = time.monotonic() + BUSY_FILE_S
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            # Elsewhere a permission does not come by waiting.
+            is_final = sys.platform != "win32" or time.monotonic() > deadline_s
+            if is_final:
+                raise
+        time.sleep(0.02)
 
 
 def open_private(path: Path, mode: Literal["w", "a", "x"]) -> IO[bytes]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 from app.errors import UserError
@@ -66,7 +67,7 @@ def _require_home(paths: Paths) -> None:
 def _close(folder: Path) -> bool:
     """Close a folder; return whether it was open."""
     found = folder.stat()
-    if found.st_uid != os.geteuid():
+    if sys.platform != "win32" and found.st_uid != os.geteuid():
         raise UserError(
             f"{folder} belongs to another user of this PC (number {found.st_uid}), who could read "
             "and change what Rackless keeps there",

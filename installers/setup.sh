@@ -367,12 +367,17 @@ run_check() { # $1: its name; the rest: arguments of python
     "$python" "$@" || failed="$failed $check"
 }
 
+check_types() { # for Linux; for Windows, what the window and the command line import
+    "$python" -m mypy && "$python" -m mypy --platform win32 --cache-dir .mypy_cache/windows \
+        -p app -p agents.contract
+}
+
 run_tests() {
     cd "$project"
     types_said=$(mktemp)
     trap 'rm -f "$types_said"' EXIT
     failed=
-    "$python" -m mypy >"$types_said" 2>&1 &  # beside the tests
+    check_types >"$types_said" 2>&1 &  # beside the tests
     types=$!
     run_check "format" -m ruff format --check .
     run_check "lint" -m ruff check .
@@ -410,7 +415,9 @@ run_quick_check() { # $1: the commit to compare with; none: where this branch le
     trap 'rm -f "$near_said"' EXIT
     run_check "format" -m ruff format --check .
     run_check "lint" -m ruff check .
-    run_check "types" -m mypy
+    say ""
+    say "== types"
+    check_types || failed="$failed types"
     say ""
     say "== tests near the change"
     near=$("$python" installers/near_tests.py "$@")

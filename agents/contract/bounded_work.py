@@ -37,7 +37,6 @@ KILLED_MESSAGE = "a chat template did not end, so that its program was killed"
 KILLED_HINT = "Use a model from a source that you trust, or give it another chat_template"
 
 T = TypeVar("T")
-_HAS_TIMERS = hasattr(signal, "setitimer")
 
 
 class LimitReached(Exception):
@@ -55,7 +54,7 @@ def within_limits(work: Callable[[], T], soft_s: float = SOFT_S, hard_s: float =
         LimitReached: it took too long, or more memory than there is.
     """
     try:
-        if not _HAS_TIMERS or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return work()
         return _timed(work, soft_s, hard_s)
     except _Interrupted:
@@ -64,51 +63,57 @@ def within_limits(work: Callable[[], T], soft_s: float = SOFT_S, hard_s: float =
         raise LimitReached(f"{MEMORY_BYTES >> 20} MiB of memory") from None
 
 
-def _timed(work: Callable[[], T], soft_s: float, hard_s: float) -> T:
-    is_armed = True
+if sys.platform == "win32":
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if is_armed:
-            raise _Interrupted
-
-    before = signal.signal(signal.SIGPROF, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, hard_s)
-        signal.setitimer(signal.ITIMER_PROF, soft_s)
+    def _timed(work: Callable[[], T], soft_s: float, hard_s: float) -> T:
         return work()
-    finally:
-        is_armed = False
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGPROF, before)
 
-
-@contextlib.contextmanager
-def limited_memory(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
-    """Let this process grow by at most so much inside the block."""
-    if sys.platform == "win32":
+    @contextlib.contextmanager
+    def limited_memory(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
+        """Let this process grow as it likes: Windows has no bound that a program sets itself."""
         yield
-        return
+
+else:
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _read_size() + more_bytes
-    if soft != resource.RLIM_INFINITY:
-        most = min(most, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    def _timed(work: Callable[[], T], soft_s: float, hard_s: float) -> T:
+        is_armed = True
 
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if is_armed:
+                raise _Interrupted
 
-def _read_size() -> int:
-    """Return the address space of this process, in bytes."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 1 << 40  # a system without /proc: no bound that would matter
+        before = signal.signal(signal.SIGPROF, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, hard_s)
+            signal.setitimer(signal.ITIMER_PROF, soft_s)
+            return work()
+        finally:
+            is_armed = False
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGPROF, before)
+
+    @contextlib.contextmanager
+    def limited_memory(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
+        """Let this process grow by at most so much inside the block."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = _read_size() + more_bytes
+        if soft != resource.RLIM_INFINITY:
+            most = min(most, soft)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+    def _read_size() -> int:
+        """Return the address space of this process, in bytes."""
+        try:
+            with open("/proc/self/statm", encoding="ascii") as file:
+                return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            return 1 << 40  # a system without /proc: no bound that would matter
 
 
 def bound_operators(sandbox: Any) -> None:

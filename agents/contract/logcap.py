@@ -37,16 +37,18 @@ def cap_log(path: Path) -> bool:
         return False
     # Whole blocks only: part of a block cannot be freed, and would be filled with zeros.
     end = (state.st_size - NEWEST_BYTES) // BLOCK_BYTES * BLOCK_BYTES
-    if not sys.platform.startswith("linux"):
+    if sys.platform.startswith("linux"):
+        # Without O_APPEND, which pwrite would follow.
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # The notice fills the block in front of the hole.
+            _punch(file, HEAD_BYTES + BLOCK_BYTES, end)
+            os.pwrite(file, _notice(end - HEAD_BYTES), HEAD_BYTES)
+        finally:
+            os.close(file)
+        return True
+    else:
         raise OSError("this system makes no holes in files")
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # without O_APPEND, which pwrite would follow
-    try:
-        # The notice fills the block in front of the hole.
-        _punch(file, HEAD_BYTES + BLOCK_BYTES, end)
-        os.pwrite(file, _notice(end - HEAD_BYTES), HEAD_BYTES)
-    finally:
-        os.close(file)
-    return True
 
 
 def used_bytes(state: os.stat_result) -> int:

@@ -34,7 +34,6 @@ def open_window(args: argparse.Namespace, out: Output) -> int:
 
 def has_display() -> bool:
     """Return whether a window can be shown here."""
-    if sys.platform in ("win32", "darwin"):
-        return True
     # QT_QPA_PLATFORM: with `offscreen` a window needs no display, as in tests.
-    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"))
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    return sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in names)

@@ -31,7 +31,7 @@ from app.cli import (
     watch,
 )
 from app.cli.command import INTERRUPTED, Parser, add_json_option
-from app.cli.output import Output
+from app.cli.output import Output, prepare_console
 from app.errors import UserError
 
 _EPILOG = "Exit codes: 0 done, 1 could not be done, 2 wrong usage. State lives in $RACKLESS_HOME."
@@ -74,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; never raises for a user's mistake."""
+    prepare_console()
     # Read from the arguments, since parsing them may be what fails.
     as_json = failures.wants_json(argv)
     command = "rackless"
@@ -101,8 +102,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _drop_what_cannot_be_written() -> None:
     # Python flushes once more when it ends, and would complain and exit with 120.
-    if sys.stdout is None:  # a window without a console, on Windows
-        return
     try:
         sys.stdout.flush()
     except OSError:

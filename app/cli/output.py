@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,39 @@ from app.text import show_foreign
 _GAP = "  "
 # To the start of the line, then erase to its end (ECMA-48).
 _WIPE = "\r\x1b[K"
+_STANDARD_OUTPUTS = (-11, -12)
+_VIRTUAL_TERMINAL = 0x0004
+"""ENABLE_VIRTUAL_TERMINAL_PROCESSING of SetConsoleMode."""
+
+
+def prepare_console() -> None:
+    """Make the standard streams fit for what is written to them; Windows needs it in two cases.
+
+    pythonw.exe, which runs `rackless watch` as a task, has no streams, so they lead nowhere. And a
+    console of Windows 10 shows escape sequences as characters until a program asks otherwise.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Open for as long as the program runs, as the stream that it stands for.
+            mode = "r" if name == "stdin" else "w"
+            nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, nowhere)
+    if sys.platform == "win32":
+        _enable_escapes()
+
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    def _enable_escapes() -> None:
+        kernel32 = ctypes.windll.kernel32
+        kernel32.GetStdHandle.restype = wintypes.HANDLE
+        for number in _STANDARD_OUTPUTS:
+            handle, mode = wintypes.HANDLE(kernel32.GetStdHandle(number)), wintypes.DWORD()
+            # Both fail for a file or a pipe, which needs no mode.
+            if kernel32.GetConsoleMode(handle, ctypes.byref(mode)):
+                kernel32.SetConsoleMode(handle, mode.value | _VIRTUAL_TERMINAL)
 
 
 class Output:

@@ -27,7 +27,8 @@ def user_service() -> UserService:
     """
     if sys.platform == "win32":
         return LogonTask(run_command)
-    if sys.platform.startswith("linux"):
+    elif sys.platform.startswith("linux"):
         config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         return SystemdUnit(run_command, Path(config) / "systemd" / "user")
-    raise UserError(f"there is no service for this operating system ({sys.platform})", BY_HAND)
+    else:
+        raise UserError(f"there is no service for this operating system ({sys.platform})", BY_HAND)

@@ -19,6 +19,7 @@ import asyncssh
 from app.errors import UserError
 from app.filelock import locked
 from app.nodes.node import SshAddress
+from app.paths import replace_file
 
 FILE_NAME = "known_hosts"
 
@@ -80,7 +81,7 @@ class HostKeys:
             with locked(self._path.with_name(f"{FILE_NAME}.lock")):
                 # Read again under the lock: another master may have changed the file meanwhile.
                 _write_durably(temporary, "".join(f"{x}\n" for x in change(self._lines())))
-                os.replace(temporary, self._path)
+                replace_file(temporary, self._path)
         except OSError as error:
             raise UserError(
                 f"The host key cannot be stored in {self._path}: {error.strerror or error}",

@@ -130,7 +130,8 @@ def power_cut(home: Path, *, deadline_s: float = 10.0) -> int:
     killed: set[int] = set()
     end_s = time.monotonic() + deadline_s
     while found := set(find_processes(home)):
-        for sign in (signal.SIGSTOP, signal.SIGKILL):
+        # By name, because Windows has neither; nor has it nodes on loopback.
+        for sign in (signal.Signals["SIGSTOP"], signal.Signals["SIGKILL"]):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sign)

@@ -175,4 +175,5 @@ class _SessionProtocol(asyncio.SubprocessProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         code = None if self._child is None else self._child.get_returncode()
-        self._session.ended(-signal.SIGKILL if code is None else code)
+        killed = signal.Signals["SIGKILL"]  # by name, because Windows does not have it
+        self._session.ended(-killed if code is None else code)
