@@ -4,7 +4,9 @@ No path of the other side is trusted: every part is checked, and folders are wal
 without following symlinks. A bundle (all files of one manifest) is collected beside its final place
 in `.partial-NAME` and renamed in one step when every file is there; a file gets its name only after
 its bytes are hashed and fsynced. So an interrupted transfer keeps its finished files and no partial
-one, and the next transfer sends only the missing ones.
+one, and the next transfer sends only the missing ones. What the node has under another name
+(agents/node/file_store.py) is not sent: the bundle gets a second name of it. Files of runs are not
+kept in that store, since their owners delete them by name.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from typing import Any, BinaryIO
 from agents.contract.folder_files import open_regular, require_own
 from agents.contract.json_text import parse_json
 from agents.contract.run import BundleStatus, FileEntry
+from agents.contract.run_layout import RUNS
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
+from agents.node.file_store import FileStore
 from agents.state import Home, fsync_folder, identify, locked, take_lock
 
 ROOTS = ("models", "data", "runs", "artifacts")
@@ -79,7 +83,9 @@ def split_destination(destination: str) -> list[str]:
 def read_bundle_status(
     home: Home, destination: str, entries: tuple[FileEntry, ...]
 ) -> BundleStatus:
-    """Return which files of a bundle are missing here, by presence and size.
+    """Return which files of a bundle have to be sent, by presence and size.
+
+    It is complete once it has its name: files of the store may have to be placed in it first.
 
     Raises:
         ExpectedError: a path is not allowed.
@@ -89,8 +95,10 @@ def read_bundle_status(
         raise ExpectedError(f"{final} is a symbolic link, which is not followed.")
     base = final if final.is_dir() else _partial(final)
     # Size is enough: a file gets its name only after its bytes were hashed.
-    missing = tuple(entry.path for entry in entries if not _has(base, entry))
-    return BundleStatus(path=str(final), complete=not missing and base == final, missing=missing)
+    absent = [entry for entry in entries if not _has(base, entry)]
+    store = FileStore(home.path)
+    missing = tuple(e.path for e in absent if store.find(e.sha256, e.size_bytes) is None)
+    return BundleStatus(path=str(final), complete=not absent and base == final, missing=missing)
 
 
 def _partial(final: Path) -> Path:
@@ -133,6 +141,9 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
             with _open_folder_at(parent, [base]) as folder:
                 for entry in coming:
                     _store(folder, entry, source)
+                    if parts[0] != RUNS:
+                        _keep(home, final.with_name(base), entry)
+                _share(home, final.with_name(base), folder, manifest)
                 os.fsync(folder)
             _finish(final, base, manifest)
     return str(final)
@@ -251,6 +262,37 @@ def _copy(file: int, entry: FileEntry, source: BinaryIO) -> None:
         raise ExpectedError(
             f"{entry.path} arrived damaged: its sha256 is not the announced one.", "Send it again"
         )
+
+
+def _share(home: Home, base: Path, folder: int, manifest: list[FileEntry]) -> None:
+    """Place in a bundle (`base`, open as `folder`) what it lacks and the store has.
+
+    Raises:
+        ExpectedError: the disk refuses.
+    """
+    store = FileStore(home.path)
+    for entry in manifest:
+        if _has(base, entry) or store.find(entry.sha256, entry.size_bytes) is None:
+            continue
+        *inner, name = entry.path.split("/")
+        try:
+            with _open_folder_at(folder, inner) as place:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=place)  # one of another size
+                store.place(entry.sha256, name, place)
+                os.fsync(place)
+        except OSError as error:
+            raise explain_os_error(error, f"storing {entry.path}") from error
+    if base.relative_to(home.path).parts[0] == RUNS:
+        store.release(base)
+
+
+def _keep(home: Home, base: Path, entry: FileEntry) -> None:
+    """Give a file that has just arrived, and was verified, a name in the store."""
+    try:
+        FileStore(home.path).adopt(entry.sha256, base / entry.path)
+    except OSError as error:
+        raise explain_os_error(error, f"storing {entry.path}") from error
 
 
 def _finish(final: Path, base: str, manifest: list[FileEntry]) -> None:

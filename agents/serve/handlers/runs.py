@@ -12,6 +12,7 @@ from agents.contract.run import BundleStatus, CheckpointInfo, Claim, FileEntry
 from agents.contract.wire import from_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node import checkpoints
+from agents.node.file_store import FileStore
 from agents.node.files import describe_file, list_files, read_bundle_status, split_destination
 from agents.serve.channel import Call
 from agents.state import Home
@@ -143,14 +144,21 @@ def bundle_status(call: Call) -> BundleStatus:
 def hash_artifact(call: Call) -> dict[str, Any]:
     """Hash the files of an artifact's copy; none where it is gone."""
     folder = _find_artifact(call)
-    files = list_files(call.home, folder) if folder.is_dir() else []
-    return {"files": [describe_file(folder, path) for path in files]}
+    found = []
+    for path in list_files(call.home, folder) if folder.is_dir() else []:
+        found.append(describe_file(folder, path))
+        # Else a damaged file would be placed in the next copy of the artifact too.
+        FileStore(call.home.path).drop_altered(path, found[-1].sha256)
+    return {"files": found}
 
 
 def delete_artifact(call: Call) -> dict[str, Any]:
     """Delete an artifact's copy or an export; one that is already gone frees 0 bytes."""
     folder = _find_artifact(call, or_export=True)
-    return {"freed_bytes": _remove(folder) if folder.is_dir() else 0}
+    if not folder.is_dir():
+        return {"freed_bytes": 0}
+    FileStore(call.home.path).release(folder)
+    return {"freed_bytes": _remove(folder)}
 
 
 def _find_artifact(call: Call, *, or_export: bool = False) -> Path:

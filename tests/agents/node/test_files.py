@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agents.contract.run import FileEntry
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
+from agents.node.file_store import FileStore
 from agents.node.files import (
     job_folder,
     read_bundle_status,
@@ -89,9 +90,10 @@ def home(tmp_path: Path) -> Home:
 def test_bundle_arrives_whole_under_its_name(home: Home) -> None:
     path = receive(home, "models/tiny-01", stream(CONTENTS))
     assert path == str(home.path / "models" / "tiny-01")
-    assert snapshot(home.path) == {
-        f"models/tiny-01/{name}": data for name, data in CONTENTS.items()
+    assert snapshot(home.path / "models") == {
+        f"tiny-01/{name}": data for name, data in CONTENTS.items()
     }
+    assert {p.name for p in home.path.iterdir()} == {"models", "store"}
     status = read_bundle_status(home, "models/tiny-01", ENTRIES)
     assert status.complete
     assert status.missing == ()
@@ -141,12 +143,38 @@ def test_file_of_another_size_counts_as_missing(home: Home) -> None:
     assert not status.complete
 
 
-def test_file_deleted_from_a_finished_bundle_is_brought_again(home: Home) -> None:
+def test_a_file_deleted_from_a_finished_bundle_is_placed_again_without_sending(home: Home) -> None:
     receive(home, "models/tiny", stream(CONTENTS))
     (home.path / "models/tiny/config.json").unlink()
-    assert read_bundle_status(home, "models/tiny", ENTRIES).missing == ("config.json",)
-    receive(home, "models/tiny", stream({"config.json": b"{}"}))
+    status = read_bundle_status(home, "models/tiny", ENTRIES)
+    assert (status.complete, status.missing) == (False, ())
+    receive(home, "models/tiny", stream({}))
     assert read_bundle_status(home, "models/tiny", ENTRIES).complete
+
+
+def test_what_is_here_under_another_name_is_not_sent_and_kept_once(home: Home) -> None:
+    receive(home, "models/tiny", stream(CONTENTS))
+    renamed = {f"sub/{name}": data for name, data in CONTENTS.items()}
+    manifest = tuple(entry(name, data) for name, data in renamed.items())
+    assert read_bundle_status(home, "models/other", manifest).missing == ()
+    receive(home, "models/other", stream({}, manifest))
+    assert snapshot(home.path / "models/other") == renamed
+    one, other = (home.path / f"models/{n}/weights/part-1.bin" for n in ("tiny", "other/sub"))
+    assert one.samefile(other)
+    # What somebody wrote into in the meantime is not handed on under its old name.
+    one.chmod(0o600)
+    one.write_bytes(b"\x02" * 300_000)
+    assert read_bundle_status(home, "models/third", manifest).missing == ("sub/weights/part-1.bin",)
+
+
+def test_files_of_runs_leave_the_store(home: Home) -> None:
+    receive(home, "runs/r/checkpoints/step", stream(CONTENTS))
+    assert not list(FileStore(home.path).files())
+    receive(home, "models/tiny", stream(CONTENTS))
+    (part,) = (e for e in ENTRIES if e.size_bytes == 300_000)
+    assert FileStore(home.path).find(part.sha256, part.size_bytes)
+    receive(home, "runs/r/checkpoints/other", stream({}))
+    assert len(list(FileStore(home.path).files())) == len(ENTRIES)
 
 
 def test_bundle_that_stays_incomplete_gets_no_name(home: Home) -> None:
@@ -242,8 +270,8 @@ def test_disk_that_fills_up_removes_the_half_file(tmp_path: Path, monkeypatch: A
             receive(home, "models/tiny", stream(CONTENTS))
         assert caught.value.message == "The disk is full: storing weights/part-1.bin."
         assert caught.value.hint == "Free some space on this node and try again"
-        left = [name for name in snapshot(home.path) if not name.endswith(".lock")]
-        assert left == ["models/.partial-tiny/config.json"]
+        left = [name for name in snapshot(home.path / "models") if ".lock" not in name]
+        assert left == [".partial-tiny/config.json"]
 
 
 def test_send_brings_back_what_came(home: Home, tmp_path: Path) -> None:
