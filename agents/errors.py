@@ -13,14 +13,18 @@ from agents.contract.secrets import hide_secrets
 
 
 class ExpectedError(Exception):
-    """A failure outside our control. `message` says what and where, `hint` what to do next."""
+    """A failure outside our control. `message` says what and where, `hint` what to do next.
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    `topic` names the section of the troubleshooting page that has the background, if there is one.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, topic: str = "") -> None:
         # Errors are sent, logged and kept in journals, and quote what libraries wrote.
         message, hint = hide_secrets(message), hide_secrets(hint)
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.topic = topic
 
 
 class Diverged(ExpectedError):
@@ -34,7 +38,9 @@ def explain_os_error(error: OSError, doing: str) -> ExpectedError:
     # A quota that is used up looks like a full disk to the user, and is mended in the same way.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ExpectedError(
-            f"The disk is full: {doing}.", "Free some space on this node and try again"
+            f"The disk is full: {doing}.",
+            "Free some space on this node and try again",
+            topic="disk-full",
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return ExpectedError(

@@ -37,8 +37,10 @@ class UserError(RacklessError):
 
     code = "refused"
     exit_code = 1
+    topic: str = ""
+    """Section of the troubleshooting page with the background; empty: there is none."""
 
-    def __init__(self, message: str, hint: str = "", *, where: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, where: str = "", topic: str = "") -> None:
         # Errors are shown, logged and stored, and quote what libraries and users wrote.
         message, hint = hide_secrets(message), hide_secrets(hint)
         super().__init__(message)
@@ -46,6 +48,7 @@ class UserError(RacklessError):
         self.hint = hint
         self.where = where
         """File, node or run that it is about, for programs; empty: the command itself."""
+        self.topic = topic or self.topic
 
     def reword(self, message: str, hint: str) -> None:
         """Say the same with what the caller knows."""
@@ -85,19 +88,19 @@ class UsageError(UserError):
 class NodeUnreachable(UserError):
     """Raised when a node cannot be reached, or the connection broke before an answer came."""
 
-    code = "node-unreachable"
+    code = topic = "node-unreachable"
 
 
 class NodeNotReady(NodeUnreachable):
     """Raised when a node answers over SSH but the agent cannot be started there."""
 
-    code = "node-not-ready"
+    code = topic = "node-not-ready"
 
 
 class HostKeyUnknown(UserError):
     """Raised at first contact: the caller shows `fingerprint`, asks, and tries again."""
 
-    code = "host-key-unknown"
+    code = topic = "host-key-unknown"
 
     def __init__(self, host: str, fingerprint: str) -> None:
         super().__init__(
@@ -114,7 +117,7 @@ class HostKeyUnknown(UserError):
 class HostKeyChanged(UserError):
     """Raised when a node shows another host key than the confirmed one."""
 
-    code = "host-key-changed"
+    code = topic = "host-key-changed"
 
     def __init__(self, host: str, expected: str, shown: str) -> None:
         super().__init__(
@@ -132,7 +135,7 @@ class HostKeyChanged(UserError):
 class LoginRefused(UserError):
     """Raised when there is no usable key, or the node accepts none of them."""
 
-    code = "login-refused"
+    code = topic = "login-refused"
 
 
 REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)
@@ -168,4 +171,4 @@ class BadAnswer(NodeUnreachable, AgentBug):
     A fault of an agent looks like this, and so does a lie; either way nothing of it is used.
     """
 
-    code = "node-answers-wrongly"
+    code = topic = "node-answers-wrongly"

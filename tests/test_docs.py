@@ -13,6 +13,7 @@ from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "RELIABILITY.md", "tests/bench/README.md"),
+    "resources/help/troubleshooting.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
 )
 MAX_README_LINES = 150

@@ -50,7 +50,8 @@ NEWER_THAN_3_10 = {
 MAX_CLASS_LINES = 250
 ORDER = {
     "app": (
-        "text errors paths filelock | settings private_home artifact conversation interruption"
+        "text troubleshooting errors paths filelock"
+        " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
         " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
         " | artifacts | chats flows | core | demo | gui cli"

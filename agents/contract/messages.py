@@ -86,6 +86,8 @@ class RemoteError:
     hint: str = ""
     """Advice what to do next."""
     traceback: str = ""
+    topic: str = ""
+    """Section of the master's troubleshooting page; empty: none, or the agent is older."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

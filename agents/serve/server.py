@@ -163,7 +163,9 @@ class Server:
                 encode(response)  # a result that is too long must become an error here
                 return response
         except ExpectedError as known:
-            error = RemoteError(kind="user", message=known.message, hint=known.hint)
+            error = RemoteError(
+                kind="user", message=known.message, hint=known.hint, topic=known.topic
+            )
         except WireError as wrong:
             error = RemoteError(kind="bad_request", message=f"{request.kind}: {wrong}")
         except Exception as bug:  # noqa: BLE001 - the edge: a bug becomes an answer

@@ -51,7 +51,9 @@ class BorrowedError(ExpectedError):
     """Raised when the work on a device is no run, or has not signed the lock yet."""
 
     def __init__(self, message: str, name: str) -> None:
-        super().__init__(message, "Wait for it, or cancel it where it was started")
+        super().__init__(
+            message, "Wait for it, or cancel it where it was started", topic="gpu-in-use"
+        )
         self.name = name
 
 
@@ -217,7 +219,7 @@ def _busy(home: Home, path: Path, device_id: str, node: str) -> ExpectedError:
         return BorrowedError(message, holder.name)
     # The reader's master may not know the run, but the node does.
     stop = f"rackless runs stop {holder.run_id} --node {node}"
-    return ExpectedError(message, f"Wait for it, or stop it: {stop}")
+    return ExpectedError(message, f"Wait for it, or stop it: {stop}", topic="gpu-in-use")
 
 
 def _require_no_leftovers(

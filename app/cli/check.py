@@ -31,6 +31,7 @@ async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
     bad = [row for row in rows if row.status == "fail"]
     for row in rows:
         if row.fix and row.status != "pass":
-            out.text(f"  {row.node}, {row.check}: {row.fix}")
+            more = f" (more: rackless help {row.topic})" if row.topic else ""
+            out.text(f"  {row.node}, {row.check}: {row.fix}{more}")
     out.text(f"{count_of(len(bad), 'problem')} found" if bad else "")
     return 1 if bad else 0

@@ -39,6 +39,8 @@ class Failure:
     where: str
     next: str
     code: str
+    topic: str = ""
+    """Section of the troubleshooting page; empty: none. Programs find it by the code."""
 
 
 def describe(error: BaseException, command: str, report: str = "") -> Failure:
@@ -51,7 +53,7 @@ def describe(error: BaseException, command: str, report: str = "") -> Failure:
     """
     if isinstance(error, UserError):
         hint = error.hint or f"See: {command} --help"
-        return Failure(error.message, error.where or command, hint, error.code)
+        return Failure(error.message, error.where or command, hint, error.code, error.topic)
     if isinstance(error, KeyboardInterrupt):
         what = "interrupted; runs that were started keep training"
         return Failure(what, command, "See: rackless runs list", INTERRUPTED)
@@ -59,7 +61,8 @@ def describe(error: BaseException, command: str, report: str = "") -> Failure:
     said = str(error) if is_declared else f"{type(error).__name__}: {error}"
     code = error.code if isinstance(error, RacklessError) else FAULT
     lines = "that file" if report else "the lines below"
-    return Failure(f"internal error: {said}", report, f"Please report it with {lines}.", code)
+    hint = f"Please report it with {lines}."
+    return Failure(f"internal error: {said}", report, hint, code, "report")
 
 
 def trace_of(error: BaseException) -> str:
@@ -87,6 +90,8 @@ def print_words(failure: Failure) -> None:
     _say(f"rackless: {failure.what}".replace("\n", "\n    "))
     if failure.next:
         _say(f"  what to do: {failure.next}".replace("\n", "\n    "))
+    if failure.topic:
+        _say(f"  more: rackless help {failure.topic}")
 
 
 def print_notice(text: str, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ def open_window(args: argparse.Namespace, out: Output) -> int:
         raise UserError(
             "no display is available for the window",
             "Use the commands (rackless --help), or log in with one: ssh -X, or on the PC itself.",
+            topic="no-display",
         )
     from app.gui.application import run
     from app.paths import default_home

@@ -20,6 +20,7 @@ from app.cli import (
     export,
     failures,
     gui,
+    help,
     monitor,
     nodes,
     plan,
@@ -65,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         chat,
         compare,
         settings,
+        help,
     ):
         noun.add_parser(commands)
     # `rackless` alone opens the window; each command's own handler replaces this one.

@@ -117,8 +117,10 @@ class ConfigLibrary:
             # The error holds the open response.
             error.close()
             raise UserError(
-                f"the hub gives no config of {model}: {_reason(error.code)}", hint
-            ) from (error)
+                f"the hub gives no config of {model}: {_reason(error.code)}",
+                hint,
+                topic="model-download",
+            ) from error
         except (OSError, ValueError) as error:
             text = str(getattr(error, "reason", error))
             raise UserError(f"the config of {model} cannot be fetched: {text}", hint) from error

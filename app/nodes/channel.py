@@ -281,7 +281,11 @@ class MasterChannel:
     def _translate(self, error: RemoteError) -> RacklessError:
         message = f"{self._where}: {one_line(error.message)}"
         if error.kind == "user":
-            return UserError(message, one_line(error.hint), where=self._where)
+            from app.troubleshooting import topic_of  # with the page, which few answers need
+
+            return UserError(
+                message, one_line(error.hint), where=self._where, topic=topic_of(error.topic)
+            )
         return AgentBug(message, error.traceback)
 
     def _lose(self, error: NodeUnreachable) -> None:

@@ -90,6 +90,7 @@ def _expect_reachable(addresses: Mapping[str, str], has_remote: bool) -> None:
             f"node {stuck[0]} has no address that the other nodes can reach",
             "Connect it to the network of the others, or run on the others alone: set nodes in the "
             "run file.",
+            topic="network",
         )
 
 

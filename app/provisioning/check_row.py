@@ -10,6 +10,7 @@ from agents.contract.node import EnvironmentReport, NodeFacts
 from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint
 from app.provisioning.repairs import Repair
+from app.troubleshooting import topic_of
 
 Status = Literal["pass", "warn", "fail", "unknown"]
 
@@ -33,6 +34,11 @@ class CheckRow:
     """Round trip between node and peer, in seconds; None: not measured."""
     bytes_per_s: float | None = None
     """Throughput from node to peer, in bytes per second; None: not measured."""
+
+    @property
+    def topic(self) -> str:
+        """Section of the troubleshooting page about this check; empty: it passed, or none."""
+        return "" if self.status == "pass" else topic_of(self.check)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -178,9 +178,13 @@ def python_of(node: str, facts: NodeFacts) -> str:
     report = facts.environment
     hint = f"Build it with: rackless nodes setup {node}"
     if report is None or report.python is None:
-        raise UserError(f"node {node} has no training environment", hint)
+        raise UserError(f"node {node} has no training environment", hint, topic="environment")
     if not report.fits:
         wrong = [f"{name} is missing" for name in report.missing[:3]] + list(report.different[:3])
         detail = f": {'; '.join(wrong)}" if wrong else ""
-        raise UserError(f"the training environment of node {node} does not fit{detail}", hint)
+        raise UserError(
+            f"the training environment of node {node} does not fit{detail}",
+            hint,
+            topic="environment",
+        )
     return report.python

@@ -35,6 +35,7 @@ def refuse_busy(services: Services, node: str, status: AttemptStatus) -> UserErr
             f"Wait until it ends, stop it: rackless runs stop {run_id}, or choose other "
             "nodes in the run file.",
             where=node,
+            topic="gpu-in-use",
         )
     ours = services.identity
     named = f"{status.spec.name} ({run_id})" if status.spec and status.spec.name else run_id

@@ -161,6 +161,7 @@ async def _check_node(services: Services, node: str, own: str) -> NodeFacts:
                 f"node {node} is already busy: {use.name} uses its "
                 f"{'CPU' if use.uuid == 'cpu' else 'GPU'}",
                 "Wait until it ends, cancel it where it began, or choose other nodes.",
+                topic="gpu-in-use",
             )
     python_of(node, facts)
     return facts

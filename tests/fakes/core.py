@@ -67,6 +67,7 @@ from app.library.sent_files import SentFiles
 from app.nodes.node import SshAddress
 from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
+from app.provisioning.check_row import CheckRow
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -84,16 +85,6 @@ SPEC = RunSpec(
     data=DataSpec(train="chats.jsonl"),
     batch_sequences=24,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckRow:
-    check: str
-    node: str
-    peer: str | None
-    status: str
-    message: str
-    fix: str = ""
 
 
 def make_node(

@@ -564,6 +564,11 @@ def _shortcuts(stage: Stage) -> QWidget:
     return _dialog(stage)
 
 
+def _help(stage: Stage) -> QWidget:
+    stage.window.dialogs.show_help("out-of-memory")
+    return _dialog(stage)
+
+
 BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "overview": _overview,
     "overview-table": _wall_table,
@@ -572,6 +577,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "settings-hub": _settings(1.0),
     "settings-token": _settings_token,
     "shortcuts": _shortcuts,
+    "help": _help,
     "palette": _palette(""),
     "palette-found": _palette("chat"),
     "palette-nothing": _palette("zzz"),

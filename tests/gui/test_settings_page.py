@@ -6,12 +6,14 @@ import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLabel
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 
-from app.errors import UserError
+from app.errors import LoginRefused, UserError
 from app.gui.session.preferences import preferences_of
+from app.gui.shell.help_dialog import HelpDialog
 from app.hub.node_tokens import NodeToken
 from app.settings import SETTINGS, Settings
+from tests.gui.stage import find_dialog, open_dialog, press
 
 
 @pytest.fixture
@@ -143,3 +145,29 @@ def test_all_shortcuts_on_one_page(empty):
     assert "Ctrl+N\tNew run" in QGuiApplication.clipboard().text()
     QTest.keyClick(dialog, Qt.Key.Key_Escape)
     assert not dialog.isVisible()
+
+
+def test_the_troubleshooting_page_is_searched_and_opened_by_a_link(empty):
+    window = empty.window
+    window.show_error(LoginRefused("pc accepts no key", "Copy yours there."))
+    press(window.banner, "More about this")
+    empty.wait_for(lambda: find_dialog(HelpDialog) is not None)
+    dialog = open_dialog(HelpDialog)
+    assert dialog.table.selected().topic == "login-refused"
+    assert "ssh-copy-id" in dialog.reader.toPlainText()
+    dialog.field.setText("no kernel image is available")
+    QTest.keyClick(dialog.field, Qt.Key.Key_Return)
+    assert dialog.table.selected().topic == "gpu-too-new"
+    assert dialog.isVisible(), "Enter searches and does not close it"
+    dialog.field.setText("xylophone")
+    QTest.keyClick(dialog.field, Qt.Key.Key_Return)
+    assert dialog.table.selected() is None
+    assert not dialog.reader.toPlainText()
+    window.actions_["help"].trigger()
+    assert open_dialog(HelpDialog) is dialog, "one page, not two"
+    dialog.close()
+    window.banner.show_message("error", "Something else", "")
+    assert not [
+        b for b in window.banner.findChildren(QPushButton)
+        if b.accessibleName() == "More about this" and b.isVisible()
+    ]  # fmt: skip

@@ -93,7 +93,7 @@ def _follow(
         follow_streams(attempt, offsets, send, ended)
         end["state"] = read_status(attempt).state
     except ExpectedError as error:
-        remote = RemoteError(kind="user", message=error.message, hint=error.hint)
+        remote = RemoteError(kind="user", message=error.message, hint=error.hint, topic=error.topic)
         end["error"] = to_wire(remote)
     finally:
         call.follows.pop(number, None)

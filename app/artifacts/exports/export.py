@@ -267,6 +267,7 @@ def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: OnMessage) -> C
     raise UserError(
         f"this export cannot be made: {why}",
         "Free some room there, or choose a smaller type or another format.",
+        topic="no-node-can-export",
     )
 
 

@@ -68,6 +68,12 @@ TEXTS: dict[str, ActionText] = {
     "shortcuts": ActionText(
         text="Keyboard shortcuts", tip="List all keyboard shortcuts", icon="info", shortcut="F1"
     ),
+    "help": ActionText(
+        text="Troubleshooting",
+        tip="Search symptoms and error messages, with their causes and what to do",
+        icon="search",
+        shortcut="Shift+F1",
+    ),
     "refresh": ActionText(
         text="Refresh", tip="Read the current state from the nodes", icon="refresh", shortcut="F5"
     ),

@@ -12,6 +12,7 @@ from PySide6.QtCore import Qt, SignalInstance
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
 
 from app.errors import RacklessError, UserError
+from app.gui.kit.help_link import open_help
 from app.gui.kit.primitives import (
     Button,
     IconButton,
@@ -38,6 +39,14 @@ class Banner(QFrame):
         self._hint = make_selectable(make_label(wraps=True))
         self._action = Button(theme, "", self._act, role="")
         self._acted: Callable[[], object] | None = None
+        self._topic = ""
+        self._more = Button(
+            theme,
+            "More about this",
+            lambda: open_help(self._topic),
+            role="link",
+            tip="Open the troubleshooting page at this problem",
+        )
         self._is_so: Callable[[], bool] | None = None
         self._follows = False
         words = QVBoxLayout()
@@ -49,6 +58,7 @@ class Banner(QFrame):
         row.setSpacing(12)
         row.addWidget(self._glyph, 0, Qt.AlignmentFlag.AlignTop)
         row.addLayout(words, 1)
+        row.addWidget(self._more)
         row.addWidget(self._action)
         close = IconButton(theme, "close", "Dismiss this message", self.hide)
         row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
@@ -57,9 +67,9 @@ class Banner(QFrame):
         self.hide()
 
     def show_error(self, error: RacklessError) -> None:
-        """Show an error and its hint."""
-        hint = error.hint if isinstance(error, UserError) else ""
-        self.show_message("error", str(error), hint)
+        """Show an error, its hint, and a link to the page that explains it."""
+        hint, topic = (error.hint, error.topic) if isinstance(error, UserError) else ("", "")
+        self.show_message("error", str(error), hint, topic=topic)
 
     def show_message(
         self,
@@ -67,8 +77,19 @@ class Banner(QFrame):
         message: str,
         hint: str = "",
         action: tuple[str, Callable[[], object]] | None = None,
+        topic: str = "",
     ) -> None:
-        """Replace the message; `action` is the label of a button and its handler."""
+        """Replace the message.
+
+        Args:
+            tone: kind of the message.
+            message: what happened.
+            hint: what to do next.
+            action: label of a button and its handler.
+            topic: section of the troubleshooting page; empty: there is none.
+        """
+        self._topic = topic
+        self._more.setVisible(bool(topic))
         self._is_so = None
         self._tone = tone
         self._message.setText(message)

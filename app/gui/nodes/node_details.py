@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 
 from agents.contract.node import Calibration
 from app.events import NodeSnapshot
+from app.gui.kit.help_link import open_help
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import check_columns, describe_clock, describe_environment
@@ -162,6 +163,13 @@ class CheckResults(QWidget):
             icon="copy",
             tip="Copy the command that fixes the selected problem, to run it on that PC",
         )
+        self._more = Button(
+            context.theme,
+            "More about this",
+            self._explain,
+            role="link",
+            tip="Open the troubleshooting page at this problem",
+        )
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 12, 0, 0)
         column.setSpacing(8)
@@ -172,6 +180,7 @@ class CheckResults(QWidget):
         column.addWidget(self.table, 1)
         foot = QHBoxLayout()
         foot.addWidget(self._fix, 1)
+        foot.addWidget(self._more)
         foot.addWidget(self._copy)
         column.addLayout(foot)
         self.table.chosen.connect(self._show_fix)
@@ -199,3 +208,9 @@ class CheckResults(QWidget):
         fix = row.fix if row is not None else ""
         self._fix.setText(fix)
         self._copy.setVisible(bool(fix))
+        self._more.setVisible(row is not None and bool(row.topic))
+
+    def _explain(self) -> None:
+        row = self.table.selected()
+        if row is not None:
+            open_help(row.topic)

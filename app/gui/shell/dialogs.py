@@ -83,6 +83,20 @@ class Dialogs:
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.open()
 
+    def show_help(self, topic: str = "") -> None:
+        """Open the troubleshooting page, at a topic if one is given."""
+        from app.gui.shell.help_dialog import HelpDialog
+
+        dialog = self._window.findChild(HelpDialog)
+        if dialog is None:
+            dialog = HelpDialog(self._context.theme, self._window)
+            dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        if topic:
+            dialog.open_topic(topic)
+        dialog.show()
+        dialog.raise_()
+        dialog.activateWindow()
+
     def open_palette(self) -> None:
         """Open the command palette; close it if it is open."""
         from app.gui.shell.commands import list_commands

@@ -23,6 +23,7 @@ from app.core.api import CoreApi
 from app.errors import RacklessError
 from app.events import NodeSnapshot, RunSnapshot
 from app.gui.artifacts.artifacts_page import ArtifactsPage
+from app.gui.kit.help_link import HelpLinks
 from app.gui.nodes.nodes_page import NodesPage
 from app.gui.overview.overview_page import OverviewPage
 from app.gui.runs.runs_page import RunsPage
@@ -58,6 +59,7 @@ class MainWindow(Shell):
         self.resize(START_WIDTH_PX, START_HEIGHT_PX)
         self.dialogs = Dialogs(context, self)
         self.actions_ = make_actions(self, self.dialogs, context)
+        HelpLinks(self.dialogs.show_help, self)
         self.overview = OverviewPage(context, self.actions_)
         self.nodes = NodesPage(context, self.actions_)
         self.runs = RunsPage(context, self.actions_)

@@ -28,6 +28,7 @@ def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
         "artifacts": lambda: window.go_to("artifacts"),
         "settings": lambda: window.go_to("settings"),
         "shortcuts": dialogs.show_shortcuts,
+        "help": dialogs.show_help,
         "palette": dialogs.open_palette,
         "refresh": window.refresh,
         "find": window.find_in_log,
@@ -50,7 +51,7 @@ def fill_menus(window: Shell) -> None:
         "&File": ("new_run", "open_run_file", "", "close", "quit"),
         "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
         "&View": ("palette", "", *PLACES, "", "find", "", "system", "light", "dark"),
-        "&Help": ("shortcuts", "palette"),
+        "&Help": ("help", "", "shortcuts", "palette"),
     }
     for title, names in menus.items():
         menu = window.menuBar().addMenu(title)

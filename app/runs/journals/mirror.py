@@ -51,6 +51,8 @@ class StreamRefused(UserError):
 class MirrorBlocked(UserError):
     """Raised when this PC takes no more of a mirror; the node keeps it, and it is tried again."""
 
+    topic = "master-disk-full"
+
 
 class Mirror:
     """Mirrors of one node's part of one attempt."""

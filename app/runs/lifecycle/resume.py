@@ -400,6 +400,7 @@ async def choose_checkpoint(
         raise UserError(
             f"every copy of the checkpoint of step {wanted} is damaged",
             f"Leave out --checkpoint to use the newest intact one: rackless runs resume {run_id}",
+            topic="checkpoint-damaged",
         )
     return ()
 

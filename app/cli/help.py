@@ -1,0 +1,66 @@
+"""`rackless help`: search the troubleshooting page, without a network."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command
+from app.cli.output import Output
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.troubleshooting import Section
+
+MOST_OTHERS = 6
+"""Maximum number of further sections that are named below the best one."""
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "help", "explain a problem: a topic, or words of it", _help)
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="TOPIC|WORDS",
+        help="what follows `more:` below an error, or words such as: out of memory; "
+        "default: list all topics",
+    )
+
+
+def _help(args: argparse.Namespace, out: Output) -> int:
+    from app.troubleshooting import read_sections, search_sections
+
+    words = " ".join(args.words).strip()
+    if not words:
+        sections = read_sections()
+        out.document([_as_row(section) for section in sections])
+        out.table(["TOPIC", "PROBLEM"], [[s.topic, s.title] for s in sections])
+        return 0
+    found = search_sections(words)
+    if not found:
+        raise UserError(
+            f"the troubleshooting page has nothing on {words!r}",
+            "List all topics: rackless help. To ask somebody: rackless doctor",
+        )
+    out.document([_as_row(section) for section in found])
+    out.text(_show(found[0]))
+    if others := found[1 : 1 + MOST_OTHERS]:
+        out.text("\nAlso: rackless help ...")
+        out.table(["TOPIC", "PROBLEM"], [[s.topic, s.title] for s in others])
+    return 0
+
+
+def _as_row(section: Section) -> dict[str, str]:
+    return {
+        "topic": section.topic,
+        "title": section.title,
+        "area": section.area,
+        "text": section.text,
+    }
+
+
+def _show(section: Section) -> str:
+    """Return a section as plain text; commands keep their backquotes, which show where they end."""
+    text = re.sub(r"^- \*\*(.+?)\*\*", r"\n\1", section.text, flags=re.MULTILINE)
+    return f"{section.title} ({section.topic})\n{text}"

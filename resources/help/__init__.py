@@ -1,0 +1,1 @@
+"""The troubleshooting page, which the app prints and shows without a network."""
