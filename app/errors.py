@@ -8,6 +8,7 @@
      |    |    +-- BadAnswer      an answer that no agent gives; an AgentBug, too
      |    +-- HostKeyUnknown  first contact: the fingerprint waits to be confirmed
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
+     |    +-- RunsPrograms    the SSH configuration names a program that needs a yes
      |    +-- LoginRefused    the node answers, but lets none of our keys in
      |    +-- NotAvailableYet a command of a later version
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
@@ -130,6 +131,19 @@ class HostKeyChanged(UserError):
         self.host = host
         self.expected = expected
         self.shown = shown
+
+
+class RunsPrograms(UserError):
+    """Raised when ~/.ssh/config runs a program: the caller shows `command`, asks, tries again."""
+
+    code = "runs-programs"
+
+    def __init__(self, command: str) -> None:
+        super().__init__(
+            f"Your SSH configuration runs a program for this host: {command}",
+            "If that is yours, add --run-ssh-config; it then runs as 'ssh' would run it",
+        )
+        self.command = command
 
 
 class LoginRefused(UserError):

@@ -58,8 +58,8 @@ ORDER = {
         " | __main__"
     ),
     "app.nodes": (
-        "node archive credential endpoints | transport | bootstrap | channel | link | client watch"
-        " identity finder | fleet files"
+        "node archive credential endpoints ssh_words | ssh_config | ssh_hosts transport"
+        " | bootstrap | channel | link | client watch identity finder | fleet files"
     ),
     "app.planning": (
         "config_reader layer_shape | mixer_layers | family_layers | family_table"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
 from app.cli.output import Output, confirm, plain
-from app.errors import HostKeyUnknown
+from app.errors import HostKeyUnknown, RunsPrograms
 from app.text import DASH, show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
     from app.core.core import Core
     from app.events import NodeSnapshot
-    from app.nodes.node import NodeAddress
+    from app.nodes.node import NodeAddress, SshAddress
 
 
 def add_parser(commands: Commands) -> None:
@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
     add_command(verbs, "list", "list the nodes and their state", with_core(_list))
     _named(verbs, "show", "show the details of a node", _show)
     move = _named(verbs, "set-address", "reach a node at a new address; runs stay", _set_address)
-    move.add_argument("--ssh", metavar="USER@HOST[:PORT]", required=True, help="new address")
+    move.add_argument("--ssh", metavar="[USER@]HOST[:PORT]", required=True, help="new address")
     _add_key_options(move)
     _named(verbs, "find", "look for a node at a new address of this network, and use it", _find)
     _named(verbs, "remove", "remove a node from the list; nothing on it is deleted", _remove)
@@ -55,7 +55,9 @@ def _add_token(verbs: Commands) -> None:
 def _add_add(verbs: Commands) -> None:
     parser = _named(verbs, "add", "add a PC and start the agent on it", _add)
     way = parser.add_mutually_exclusive_group(required=True)
-    way.add_argument("--ssh", metavar="USER@HOST[:PORT]", help="a PC reached by SSH")
+    way.add_argument(
+        "--ssh", metavar="[USER@]HOST[:PORT]", help="a PC reached by SSH, as after 'ssh'"
+    )
     way.add_argument("--local", action="store_true", help="this PC")
     way.add_argument("--wsl", metavar="DISTRO", help="a WSL distro of this PC")
     _add_key_options(parser)
@@ -66,7 +68,15 @@ def _add_key_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-host-key",
         metavar="SHA256:...",
-        help="host key fingerprint that you have verified, for the first connection",
+        action="append",
+        default=[],
+        help="host key fingerprint that you have verified, for the first connection; once for each "
+        "host on the way",
+    )
+    parser.add_argument(
+        "--run-ssh-config",
+        action="store_true",
+        help="let ProxyCommand and Match exec of ~/.ssh/config run their programs",
     )
 
 
@@ -82,7 +92,7 @@ def _named(
 
 
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
-    node = await _asking(core.nodes.add, args, _address(args), out)
+    node = await _asking(core.nodes.add, args, await _address(core, args, out), out)
     out.document(node)
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
     if node.problem:
@@ -91,9 +101,9 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _set_address(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.nodes.node import SshAddress, parse_ssh_address
+    from app.nodes.node import SshAddress
 
-    address = parse_ssh_address(args.ssh, _key_file(args))
+    address = await _resolve(core, args, out)
     old = core.nodes.address(args.name)
     if args.key is None and isinstance(old, SshAddress):
         address = replace(address, key=old.key)
@@ -120,14 +130,41 @@ async def _asking(
     out: Output,
 ) -> NodeSnapshot:
     """Add or move a node; ask on the terminal whether a host key is the right one."""
-    try:
-        return await act(args.name, address, args.accept_host_key)
-    except HostKeyUnknown as error:
-        # Never asked with --json: a program reads the output, and cannot compare fingerprints.
-        if args.accept_host_key or out.as_json or not _confirmed(error):
-            raise
-        # The fingerprint that was shown, not the one of a second connection.
-        return await act(args.name, address, error.fingerprint)
+    verified = list(args.accept_host_key)
+    # With several, it is not known yet which host shows which.
+    accepted = verified.pop() if len(verified) == 1 else None
+    while True:
+        try:
+            return await act(args.name, address, accepted)
+        except HostKeyUnknown as error:
+            if error.fingerprint in verified:
+                verified.remove(error.fingerprint)
+            # Never asked with --json: a program reads the output, and cannot compare fingerprints.
+            elif args.accept_host_key or out.as_json or not _confirmed(error):
+                raise
+            # The fingerprint that was shown, not the one of a second connection.
+            accepted = error.fingerprint
+
+
+async def _resolve(core: Core, args: argparse.Namespace, out: Output) -> SshAddress:
+    """Return the address of `--ssh` by ~/.ssh/config; ask before a program of it runs."""
+    agreed: list[str] = []
+    while True:
+        try:
+            host = await core.nodes.resolve(args.ssh, _key_file(args), tuple(agreed))
+        except RunsPrograms as error:
+            if not args.run_ssh_config and (out.as_json or not _allowed(error)):
+                raise
+            agreed.append(error.command)
+            continue
+        for note in host.notes:
+            out.note(note)
+        return host.address
+
+
+def _allowed(error: RunsPrograms) -> bool:
+    how = "It runs on this PC with your rights, each time that the node is connected or added."
+    return confirm(f"{error.message}\n{how}\nMay it run?")
 
 
 def _key_file(args: argparse.Namespace) -> Path | None:
@@ -135,11 +172,11 @@ def _key_file(args: argparse.Namespace) -> Path | None:
     return args.key.expanduser().absolute() if args.key else None
 
 
-def _address(args: argparse.Namespace) -> NodeAddress:
-    from app.nodes.node import LocalAddress, WslAddress, parse_ssh_address
+async def _address(core: Core, args: argparse.Namespace, out: Output) -> NodeAddress:
+    from app.nodes.node import LocalAddress, WslAddress
 
     if args.ssh:
-        return parse_ssh_address(args.ssh, _key_file(args))
+        return await _resolve(core, args, out)
     return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
 
 

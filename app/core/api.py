@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from app.hub.node_tokens import NodeToken
     from app.library.sent_files import SentFiles
     from app.nodes.node import NodeAddress
+    from app.nodes.ssh_hosts import SshHost
 
 
 OnMessage = Callable[[str], None]
@@ -74,6 +75,9 @@ class NodesApi(Protocol):
     """Actions of `core.nodes`."""
 
     async def wsl_distros(self) -> tuple[str, ...]: ...
+    async def resolve(
+        self, target: str, key: Path | None = None, agreed: tuple[str, ...] = ()
+    ) -> SshHost: ...
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None
     ) -> NodeSnapshot: ...

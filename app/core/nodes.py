@@ -7,13 +7,21 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from app.errors import RacklessError, UserError
 from app.events import Event, EventHub, LinkSnapshot, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.fleet import Fleet
-from app.nodes.node import Node, NodeAddress, SshAddress, address_to_json, identity_to_json
+from app.nodes.node import (
+    Node,
+    NodeAddress,
+    SshAddress,
+    address_to_json,
+    identity_to_json,
+    parse_ssh_target,
+)
 from app.runs.lifecycle import reconcile, stop
 from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.services import Services
@@ -21,6 +29,7 @@ from app.storage.nodes import NodeStore
 
 if TYPE_CHECKING:
     from app.core.api import OnMessage
+    from app.nodes.ssh_hosts import SshHost
     from app.provisioning.check_row import CheckRow
 
 
@@ -51,6 +60,26 @@ class CoreNodes:
         from app.nodes.transport.local import list_distros
 
         return await list_distros()
+
+    async def resolve(
+        self, target: str, key: Path | None = None, agreed: tuple[str, ...] = ()
+    ) -> SshHost:
+        """Return the address that `ssh TARGET` would log in to, by ~/.ssh/config.
+
+        Args:
+            target: `[USER@]HOST[:PORT]`, where the host may be a name of ~/.ssh/config.
+            key: private key file to use instead of those that it names.
+            agreed: commands of ~/.ssh/config that a person has agreed to run.
+
+        Raises:
+            RunsPrograms: it names another command; ask, then call again with it.
+            UserError: target or configuration is written wrongly.
+        """
+        from app.nodes.ssh_hosts import config_files, resolve_host
+
+        files, wanted = config_files(Path.home()), parse_ssh_target(target)
+        # On a thread: the programs of `Match exec` may take seconds.
+        return await asyncio.to_thread(resolve_host, wanted, files, key=key, agreed=agreed)
 
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None

@@ -13,9 +13,10 @@ from app.events import NodeSnapshot
 from app.nodes.node import (
     LocalAddress,
     NodeAddress,
+    SshTarget,
     WslAddress,
     check_node_name,
-    parse_ssh_address,
+    parse_ssh_target,
 )
 from app.text import DASH, capitalize, count_of, show_bytes
 
@@ -42,8 +43,8 @@ class NodeAnswers:
 class NodeReview:
     name: str
     """Name that the node would get."""
-    address: NodeAddress | None
-    """Address; None while there is a problem. The caller adds the key file, as it may use paths."""
+    address: NodeAddress | SshTarget | None
+    """Address, over SSH what ~/.ssh/config has still to explain; None while there is a problem."""
     problems: dict[str, str]
     """Field -> its problem."""
 
@@ -51,7 +52,7 @@ class NodeReview:
 def review(answers: NodeAnswers, taken: Sequence[str]) -> NodeReview:
     """Check the answers; `taken` are the names in use."""
     problems: dict[str, str] = {}
-    address: NodeAddress | None = LocalAddress()
+    address: NodeAddress | SshTarget | None = LocalAddress()
     host = "this-pc"
     if answers.way == "wsl":
         try:
@@ -65,7 +66,7 @@ def review(answers: NodeAnswers, taken: Sequence[str]) -> NodeReview:
             )
     elif answers.way == "ssh":
         try:
-            ssh = parse_ssh_address(answers.target)
+            ssh = parse_ssh_target(answers.target)
             address, host = ssh, ssh.host
         except UsageError as error:
             address, host = None, "node"

@@ -33,6 +33,11 @@ async def find_host(address: SshAddress, home: Path) -> tuple[SshAddress, ...]:
     Raises:
         UserError: no key was confirmed for it, or it is in no network that can be searched.
     """
+    if address.jumps or address.proxy_command is not None:
+        raise UserError(
+            f"{address} is reached through another host, so its network cannot be searched",
+            "Give the new address: rackless nodes set-address NAME --ssh USER@HOST",
+        )
     key = HostKeys(home).find(address)
     if key is None:
         raise UserError(f"no host key was confirmed for {address}", "Add the node again.")

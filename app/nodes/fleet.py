@@ -133,8 +133,7 @@ class Fleet:
                 self._forget_host(address)
             raise
         await self.change(node)
-        if not any(_same_host(old.address, one.address) for one in self._nodes.values()):
-            self._forget_host(old.address)
+        self._forget_unused(old.address)
         self._last[name] = _snapshot(node, "online", facts)
         return self.snapshot(name)
 
@@ -212,8 +211,7 @@ class Fleet:
         await self._stop_watching(name)
         del self._nodes[name]
         self._last.pop(name, None)
-        if not any(_same_host(node.address, other.address) for other in self._nodes.values()):
-            self._forget_host(node.address)
+        self._forget_unused(node.address)
         self._events.publish(NodeRemoved(name))
 
     # ------------------------------------------------------------ connecting
@@ -328,6 +326,16 @@ class Fleet:
 
             HostKeys(self._home).forget(address)
 
+    def _forget_unused(self, address: NodeAddress) -> None:
+        """Forget the host keys of an address that was left, save those that a node still needs."""
+        if not isinstance(address, SshAddress):
+            return
+        others = [one.address for one in self._nodes.values()]
+        used = {h.known_as for one in others if isinstance(one, SshAddress) for h in one.hops}
+        for hop in address.hops:
+            if hop.known_as not in used:
+                self._forget_host(hop)
+
 
 class _OnDemand:
     """Link provider that asks the fleet each time, so that a client survives reconnects."""
@@ -370,4 +378,4 @@ def _is_same_place(one: NodeAddress, other: NodeAddress) -> bool:
 def _same_host(one: NodeAddress, other: NodeAddress) -> bool:
     if not isinstance(one, SshAddress) or not isinstance(other, SshAddress):
         return False
-    return (one.host, one.port) == (other.host, other.port)
+    return one.known_as == other.known_as

@@ -26,7 +26,10 @@ _RESERVED = frozenset(
     {"all", "master", "con", "prn", "aux", "nul"}
     | {f"{device}{digit}" for device in ("com", "lpt") for digit in range(1, 10)}
 )
-_FORM = "Write it as USER@HOST or USER@HOST:PORT, such as anna@192.168.1.20 or anna@[fe80::7]:2222"
+_FORM = (
+    "Write it as USER@HOST or USER@HOST:PORT, such as anna@192.168.1.20 or anna@[fe80::7]:2222, or "
+    "as a name of ~/.ssh/config"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,19 @@ class SshAddress:
     port: int = DEFAULT_SSH_PORT
     user: str
     key: Path | None = None
-    """Private key file; None: the SSH agent's keys, then the default files in ~/.ssh."""
+    """Private key file, the only one used; None: the SSH agent's keys, then `identity_files`."""
+    identity_files: tuple[Path, ...] = ()
+    """Private key files that ~/.ssh/config names; empty: the default files in ~/.ssh."""
+    only_identity_files: bool = False
+    """Whether the SSH agent may offer the keys of these files only."""
+    agent: str | None = None
+    """Socket of the SSH agent; None: the one of the environment; `none`: no agent."""
+    jumps: tuple[SshAddress, ...] = ()
+    """Hosts to log in to on the way, the first one first; they have no jumps themselves."""
+    proxy_command: str | None = None
+    """Program whose input and output lead to the first host; a person has agreed to it."""
+    alias: str = ""
+    """Name that the host was asked for by, if ~/.ssh/config gives it another; else empty."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -47,8 +62,42 @@ class SshAddress:
         """`host:port`, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def label(self) -> str:
+        """Location for messages, with the name in ~/.ssh/config where it has one."""
+        return f"{self.alias} ({self.location})" if self.alias else self.location
+
+    @property
+    def known_as(self) -> str:
+        """Name under which its host key is stored: always with brackets and port.
+
+        Hosts behind a jump host are named with it: many networks use the same private addresses.
+        """
+        return "@".join(f"[{hop.host}]:{hop.port}" for hop in (self, *reversed(self.jumps)))
+
+    @property
+    def hops(self) -> tuple[SshAddress, ...]:
+        """Addresses to log in to one after the other, this one last; each knows its way."""
+        return (
+            *(replace(hop, jumps=self.jumps[:place]) for place, hop in enumerate(self.jumps)),
+            self,
+        )
+
     def __str__(self) -> str:
+        """`user@host:port`, which `--ssh` takes, too."""
         return f"{self.user}@{self.location}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SshTarget:
+    """What a person typed for a PC: an address, or a name that ~/.ssh/config explains."""
+
+    host: str
+    """Name as it was typed."""
+    user: str | None = None
+    """None: ~/.ssh/config may name one, else it is the user of this PC."""
+    port: int | None = None
+    """None: ~/.ssh/config may name one, else it is 22."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,25 +167,25 @@ def check_node_name(name: str) -> None:
         raise UsageError(f"the name {name!r} is reserved", "Choose another name, such as pc-2")
 
 
-def parse_ssh_address(text: str, key: Path | None = None) -> SshAddress:
-    """Parse `USER@HOST[:PORT]`; an IPv6 address needs brackets when a port follows.
+def parse_ssh_target(text: str) -> SshTarget:
+    """Parse `[USER@]HOST[:PORT]`; an IPv6 address needs brackets when a port follows.
 
     Raises:
         UsageError: the text has another form; the message says what is missing.
     """
     user, at, place = text.strip().rpartition("@")
-    if not at or not user:
-        raise UsageError(f"{text!r} does not say which user logs in", _FORM)
     if ":" in user:  # not quoted: what follows may be a password
         name = user.partition(":")[0]
         raise UsageError(
             f"the address of {name} at {place} has more than a user name before the @",
-            "Nodes let in a key, never a password: write USER@HOST[:PORT], and --key FILE.",
+            "Write USER@HOST[:PORT] without a password: Rackless asks for it where one is needed.",
         )
-    if not _USER.fullmatch(user):
+    if not place or (at and not user):
+        raise UsageError(f"{text!r} names no PC to log in to", _FORM)
+    if at and not _USER.fullmatch(user):
         raise UsageError(f"{user!r} in {text!r} is not a user name", _FORM)
     host, port = _split_port(place, text)
-    return SshAddress(host=host.lower(), port=port, user=user, key=key)
+    return SshTarget(host=host, port=port, user=user if at else None)
 
 
 def transport_of(address: NodeAddress) -> TransportKind:
@@ -153,9 +202,7 @@ def address_to_json(address: NodeAddress) -> dict[str, Any]:
     """Return the address as JSON values, for storage."""
     match address:
         case SshAddress():
-            key = None if address.key is None else str(address.key)
-            place = {"host": address.host, "port": address.port, "user": address.user}
-            return {"transport": "ssh", **place, "key": key}
+            return {"transport": "ssh", **_ssh_to_json(address)}
         case LocalAddress():
             return {"transport": "local"}
         case WslAddress():
@@ -171,13 +218,7 @@ def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
     try:
         match stored.get("transport"):
             case "ssh":
-                key = stored.get("key")
-                return SshAddress(
-                    host=str(stored["host"]),
-                    port=int(stored["port"]),
-                    user=str(stored["user"]),
-                    key=None if key is None else Path(key),
-                )
+                return _ssh_from_json(stored)
             case "local":
                 return LocalAddress()
             case "wsl":
@@ -185,6 +226,37 @@ def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
     except KeyError as error:
         raise ValueError(f"the stored address has no {error}: {dict(stored)!r}") from error
     raise ValueError(f"the stored address has no known transport: {dict(stored)!r}")
+
+
+def _ssh_to_json(address: SshAddress) -> dict[str, Any]:
+    key = None if address.key is None else str(address.key)
+    stored: dict[str, Any] = {"host": address.host, "port": address.port, "user": address.user}
+    # What most addresses lack is left out.
+    more: dict[str, Any] = {
+        "identity_files": [str(path) for path in address.identity_files],
+        "only_identity_files": address.only_identity_files,
+        "agent": address.agent,
+        "jumps": [_ssh_to_json(hop) for hop in address.jumps],
+        "proxy_command": address.proxy_command,
+        "alias": address.alias,
+    }
+    return {**stored, "key": key, **{name: value for name, value in more.items() if value}}
+
+
+def _ssh_from_json(stored: Mapping[str, Any]) -> SshAddress:
+    key = stored.get("key")
+    return SshAddress(
+        host=str(stored["host"]),
+        port=int(stored["port"]),
+        user=str(stored["user"]),
+        key=None if key is None else Path(key),
+        identity_files=tuple(Path(path) for path in stored.get("identity_files", ())),
+        only_identity_files=bool(stored.get("only_identity_files", False)),
+        agent=stored.get("agent"),
+        jumps=tuple(_ssh_from_json(hop) for hop in stored.get("jumps", ())),
+        proxy_command=stored.get("proxy_command"),
+        alias=str(stored.get("alias", "")),
+    )
 
 
 def with_identity(node: Node, facts: NodeFacts) -> Node:
@@ -214,21 +286,21 @@ def node_from_json(name: str, address: Mapping[str, Any], identity: Mapping[str,
     )
 
 
-def _split_port(place: str, text: str) -> tuple[str, int]:
+def _split_port(place: str, text: str) -> tuple[str, int | None]:
     if place.startswith("["):
         host, bracket, rest = place[1:].partition("]")
         if not bracket or not _is_ipv6(host) or (rest and not rest.startswith(":")):
             raise UsageError(f"{place!r} in {text!r} is not an IPv6 address in brackets", _FORM)
-        return host, _read_port(rest[1:], text) if rest else DEFAULT_SSH_PORT
+        return host, _read_port(rest[1:], text) if rest else None
     # An IPv6 address without brackets: its colons leave no room for a port.
     if place.count(":") > 1:
         if not _is_ipv6(place):
             raise UsageError(f"{place!r} in {text!r} is not a host", _FORM)
-        return place, DEFAULT_SSH_PORT
+        return place, None
     host, colon, port = place.partition(":")
     if not _HOST.fullmatch(host) or host.startswith("-"):
         raise UsageError(f"{host!r} in {text!r} is not a host name or address", _FORM)
-    return host, _read_port(port, text) if colon else DEFAULT_SSH_PORT
+    return host, _read_port(port, text) if colon else None
 
 
 def _is_ipv6(text: str) -> bool:

@@ -34,7 +34,7 @@ from app.artifacts.deletion import DeletedArtifact
 from app.artifacts.estimates.plan import ExportPlan
 from app.artifacts.exports.request import ExportRequest
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
-from app.errors import HostKeyUnknown, NodeUnreachable, UserError
+from app.errors import HostKeyUnknown, NodeUnreachable, RunsPrograms, UserError
 from app.events import (
     ArtifactsChanged,
     CheckpointSnapshot,
@@ -64,7 +64,8 @@ from app.hub.node_tokens import NodeToken
 from app.interruption import Interruption
 from app.library.recipes import Recipe, list_recipes
 from app.library.sent_files import SentFiles
-from app.nodes.node import SshAddress
+from app.nodes.node import SshAddress, parse_ssh_target
+from app.nodes.ssh_hosts import SshHost
 from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
 from app.provisioning.check_row import CheckRow
@@ -378,6 +379,22 @@ class FakeNodes:
 
     async def wsl_distros(self) -> tuple[str, ...]:
         return self._core.distros
+
+    async def resolve(
+        self, target: str, key: Path | None = None, agreed: tuple[str, ...] = ()
+    ) -> SshHost:
+        wanted = parse_ssh_target(target)
+        command = self._core.proxy_commands.get(wanted.host)
+        if command is not None and command not in agreed:
+            raise RunsPrograms(command)
+        address = SshAddress(
+            host=wanted.host.lower(),
+            port=wanted.port or 22,
+            user=wanted.user or "me",
+            key=key,
+            proxy_command=command,
+        )
+        return SshHost(address=address, notes=())
 
     async def add(
         self, name: str, address: Any, accept_host_key: str | None = None
@@ -858,6 +875,8 @@ class FakeCore:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     delay_s: float = 0.0
     distros: tuple[str, ...] = ()
+    proxy_commands: dict[str, str] = field(default_factory=dict)
+    """Host -> program that ~/.ssh/config names for it."""
     newcomer: NodeSnapshot | None = None
     """What the next node that is added turns out to be."""
     own_recipes: list[Recipe] = field(default_factory=list)

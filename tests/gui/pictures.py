@@ -420,7 +420,7 @@ def _node_found(stage: Stage) -> QWidget:
 def _fingerprint(stage: Stage) -> QWidget:
     stage.window.dialogs.ask_node()
     dialog = _dialog(stage)
-    dialog.target.setText("anna@192.168.1.31")  # type: ignore[attr-defined]
+    dialog.form.target.setText("anna@192.168.1.31")  # type: ignore[attr-defined]
     dialog._edited()  # type: ignore[attr-defined]
     dialog.add.click()  # type: ignore[attr-defined]
     stage.wait_for(lambda: dialog.confirm.isVisible())  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.core.api import CoreApi
 from app.gui.kit.theme import Theme
-from app.nodes.node import parse_ssh_address
+from app.nodes.node import SshAddress
 from app.nodes.transport.loopback import power_cut
 from tests.agents.small_disk import fill, small_disk
 from tests.fakes.site import Site
@@ -80,7 +80,7 @@ def test_failing_nodes_never_block_the_window(site: Site, stage: RealStage) -> N
 def add_nodes(site: Site, stage: RealStage) -> None:
     async def add(core: CoreApi, name: str) -> None:
         server = site.servers[name]
-        address = parse_ssh_address(f"{getpass.getuser()}@127.0.0.1:{server['port']}")
+        address = SshAddress(host="127.0.0.1", port=server["port"], user=getpass.getuser())
         await core.nodes.add(name, replace(address, key=site.key), server["fingerprint"])
         await core.nodes.setup(name, sys.executable)
 

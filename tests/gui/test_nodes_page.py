@@ -25,8 +25,8 @@ def dialog(empty) -> AddNodeDialog:
 
 def test_a_pc_over_ssh_is_added_after_its_fingerprint_was_confirmed(empty, dialog):
     assert not dialog.add.isEnabled()
-    QTest.keyClicks(dialog.target, "anna@gamer-pc:2222")
-    assert dialog.name.placeholderText() == "gamer-pc"
+    QTest.keyClicks(dialog.form.target, "anna@gamer-pc:2222")
+    assert dialog.form.name.placeholderText() == "gamer-pc"
     press(dialog, "Add")
     empty.wait_for(lambda: dialog.confirm.isVisible())
     assert FINGERPRINT in dialog.banner.message()
@@ -41,19 +41,33 @@ def test_a_pc_over_ssh_is_added_after_its_fingerprint_was_confirmed(empty, dialo
 
 
 def test_a_fingerprint_is_never_taken_over_to_another_address(empty, dialog):
-    QTest.keyClicks(dialog.target, "anna@one")
+    QTest.keyClicks(dialog.form.target, "anna@one")
     press(dialog, "Add")
     empty.wait_for(lambda: dialog.confirm.isVisible())
-    QTest.keyClicks(dialog.target, "2")
+    QTest.keyClicks(dialog.form.target, "2")
     assert not dialog.confirm.isVisible()
     press(dialog, "Add")
     empty.wait_for(lambda: len(empty.called("nodes.add")) == 2)
     assert empty.called("nodes.add")[1] == ("one2", "anna@one2:22", None)
 
 
+def test_a_program_of_the_ssh_configuration_runs_only_after_a_yes(empty, dialog):
+    empty.core.proxy_commands["lab"] = "nc -X 5 lab 22"
+    QTest.keyClicks(dialog.form.target, "lab")
+    press(dialog, "Add")
+    empty.wait_for(lambda: dialog.allow.isVisible())
+    assert "nc -X 5 lab 22" in dialog.banner.message()
+    assert empty.called("nodes.add") == []
+    press(dialog, "Run it and add")
+    empty.wait_for(lambda: dialog.confirm.isVisible())
+    press(dialog, "Fingerprint matches, add")
+    empty.wait_for(dialog.found.isVisible)
+    assert "lab" in empty.cluster.nodes
+
+
 def test_a_changed_key_is_a_hard_stop(empty, dialog):
     empty.core.failure = HostKeyChanged("gamer", "SHA256:old", "SHA256:new")
-    QTest.keyClicks(dialog.target, "anna@gamer")
+    QTest.keyClicks(dialog.form.target, "anna@gamer")
     press(dialog, "Add")
     empty.wait_for(lambda: "SHA256:old was confirmed" in dialog.banner.message())
     assert not dialog.add.isEnabled()
@@ -62,22 +76,22 @@ def test_a_changed_key_is_a_hard_stop(empty, dialog):
 
 def test_an_unreachable_pc_can_be_tried_again(empty, dialog):
     empty.core.failure = NodeUnreachable("gamer does not answer", "Is it on?")
-    QTest.keyClicks(dialog.target, "anna@gamer")
+    QTest.keyClicks(dialog.form.target, "anna@gamer")
     press(dialog, "Add")
     empty.wait_for(lambda: "Is it on?" in dialog.banner.message())
     assert dialog.add.isEnabled()
 
 
 def test_a_wrong_address_is_told_while_typing(empty, dialog):
-    QTest.keyClicks(dialog.target, "gamer:x")
-    assert dialog.problems["target"].isVisible()
+    QTest.keyClicks(dialog.form.target, "gamer:x")
+    assert dialog.form.problems["target"].isVisible()
     assert not dialog.add.isEnabled()
 
 
 def test_this_pc_is_added_with_one_more_click(empty):
     press(empty.window, "Add this PC")
     dialog = open_dialog(AddNodeDialog)
-    assert not dialog.target.isVisible()
+    assert not dialog.form.target.isVisible()
     press(dialog, "Add")
     empty.wait_for(dialog.found.isVisible)
     assert empty.called("nodes.add") == [("this-pc", "this PC", None)]
@@ -103,22 +117,22 @@ def test_what_was_found_leads_to_a_node_that_is_ready_and_to_the_next_pc(empty):
     empty.wait_for(lambda: "ready to train" in dialog.found.banner.message())
     assert not dialog.found.setup.isVisible()
     press(dialog, "Add another PC")
-    QTest.keyClicks(dialog.target, "anna@gamer-pc")
+    QTest.keyClicks(dialog.form.target, "anna@gamer-pc")
     assert dialog.add.isEnabled()
     dialog.reject()
 
 
 def test_a_linux_of_this_pc_is_offered_where_there_is_one(empty, dialog):
-    assert not dialog.in_wsl.isVisible()
+    assert not dialog.form.in_wsl.isVisible()
     dialog.reject()
     empty.core.distros = ("Ubuntu-24.04", "Debian")
     press(empty.window, "Add a PC")
     dialog = open_dialog(AddNodeDialog)
-    empty.wait_for(dialog.in_wsl.isVisible)
-    dialog.in_wsl.click()
-    assert not dialog.target.isVisible()
-    dialog.distro.setCurrentIndex(1)
-    dialog.distro.activated.emit(1)
+    empty.wait_for(dialog.form.in_wsl.isVisible)
+    dialog.form.in_wsl.click()
+    assert not dialog.form.target.isVisible()
+    dialog.form.distro.setCurrentIndex(1)
+    dialog.form.distro.activated.emit(1)
     press(dialog, "Add")
     empty.wait_for(dialog.found.isVisible)
     assert empty.called("nodes.add") == [("this-pc", "Debian", None)]
@@ -126,13 +140,13 @@ def test_a_linux_of_this_pc_is_offered_where_there_is_one(empty, dialog):
 
 
 def test_windows_without_a_linux_says_how_to_get_one(empty, monkeypatch):
-    monkeypatch.setattr("app.gui.nodes.add_node_dialog.IS_WINDOWS", True)
+    monkeypatch.setattr("app.gui.nodes.add_node_form.IS_WINDOWS", True)
     press(empty.window, "Add this PC")
     dialog = open_dialog(AddNodeDialog)
     empty.settle(0.1)
-    assert not dialog.this_pc.isVisible()
-    assert "wsl --install" in dialog.problems["distro"].text()
-    assert dialog.problems["distro"].isVisible()
+    assert not dialog.form.this_pc.isVisible()
+    assert "wsl --install" in dialog.form.problems["distro"].text()
+    assert dialog.form.problems["distro"].isVisible()
     assert not dialog.add.isEnabled()
     dialog.reject()
 

@@ -110,9 +110,9 @@ def add_with_keys_alone(site: Site, stage: RealStage, name: str) -> None:
 
 
 def fill_address(site: Site, stage: RealStage, dialog: AddNodeDialog, name: str) -> None:
-    stage.type(dialog.target, f"{getpass.getuser()}@127.0.0.1:{site.servers[name]['port']}")
-    stage.type(dialog.key, str(site.key))
-    stage.type(dialog.name, name)
+    stage.type(dialog.form.target, f"{getpass.getuser()}@127.0.0.1:{site.servers[name]['port']}")
+    stage.type(dialog.form.key, str(site.key))
+    stage.type(dialog.form.name, name)
 
 
 def confirm_fingerprint(site: Site, stage: RealStage, dialog: AddNodeDialog, name: str) -> None:

@@ -16,7 +16,8 @@ from app.errors import UserError
 from app.events import EventHub
 from app.nodes.files import transfer
 from app.nodes.fleet import Fleet
-from app.nodes.node import Node, parse_ssh_address
+from app.nodes.node import Node, parse_ssh_target
+from app.nodes.ssh_hosts import resolve_host
 from tests.hostile.liar import FACTS, Liar, lying_pc
 
 pytestmark = pytest.mark.netns
@@ -297,7 +298,8 @@ async def test_a_fetch_takes_no_more_than_was_listed_and_fits(
     header = "x" if lie.startswith("noise") else json.dumps(HEADERS.get(lie, flood))
     pc.says({}, send={"header": header, "flood_mib": 0 if lie in HEADERS else 40})
     async with Fleet(tmp_path / "home", EventHub()) as fleet:
-        node = Node(name="liar", address=parse_ssh_address(pc.address, pc.key))
+        host = resolve_host(parse_ssh_target(pc.address), (), key=pc.key)
+        node = Node(name="liar", address=host.address)
         await fleet.join(node, pc.fingerprint)
         began_s = time.monotonic()
         out = tmp_path / "out" / "model"

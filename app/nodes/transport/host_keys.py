@@ -36,7 +36,7 @@ class HostKeys:
         Raises:
             UserError: the file cannot be read, or a line of it is damaged.
         """
-        name = host_name(address)
+        name = address.known_as
         for number, line in enumerate(self._lines(), 1):
             host, _, key = line.partition(" ")
             if host == name:
@@ -46,12 +46,12 @@ class HostKeys:
     def confirm(self, address: SshAddress, key: asyncssh.SSHKey) -> None:
         """Store `key` as the only key of `address`."""
         public = key.export_public_key("openssh").decode("ascii").split()
-        line = " ".join((host_name(address), *public[:2]))
+        line = " ".join((address.known_as, *public[:2]))
         self._rewrite(lambda lines: [*_without(lines, address), line])
 
     def forget(self, address: SshAddress) -> None:
         """Remove the key of `address`, if there is one."""
-        if any(line.startswith(host_name(address) + " ") for line in self._lines()):
+        if any(line.startswith(address.known_as + " ") for line in self._lines()):
             self._rewrite(lambda lines: _without(lines, address))
 
     def _lines(self) -> list[str]:
@@ -92,11 +92,6 @@ class HostKeys:
                 temporary.unlink()
 
 
-def host_name(address: SshAddress) -> str:
-    """Return the name under which the key of `address` is stored: always with brackets and port."""
-    return f"[{address.host}]:{address.port}"
-
-
 def fingerprint_of(key: asyncssh.SSHKey) -> str:
     """Return the fingerprint as `ssh-keygen -l` shows it, such as `SHA256:mVPw...`."""
     return str(key.get_fingerprint("sha256"))
@@ -104,7 +99,7 @@ def fingerprint_of(key: asyncssh.SSHKey) -> str:
 
 def _without(lines: list[str], address: SshAddress) -> list[str]:
     # With the space, or port 22 would match port 2222 as well.
-    return [line for line in lines if not line.startswith(host_name(address) + " ")]
+    return [line for line in lines if not line.startswith(address.known_as + " ")]
 
 
 def _write_durably(path: Path, text: str) -> None:

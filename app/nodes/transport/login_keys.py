@@ -1,8 +1,8 @@
 """Collect the private keys to log in with, and their names for messages.
 
 A key file that the user names is the only one used. Otherwise the SSH agent's keys come first, then
-the default files in `~/.ssh`. There is no passphrase prompt: a locked key works if the agent holds
-it.
+the files of `~/.ssh/config`, else the default files in `~/.ssh`. There is no passphrase prompt: a
+locked key works if the agent holds it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncssh
 
 from app.errors import LoginRefused
+from app.nodes.node import SshAddress
 
 DEFAULT_KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _WINDOWS_AGENT = r"\\.\pipe\openssh-ssh-agent"
@@ -41,28 +43,45 @@ class LoginKeys:
             await self.agent.wait_closed()
 
 
-async def load_login_keys(key: Path | None) -> LoginKeys:
+async def load_login_keys(address: SshAddress) -> LoginKeys:
     """Return the keys to try, best first.
 
     Raises:
         LoginRefused: the named file is missing, unreadable, locked, or not a private key.
     """
     keys = LoginKeys()
-    await _ask_agent(keys)
-    if key is not None:
-        await _use_only(keys, _expand(key))
+    await _ask_agent(keys, address.agent)
+    if address.key is not None:
+        await _use_only(keys, _expand(address.key))
         return keys
-    for name in DEFAULT_KEY_NAMES:
-        await _add_default(keys, _expand(Path("~/.ssh", name)))
+    files = address.identity_files or tuple(Path("~/.ssh", name) for name in DEFAULT_KEY_NAMES)
+    files = tuple(map(_expand, files))
+    if address.identity_files or address.only_identity_files:
+        # A server allows few tries, so the keys of these files come before the agent's others.
+        await asyncio.to_thread(_sort, keys, files, address.only_identity_files)
+    for path in files:
+        await _add_default(keys, path)
     return keys
+
+
+def _sort(keys: LoginKeys, files: Sequence[Path], is_limited: bool) -> None:
+    """Put the agent's keys of these files first; `is_limited`: leave out all others."""
+    wanted = {data for data in map(_public_data, files) if data is not None}
+    held = list(zip(keys.pairs, keys.names, strict=True))
+    first = [one for one in held if one[0].public_data in wanted]
+    rest = [] if is_limited else [one for one in held if one[0].public_data not in wanted]
+    keys.pairs = [pair for pair, _ in first + rest]
+    keys.names = [name for _, name in first + rest]
 
 
 def _expand(path: Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-async def _ask_agent(keys: LoginKeys) -> None:
-    path = os.environ.get("SSH_AUTH_SOCK", "")
+async def _ask_agent(keys: LoginKeys, agent_socket: str | None) -> None:
+    if agent_socket == "none":
+        return
+    path = agent_socket or os.environ.get("SSH_AUTH_SOCK", "")
     if sys.platform == "win32":
         # An MSYS path in SSH_AUTH_SOCK cannot be opened from Windows Python.
         path = path if path.startswith("\\\\") else _WINDOWS_AGENT
@@ -139,8 +158,10 @@ def _is_locked(error: Exception) -> bool:
 
 
 def _public_data(path: Path) -> bytes | None:
+    # IdentityFile may name the public file of a key that only the agent has.
+    public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
     with contextlib.suppress(OSError, asyncssh.KeyImportError):
-        return bytes(asyncssh.read_public_key(path.with_name(path.name + ".pub")).public_data)
+        return bytes(asyncssh.read_public_key(public).public_data)
     return None
 
 

@@ -2,26 +2,38 @@
 
 The steps (resolve the host, open the port, handshake, log in) are separate, so that an error names
 the one that failed. Host keys are verified by our own code: asyncssh raises the same error for an
-unknown and for a changed key. `~/.ssh/config` is not read; the address of the node says it all.
+unknown and for a changed key. `~/.ssh/config` is not read here; the address says it all. A host
+behind others is reached through a connection to each of them, whose key is confirmed as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import socket
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 
+from agents.contract.python_child import SAFE_FOLDER
 from app.errors import HostKeyChanged, HostKeyUnknown, NodeUnreachable, UserError
 from app.nodes.node import SshAddress
 from app.nodes.transport.host_keys import HostKeys, fingerprint_of
 from app.nodes.transport.login_keys import LoginKeys, load_login_keys
 from app.nodes.transport.process import WRITE_AHEAD_BYTES, Process
-from app.nodes.transport.ssh_errors import login_refused, no_common_host_key, ssh_failed, tcp_failed
+from app.nodes.transport.ssh_errors import (
+    jump_failed,
+    login_refused,
+    no_common_host_key,
+    ssh_failed,
+    tcp_failed,
+)
 from app.nodes.transport.ssh_offer import read_host_key_types
 
 CONNECT_TIMEOUT_S = 8.0
@@ -59,25 +71,53 @@ async def connect_ssh(
     address: SshAddress, *, home: Path, accept_host_key: str | None = None
 ) -> SshConnection:
     """Log in to `address`; raises what `app.nodes.transport.connection.connect` lists."""
-    host_keys = HostKeys(home)
-    judge = _HostKeyJudge(address, host_keys.find(address), accept_host_key)
-    keys = await load_login_keys(address.key)
+    opened: list[asyncssh.SSHClientConnection] = []
     try:
-        connection = await _log_in(address, judge, keys)
+        for hop in address.hops:
+            way = opened[-1] if opened else None
+            connection, is_new = await _reach(hop, way, HostKeys(home), accept_host_key)
+            opened.append(connection)
+            # It was the key of this host, so it says nothing about the next one.
+            accept_host_key = None if is_new else accept_host_key
+    except BaseException:
+        for connection in reversed(opened):
+            connection.abort()
+        raise
+    return SshConnection(address, opened)
+
+
+async def _reach(
+    address: SshAddress,
+    way: asyncssh.SSHClientConnection | None,
+    host_keys: HostKeys,
+    accept_host_key: str | None,
+) -> tuple[asyncssh.SSHClientConnection, bool]:
+    """Return the connection to one host, and whether its key was confirmed by this login.
+
+    `way`: connection to the host before it; None: there is none.
+    """
+    judge = _HostKeyJudge(address, host_keys.find(address), accept_host_key)
+    keys = await load_login_keys(address)
+    try:
+        connection = await _log_in(_Way(address, way), judge, keys)
     finally:
         await keys.close()
     # After the login: a first contact that fails leaves no confirmed key behind.
     if judge.to_confirm is not None:
         host_keys.confirm(address, judge.to_confirm)
-    return SshConnection(address, connection)
+    return connection, judge.to_confirm is not None
 
 
 class SshConnection:
-    """An open SSH connection."""
+    """An open SSH connection, and those that it goes through."""
 
-    def __init__(self, address: SshAddress, connection: asyncssh.SSHClientConnection) -> None:
+    def __init__(
+        self, address: SshAddress, connections: Sequence[asyncssh.SSHClientConnection]
+    ) -> None:
+        """`connections`: one for each host on the way, the node's own last."""
         self._address = address
-        self._connection = connection
+        self._connection = connections[-1]
+        self._way = connections[:-1]
 
     async def open(self, argv: Sequence[str]) -> Process:
         process = Process(self._lost)
@@ -105,6 +145,8 @@ class SshConnection:
             await asyncio.wait_for(self._connection.wait_closed(), 2.0)
         # A peer that is gone never confirms the close.
         self._connection.abort()
+        for connection in reversed(self._way):
+            connection.abort()
 
     def _lost(self, reason: str) -> NodeUnreachable:
         return NodeUnreachable(
@@ -139,14 +181,12 @@ class _HostKeyJudge:
         if self._known is not None:
             if key.public_data == self._known.public_data:
                 return True
-            self.verdict = HostKeyChanged(
-                self._address.location, fingerprint_of(self._known), shown
-            )
+            self.verdict = HostKeyChanged(self._address.label, fingerprint_of(self._known), shown)
         elif self._accepted is None:
-            self.verdict = HostKeyUnknown(self._address.location, shown)
+            self.verdict = HostKeyUnknown(self._address.label, shown)
         elif self._accepted != shown:
             self.verdict = UserError(
-                f"{self._address.location} shows the host key {shown}, "
+                f"{self._address.label} shows the host key {shown}, "
                 f"but the key to accept is {self._accepted}",
                 "Compare both with 'ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub' on that PC. "
                 "If neither is its key, somebody is between you and it",
@@ -198,40 +238,86 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self._process.resume_writing()
 
 
-async def _log_in(
-    address: SshAddress, judge: _HostKeyJudge, keys: LoginKeys
-) -> asyncssh.SSHClientConnection:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How one host is reached."""
+
+    address: SshAddress
+    through: asyncssh.SSHClientConnection | None
+    """Connection to the host before it; None: there is none."""
+
+    async def open(self) -> dict[str, Any]:
+        """Return the arguments of asyncssh that lead to the host, with an open port if we open it.
+
+        Raises:
+            NodeUnreachable: the port cannot be opened.
+        """
+        if self.through is not None:
+            return {"tunnel": self.through}
+        if self.address.proxy_command is not None:
+            return await _run_proxy(self.address.proxy_command)
+        return {"sock": await _open_port(self.address)}
+
+
+async def _run_proxy(command: str) -> dict[str, Any]:
+    """Start a program of ~/.ssh/config in a shell, as OpenSSH does; it ends with its connection."""
+    if sys.platform == "win32":  # its programs take no socket for their input
+        return {"proxy_command": [os.environ.get("COMSPEC", "cmd.exe"), "/c", command]}
+    ours, its = socket.socketpair()
     try:
-        return await _handshake(address, judge, keys, judge.algorithms())
+        # Not by asyncssh, which takes what the program says on stderr for a part of the connection.
+        await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", f"exec {command}"),
+            stdin=its.fileno(),
+            stdout=its.fileno(),
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=SAFE_FOLDER,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        its.close()
+    ours.setblocking(False)
+    return {"sock": ours}
+
+
+async def _log_in(way: _Way, judge: _HostKeyJudge, keys: LoginKeys) -> asyncssh.SSHClientConnection:
+    try:
+        return await _handshake(way, judge, keys, judge.algorithms())
     except _NO_COMMON_KEY_TYPE as error:
         # The host has no key of the confirmed type any more: connect again with all types, so
         # that the error can name the key it has now.
         if judge.algorithms() == _ALL_HOST_KEY_ALGORITHMS:
-            raise await _explain(address, error) from error
+            raise await _explain(way, error) from error
     try:
-        return await _handshake(address, judge, keys, _ALL_HOST_KEY_ALGORITHMS)
+        return await _handshake(way, judge, keys, _ALL_HOST_KEY_ALGORITHMS)
     except _NO_COMMON_KEY_TYPE as error:
-        raise await _explain(address, error) from error
+        raise await _explain(way, error) from error
 
 
-async def _explain(address: SshAddress, error: Exception) -> NodeUnreachable:
+async def _explain(way: _Way, error: Exception) -> NodeUnreachable:
     """Return the error for a handshake that failed, apparently without a common key type."""
-    offered = await read_host_key_types(await _open_port(address))
+    opened = (await way.open()).get("sock")
+    # None: the way is a channel of another connection.
+    offered = await read_host_key_types(opened) if opened is not None else ()
     if offered and not set(offered) & set(_ALL_HOST_KEY_ALGORITHMS):
-        return no_common_host_key(address, offered)
-    return ssh_failed(address, error)
+        return no_common_host_key(way.address, offered)
+    return ssh_failed(way.address, error)
 
 
 async def _handshake(
-    address: SshAddress, judge: _HostKeyJudge, keys: LoginKeys, algorithms: Sequence[str]
+    way: _Way, judge: _HostKeyJudge, keys: LoginKeys, algorithms: Sequence[str]
 ) -> asyncssh.SSHClientConnection:
-    opened = await _open_port(address)
+    address = way.address
+    place = await way.open()
     try:
         async with asyncio.timeout(LOGIN_TIMEOUT_S):
             return await asyncssh.connect(
                 address.host,
                 address.port,
-                sock=opened,
+                **place,
                 # ~/.ssh/config could replace the host, user or key of the address.
                 config=None,
                 client_factory=lambda: _Client(judge),
@@ -254,6 +340,8 @@ async def _handshake(
                 connect_timeout=None,
                 login_timeout=LOGIN_TIMEOUT_S,
             )
+    except asyncssh.ChannelOpenError as error:
+        raise jump_failed(address, error) from error
     except _NO_COMMON_KEY_TYPE as error:
         if judge.verdict is not None:
             raise judge.verdict from error
@@ -266,8 +354,8 @@ async def _handshake(
             raise login_refused(address, keys) from error
         raise ssh_failed(address, error) from error
     finally:
-        if judge.verdict is not None:
-            opened.close()
+        if judge.verdict is not None and "sock" in place:
+            place["sock"].close()
 
 
 async def _open_port(address: SshAddress) -> socket.socket:

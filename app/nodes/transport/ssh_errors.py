@@ -51,9 +51,24 @@ def tcp_failed(address: SshAddress, error: Exception, timeout_s: float) -> NodeU
     )
 
 
+def jump_failed(address: SshAddress, error: asyncssh.ChannelOpenError) -> NodeUnreachable:
+    """Return the error for a host that the jump host before it cannot reach."""
+    jump = address.jumps[-1]
+    return NodeUnreachable(
+        f"{jump.label} lets us in, but cannot reach {address.label} from there: {error.reason}",
+        f"Check that the PC is on, and try: ssh -J {jump} {address.user}@{address.host}. The jump "
+        "host must allow it: AllowTcpForwarding in its /etc/ssh/sshd_config",
+    )
+
+
 def ssh_failed(address: SshAddress, error: Exception) -> NodeUnreachable:
     """Return the error for a handshake that failed before authentication."""
-    place = address.location
+    place = address.label
+    if address.proxy_command is not None:
+        return NodeUnreachable(
+            f"The program that leads to {place} gave no SSH connection: {_reason(error)}",
+            f"Try it in a terminal: {address.proxy_command}",
+        )
     if isinstance(error, TimeoutError):
         return NodeUnreachable(
             f"{place} accepts connections, but no SSH login was possible in time",
@@ -112,7 +127,7 @@ def login_refused(address: SshAddress, keys: LoginKeys) -> LoginRefused:
     if not keys.pairs:
         return LoginRefused(
             f"There is no key to log in to {address} with: neither an SSH agent with keys "
-            f"nor {', '.join(DEFAULT_KEY_NAMES)} in ~/.ssh.{locked}",
+            f"nor {_key_places(address)}.{locked}",
             f"Unlock the key once for this login session: ssh-add {keys.locked[0]}"
             if keys.locked
             else f"Make a key and install it: ssh-keygen -t ed25519 && {_copy_command(address)}",
@@ -122,6 +137,12 @@ def login_refused(address: SshAddress, keys: LoginKeys) -> LoginRefused:
         f"Install a key there: {_copy_command(address)}, "
         f"and check that the user is called {address.user}",
     )
+
+
+def _key_places(address: SshAddress) -> str:
+    if address.identity_files:
+        return ", ".join(map(str, address.identity_files))
+    return f"{', '.join(DEFAULT_KEY_NAMES)} in ~/.ssh"
 
 
 def _too_many_keys(address: SshAddress) -> NodeUnreachable:

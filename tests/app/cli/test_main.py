@@ -120,7 +120,7 @@ def test_every_command_has_help(line: str, capsys: pytest.CaptureFixture[str]) -
         ("runs", "VERB"),
         ("nodes add pc", "one of the arguments --ssh --local --wsl is required"),
         ("nodes add pc --local --wsl x", "not allowed with argument"),
-        ("nodes add pc --ssh anna", "does not say which user logs in"),
+        ("nodes add pc --ssh anna@", "names no PC to log in to"),
         ("nodes add all --local", "the name 'all' is reserved"),
         ("start", "the following arguments are required: RUN.yaml"),
         ("start a.yaml --wach", "unrecognized arguments: --wach"),

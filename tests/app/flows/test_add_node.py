@@ -6,7 +6,7 @@ import pytest
 
 from agents.contract.node import InterfaceFacts
 from app.flows.add_node import NodeAnswers, describe_found, review, suggest_name
-from app.nodes.node import LocalAddress, SshAddress, WslAddress
+from app.nodes.node import LocalAddress, SshTarget, WslAddress
 from tests.fakes.core import make_node
 
 
@@ -17,11 +17,11 @@ def test_this_pc_needs_no_answer():
 
 def test_ssh_with_port():
     result = review(NodeAnswers(target=" anna@Gamer.lan:2222 "), ())
-    assert result.address == SshAddress(user="anna", host="gamer.lan", port=2222)
+    assert result.address == SshTarget(user="anna", host="Gamer.lan", port=2222)
     assert result.name == "gamer"
 
 
-@pytest.mark.parametrize("target", ["", "pc", "@pc", "anna@", "anna@pc:0", "anna@pc:x"])
+@pytest.mark.parametrize("target", ["", "@pc", "anna@", "anna@pc:0", "anna@pc:x"])
 def test_a_wrong_address_is_told_at_its_field(target):
     result = review(NodeAnswers(target=target), ())
     assert result.address is None

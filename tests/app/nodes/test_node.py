@@ -15,35 +15,35 @@ from app.nodes.node import (
     WslAddress,
     address_from_json,
     address_to_json,
-    parse_ssh_address,
+    parse_ssh_target,
 )
 
 
 @pytest.mark.parametrize(
     ("text", "user", "host", "port"),
     [
-        ("anna@pc-2", "anna", "pc-2", 22),
-        ("anna@PC-2.Local:2222", "anna", "pc-2.local", 2222),
-        ("anna@192.168.1.20", "anna", "192.168.1.20", 22),
+        ("anna@pc-2", "anna", "pc-2", None),
+        ("anna@PC-2.Local:2222", "anna", "PC-2.Local", 2222),
+        ("anna@192.168.1.20", "anna", "192.168.1.20", None),
         ("anna@[fe80::7]:2222", "anna", "fe80::7", 2222),
-        ("anna@[fe80::7%eth0]", "anna", "fe80::7%eth0", 22),
-        ("anna@fe80::7", "anna", "fe80::7", 22),
-        ("anna@corp.com@10.0.0.1", "anna@corp.com", "10.0.0.1", 22),
+        ("anna@[fe80::7%eth0]", "anna", "fe80::7%eth0", None),
+        ("anna@fe80::7", "anna", "fe80::7", None),
+        ("anna@corp.com@10.0.0.1", "anna@corp.com", "10.0.0.1", None),
         ("CORP\\anna@10.0.0.1:65535", "CORP\\anna", "10.0.0.1", 65535),
-        ("  anna@pc  ", "anna", "pc", 22),
+        ("  anna@pc  ", "anna", "pc", None),
+        ("gamer", None, "gamer", None),
     ],
 )
-def test_an_address_is_read(text: str, user: str, host: str, port: int) -> None:
-    address = parse_ssh_address(text)
+def test_an_address_is_read(text: str, user: str | None, host: str, port: int | None) -> None:
+    address = parse_ssh_target(text)
     assert (address.user, address.host, address.port) == (user, host, port)
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("pc-2", "which user"),
-        ("@pc-2", "which user"),
-        ("anna@", "host name"),
+        ("@pc-2", "no PC"),
+        ("anna@", "no PC"),
         ("anna@pc 2", "host name"),
         ("anna@-oProxyCommand=x", "host name"),
         ("anna@pc:", "port ''"),
@@ -56,19 +56,18 @@ def test_an_address_is_read(text: str, user: str, host: str, port: int) -> None:
         ("anna@[pc]:22", "brackets"),
         ("anna@a:b:c", "not a host"),
         ("an na@pc", "user name"),
-        ("", "which user"),
+        ("", "no PC"),
     ],
 )
 def test_a_wrong_address_says_what_is_wrong_and_shows_the_form(text: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_ssh_address(text)
+        parse_ssh_target(text)
     assert named in caught.value.message
     assert "USER@HOST:PORT" in caught.value.hint
 
 
 def test_an_ipv6_address_is_shown_in_brackets() -> None:
-    assert str(parse_ssh_address("anna@[fe80::7]:2222")) == "anna@[fe80::7]:2222"
-    assert str(parse_ssh_address("anna@pc")) == "anna@pc:22"
+    assert str(SshAddress(user="anna", host="fe80::7", port=2222)) == "anna@[fe80::7]:2222"
 
 
 @pytest.mark.parametrize(
@@ -76,6 +75,15 @@ def test_an_ipv6_address_is_shown_in_brackets() -> None:
     [
         SshAddress(host="pc", port=2222, user="anna", key=Path("/home/anna/.ssh/k")),
         SshAddress(host="fe80::7", user="anna"),
+        SshAddress(
+            host="10.0.0.5",
+            user="anna",
+            identity_files=(Path("/home/anna/.ssh/lab"),),
+            only_identity_files=True,
+            agent="none",
+            jumps=(SshAddress(host="gate", user="bob", proxy_command="nc gate 22"),),
+            alias="lab",
+        ),
         LocalAddress(),
         WslAddress(distro="Ubuntu-24.04"),
     ],

@@ -1,0 +1,322 @@
+"""Read `~/.ssh/config` as OpenSSH reads it, as far as it decides where and as whom to log in.
+
+asyncssh has a reader, but it stops at a comment behind a value, splits the backslashes of Windows
+paths, expands `%r` of an included file before the user is known, reads relative includes of the
+system's file from the home folder, and runs the programs of `Match exec` unasked. The rules here
+are those of OpenSSH's readconf.c and `man 5 ssh_config`; the tests compare with `ssh -G`. Host
+names are not made canonical (`CanonicalizeHostname`), since the resolver has a search list, too.
+"""
+
+from __future__ import annotations
+
+import getpass
+import glob
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.errors import UserError
+from app.nodes.ssh_words import match_list, match_pattern, split_keyword, split_words
+
+MAX_DEPTH = 16
+"""Number of files that may include each other, as in OpenSSH."""
+# Options of which the first value counts, and whose value is one word.
+_SINGLE = frozenset({"hostname", "user", "port", "identitiesonly", "identityagent", "tag"})
+# Their value is the rest of the line, quotes and all. Whichever of both comes first counts.
+_PROXIES = frozenset({"proxycommand", "proxyjump"})
+_FLAGS = frozenset({"all", "canonical", "final"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigFile:
+    path: Path
+    folder: Path
+    """Folder of the relative paths that it includes."""
+
+
+@dataclass(slots=True)
+class HostConfig:
+    """What the files say about one host; None: nothing."""
+
+    host: str
+    """Name that was asked for."""
+    values: dict[str, str] = field(default_factory=dict)
+    """First value of each option, by its name in lower case."""
+    identity_files: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    """Places of conditions that are not known here and therefore do not hold."""
+
+    @property
+    def hostname(self) -> str:
+        """Host name or address to connect to."""
+        return expand_tokens(self.values.get("hostname", "%h"), {"h": self.host}).lower()
+
+    @property
+    def is_agent_limited(self) -> bool:
+        """Whether only the keys of the named files may be tried."""
+        return self.values.get("identitiesonly", "no").lower() in ("yes", "true")
+
+
+RunProgram = Callable[[str], bool]
+"""Runs a command of `Match exec` and returns whether it succeeded."""
+
+
+def read_host(
+    host: str,
+    files: tuple[ConfigFile, ...],
+    run_program: RunProgram,
+    *,
+    user: str | None = None,
+    port: int | None = None,
+) -> HostConfig:
+    """Return what the files say about `host`.
+
+    Args:
+        host: name as a person would type it after `ssh`.
+        files: files to read, the first one first; missing ones are skipped.
+        run_program: called for each `Match exec` that decides something.
+        user: user that was given with the name, which wins over the files.
+        port: port that was given with the name.
+
+    Raises:
+        UserError: a file cannot be read, or a line in it is damaged.
+    """
+    config = HostConfig(host=host)
+    if user is not None:
+        config.values["user"] = user
+    if port is not None:
+        config.values["port"] = str(port)
+    reader = _Reader(config, run_program)
+    reader.read(files)
+    if reader.wants_final:
+        # OpenSSH reads everything once more, with what the first pass has found.
+        config.values["hostname"] = config.hostname.replace("%", "%%")
+        reader.is_final = True
+        reader.read(files)
+    return config
+
+
+def list_hosts(files: tuple[ConfigFile, ...]) -> tuple[str, ...]:
+    """Return the names that the files have a `Host` line for, without patterns, in their order.
+
+    Raises:
+        UserError: a file cannot be read, or a line in it is damaged.
+    """
+    found: dict[str, None] = {}
+    for file in files:
+        for word, rest, where in _every_line(file, 0):
+            if word == "host":
+                names = _words(rest, where)
+                found.update(dict.fromkeys(n for n in names if not re.search(r"[*?!]", n)))
+    return tuple(found)
+
+
+def expand_tokens(text: str, tokens: Mapping[str, str]) -> str:
+    """Replace `%h` and the like; raise UserError for one that has no meaning here.
+
+    >>> expand_tokens("%n.lan", {"n": "gamer"})
+    'gamer.lan'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] == "%":
+            return "%"
+        if match[1] in tokens:
+            return tokens[match[1]]
+        raise UserError(
+            f"{match[0]!r} in {text!r} of your SSH configuration has no meaning there",
+            "Correct it in ~/.ssh/config; see: man 5 ssh_config, TOKENS",
+        )
+
+    return re.sub(r"%(.?)", value, text)
+
+
+def tokens_of(config: HostConfig) -> dict[str, str]:
+    """Return the meaning of each `%` token for a host whose configuration was read."""
+    local = socket.gethostname()
+    own = local_user() or ""
+    tokens = {
+        "d": str(Path.home()),
+        "h": config.hostname,
+        "j": "",
+        "k": config.host,
+        "L": local.partition(".")[0],
+        "l": local,
+        "n": config.host,
+        "p": config.values.get("port", "22"),
+        "r": config.values.get("user", own),
+        "u": own,
+    }
+    if hasattr(os, "getuid"):
+        tokens["i"] = str(os.getuid())
+    return tokens
+
+
+def local_user() -> str | None:
+    """Return the name of the user on this PC; None: the system does not say."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return None
+
+
+class _Reader:
+    """One reading of all files for one host."""
+
+    def __init__(self, config: HostConfig, run_program: RunProgram) -> None:
+        self._config = config
+        self._run_program = run_program
+        self.wants_final = False
+        self.is_final = False
+
+    def read(self, files: tuple[ConfigFile, ...]) -> None:
+        for file in files:
+            self._read_file(file, 0)
+
+    def _read_file(self, file: ConfigFile, depth: int) -> None:
+        is_active = True
+        for word, rest, where in _lines(file):
+            if word == "host":
+                is_active = _matches_host(self._config.host, _words(rest, where))
+            elif word == "match":
+                is_active = self._matches(rest, where)
+            elif not is_active:
+                continue
+            elif word == "include":
+                for included in _included(file, _words(rest, where), depth, where):
+                    self._read_file(included, depth + 1)
+            else:
+                self._set(word, rest, where)
+
+    def _set(self, option: str, rest: str, where: str) -> None:
+        values = self._config.values
+        if option in _PROXIES:
+            if not _PROXIES & values.keys():
+                values[option] = rest
+        elif option in _SINGLE:
+            values.setdefault(option, _words(rest, where)[0])
+        elif option == "identityfile":
+            path = _words(rest, where)[0]
+            if path not in self._config.identity_files:
+                self._config.identity_files.append(path)
+
+    # ------------------------------------------------------------ conditions
+
+    def _matches(self, rest: str, where: str) -> bool:
+        """Return whether all conditions of a `Match` line hold."""
+        words = iter(_words(rest, where))
+        holds = True
+        for word in words:
+            name, equals, argument = word.partition("=")
+            negated, name = name.startswith("!"), name.lstrip("!").lower()
+            if name in _FLAGS:
+                result = self._flag(name)
+            else:
+                argument = argument if equals else next(words, "")
+                if not argument:
+                    raise _damaged(where, f"Match {name} lacks its pattern")
+                # A condition that cannot change the outcome is not tried: it may run a program.
+                result = holds and self._condition(name, argument, where)
+                # What a condition of a newer OpenSSH means is not known, its opposite neither.
+                holds = holds and name in _CONDITIONS
+            holds = holds and result != negated
+        return holds
+
+    def _flag(self, name: str) -> bool:
+        if name == "final":
+            self.wants_final = True
+        return name == "all" or self.is_final
+
+    def _condition(self, name: str, argument: str, where: str) -> bool:
+        config, own = self._config, local_user() or ""
+        match name:
+            case "host":
+                return match_list(config.hostname, argument.lower())
+            case "originalhost":
+                return match_list(config.host.lower(), argument.lower())
+            case "user":
+                return match_list(config.values.get("user", own), argument)
+            case "localuser":
+                return match_list(own, argument)
+            case "tagged":
+                return match_list(config.values.get("tag", ""), argument)
+            case "exec":
+                return self._run_program(expand_tokens(argument, tokens_of(config)))
+        note = f"Match {name} ({where})"
+        if note not in config.unknown:
+            config.unknown.append(note)
+        return False
+
+
+_CONDITIONS = frozenset({"host", "originalhost", "user", "localuser", "tagged", "exec"})
+
+
+def _matches_host(host: str, patterns: list[str]) -> bool:
+    """Return whether a `Host` line with these patterns is about `host`."""
+    if any(p.startswith("!") and match_pattern(host, p[1:]) for p in patterns):
+        return False
+    return any(not p.startswith("!") and match_pattern(host, p) for p in patterns)
+
+
+# ---------------------------------------------------------------- lines
+
+
+def _lines(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
+    """Yield (keyword in lower case, rest of the line, `file:line`) of each line with a value."""
+    try:
+        text = file.path.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(
+            f"The SSH configuration {file.path} cannot be read: {error.strerror or error}",
+            f"Give yourself access to it: chmod 600 {file.path}",
+        ) from error
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{file.path}:{number}"
+        keyword, rest = split_keyword(line)
+        if not keyword:
+            continue
+        if not rest:
+            raise _damaged(where, f"{keyword} has no value")
+        yield keyword.lower(), rest, where
+
+
+def _every_line(file: ConfigFile, depth: int) -> Iterator[tuple[str, str, str]]:
+    """Yield the lines of a file and of all that it includes, whatever the conditions are."""
+    for word, rest, where in _lines(file):
+        if word == "include":
+            for included in _included(file, _words(rest, where), depth, where):
+                yield from _every_line(included, depth + 1)
+        else:
+            yield word, rest, where
+
+
+def _included(
+    file: ConfigFile, patterns: list[str], depth: int, where: str
+) -> Iterator[ConfigFile]:
+    if depth >= MAX_DEPTH:
+        raise _damaged(where, f"more than {MAX_DEPTH} files include each other")
+    for pattern in patterns:
+        path = os.path.join(file.folder, os.path.expanduser(pattern))
+        for found in sorted(glob.glob(path)):
+            if os.path.isfile(found):
+                yield ConfigFile(path=Path(found), folder=file.folder)
+
+
+def _words(rest: str, where: str) -> list[str]:
+    words = split_words(rest)
+    if not words:
+        raise _damaged(where, "quotes do not end, or there is no value")
+    return words
+
+
+def _damaged(where: str, what: str) -> UserError:
+    return UserError(
+        f"Your SSH configuration is damaged at {where}: {what}",
+        "Correct that line; 'ssh -G HOST' shows how OpenSSH reads it",
+        where=where,
+    )
