@@ -8,14 +8,16 @@ The kinds of request, with their arguments (dataclass or names) and results:
 
     ping              {}                              -> {wall_s, monotonic_s}
     facts             {}                              -> NodeFacts
+    node.examine      {}                              -> Examination
+    node.routes       RouteQuery                      -> Routes
     telemetry.follow  {after_s: float | None}         -> {}; then events `telemetry.sample` (Sample)
     environment.find  EnvironmentQuery                -> EnvironmentReport
     environment.build EnvironmentBuild                -> EnvironmentReport; events `progress`
     packages.build    PackagesBuild                   -> PackagesReport; events `progress`
     port.choose       {address}                       -> {port}
     probe.listen      {address, timeout_s}            -> {port}
-    probe.connect     {address, port, num_bytes}      -> {round_trip_s, bytes_per_s}
-    probe.allreduce   AllReduceProbe                  -> {seconds, num_values, sum_ok}
+    probe.connect     {address, port, num_bytes, segment_bytes} -> LinkProbe
+    probe.allreduce   AllReduceProbe                  -> AllReduceResult
     attempt.launch    AttemptIntent                   -> AttemptStatus
     attempt.status    {run_id, attempt}               -> AttemptStatus
     attempt.list      {}                              -> {attempts: [AttemptStatus]}, the newest of

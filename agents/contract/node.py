@@ -47,6 +47,8 @@ _PLAUSIBLE = {
     "disk_free_bytes": _MAX_BYTES,
     "disk_read_bytes_per_s": 1e15,
     "disk_write_bytes_per_s": 1e15,
+    "bytes_per_s": 1e15,
+    "round_trip_s": 3600.0,
     "network_in_bytes_per_s": 1e15,
     "network_out_bytes_per_s": 1e15,
     "load": 1e9,
@@ -288,6 +290,28 @@ class NodeLogs:
     tails: tuple[LogTail, ...]
 
 
+LinkFailure = Literal["dropped", "refused", "no_way", "broke", "stalled"]
+"""How a link fails: no answer, refused, no route, the connection broke, or no more bytes passed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkProbe:
+    """Measured link from one node to another."""
+
+    round_trip_s: float | None = None
+    """Median round trip of the pings, in seconds; None: no connection."""
+    bytes_per_s: float | None = None
+    """Throughput; None: no bytes were sent, or too few arrived."""
+    failure: LinkFailure | None = None
+    """None: it works."""
+    reason: str = ""
+    """Words of the system about the failure."""
+
+    def check_foreign(self) -> None:
+        check_text("reason", self.reason)
+        _drop_implausible(self)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllReduceProbe:
     python: str
@@ -301,11 +325,48 @@ class AllReduceProbe:
     """Private key and certificate of this check, in PEM, as an attempt has."""
     num_values: int = 262144
     """Number of fp32 values that are summed over all ranks."""
+    with_nccl: bool = False
+    """Whether the first GPUs of all ranks sum them with NCCL, too."""
     timeout_s: float = 60.0
 
     def check_foreign(self) -> None:
         check_number("num_values", self.num_values, 1, 1 << 28)
         check_number("timeout_s", self.timeout_s, 0, MAX_WAIT_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchFacts:
+    """What torch in a training environment says of itself."""
+
+    version: str
+    cuda: str | None = None
+    """CUDA that it is built with, such as `13.0`; None: it is a build for CPUs."""
+    nccl: str | None = None
+    """Version of NCCL; None: it has none."""
+    architectures: tuple[str, ...] = ()
+    """Cards that it has kernels for, such as `sm_86`; empty where it sees no GPU."""
+    num_gpus: int = 0
+    """GPUs that it sees."""
+
+    def check_foreign(self) -> None:
+        for name in ("version", "cuda", "nccl"):
+            check_text(name, getattr(self, name) or "")
+        _check_count("architectures", self.architectures, MAX_LISTED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduceResult:
+    seconds: float
+    num_values: int
+    sum_ok: bool
+    torch: TorchFacts | None = None
+    nccl_seconds: float | None = None
+    """Duration of the sum with NCCL; None: it was not made, or it failed."""
+    nccl_problem: str = ""
+    """Why NCCL's sum failed; empty: it did not."""
+
+    def check_foreign(self) -> None:
+        check_text("nccl_problem", self.nccl_problem)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

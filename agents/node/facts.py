@@ -171,11 +171,16 @@ def find_compiler() -> str | None:
     return None
 
 
+def is_wsl() -> bool:
+    """Return whether this system runs in WSL2: Microsoft's own kernel names itself so."""
+    return "microsoft" in platform.release().lower()
+
+
 def read_wsl_mode() -> str | None:
     """Return the networking mode of WSL2; `unknown` where it cannot be asked; None: not WSL."""
-    # Microsoft's own kernel names itself so; wslinfo exists only in newer versions of WSL.
-    if "microsoft" not in platform.release().lower():
+    if not is_wsl():
         return None
+    # It exists only in newer versions of WSL.
     command = shutil.which("wslinfo") or "/usr/bin/wslinfo"
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         output = subprocess.run(

@@ -4,19 +4,24 @@ The listener takes one connection on a port that the system chose, since trainin
 ephemeral ports. The connecting side sends a greeting, which it has from the listener by way of the
 master, and the number of bytes to come, plays ping-pong with single bytes, then sends the bytes and
 waits for the acknowledgement. Who does not know the greeting is sent away.
+
+The sender watches how much the other side has acknowledged, so a slow link is measured within a
+moment, and one on which only small packets pass is told from a slow one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hmac
 import secrets
 import socket
 import struct
+import termios
 import time
-from dataclasses import dataclass
 
+from agents.contract.node import LinkFailure, LinkProbe
 from agents.errors import ExpectedError
 from agents.rendezvous.interfaces import bind_to, is_many
 
@@ -26,18 +31,18 @@ GREETING_TIMEOUT_S = 2.0
 NUM_PINGS = 11
 ACKNOWLEDGEMENT = b"!"
 MAX_BYTES = 1 << 30
-CONNECT_TIMEOUT_S = 5.0
-TRANSFER_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 3.0
+"""Time for a connection, in seconds: the second of two repetitions comes after three."""
+TRANSFER_TIMEOUT_S = 20.0
+REPLY_TIMEOUT_S = 5.0
+"""Time for the answer to a single byte, in seconds."""
+MAX_SEND_S = 0.6
+"""Time after which enough has been sent on a slow link, in seconds."""
+STALL_S = 3.0
+"""Time without any acknowledged byte after which a transfer stands still, in seconds."""
+_LOOK_S = 0.05
 BLOCK_BYTES = 1 << 18
 HEADER = struct.Struct("!16sQ")
-
-
-@dataclass(frozen=True)
-class LinkProbe:
-    round_trip_s: float
-    """Median round trip of the pings, in seconds."""
-    bytes_per_s: float | None
-    """Throughput; None: no bytes were sent."""
 
 
 def choose_port(address: str) -> int:
@@ -157,28 +162,43 @@ def _answer(connection: socket.socket, num_bytes: int) -> None:
     connection.sendall(ACKNOWLEDGEMENT)
 
 
-def probe_link(address: str, port: int, greeting: bytes, num_bytes: int) -> LinkProbe:
-    """Measure the link to a listener on another node.
+def probe_link(
+    address: str, port: int, greeting: bytes, num_bytes: int, segment_bytes: int | None = None
+) -> LinkProbe:
+    """Measure the link to a listener on another node; a link that fails is a result, too.
+
+    Args:
+        address: of the listener.
+        port: of the listener.
+        greeting: what it expects first.
+        num_bytes: number of bytes to send; on a slow link fewer.
+        segment_bytes: maximum payload of a packet; None: as the devices allow.
 
     Raises:
-        ExpectedError: no connection is possible, or it breaks during the measurement.
+        ExpectedError: the address or the port is none.
     """
-    read_family(address)
+    family = read_family(address)
     if not 0 < port < 1 << 16:
         raise ExpectedError(f"{port} is not a port; ports go from 1 to 65535.")
-    where = f"{address} port {port}"
-    try:
-        connection = socket.create_connection((address, port), CONNECT_TIMEOUT_S)
-    except OSError as error:
-        raise _explain_closed(where, error) from error
-    with connection:
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        if segment_bytes is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
+        connection.settimeout(CONNECT_TIMEOUT_S)
         try:
-            connection.settimeout(TRANSFER_TIMEOUT_S)
+            connection.connect((address, port))
+        except OSError as error:
+            return LinkProbe(failure=_name_failure(error), reason=error.strerror or str(error))
+        try:
+            connection.settimeout(REPLY_TIMEOUT_S)
             return _measure(connection, greeting, max(0, min(num_bytes, MAX_BYTES)))
         except (OSError, EOFError) as error:
-            raise ExpectedError(
-                f"The connection to {where} broke while it was measured: {error}."
-            ) from (error)
+            return LinkProbe(failure="broke", reason=str(error))
+
+
+def _name_failure(error: OSError) -> LinkFailure:
+    if isinstance(error, TimeoutError):
+        return "dropped"
+    return "refused" if isinstance(error, ConnectionRefusedError) else "no_way"
 
 
 def _measure(connection: socket.socket, greeting: bytes, num_bytes: int) -> LinkProbe:
@@ -195,32 +215,46 @@ def _measure(connection: socket.socket, greeting: bytes, num_bytes: int) -> Link
     # The median: one ping that waits for a busy CPU or for ARP must not count.
     round_trip_s = sorted(trips_s)[NUM_PINGS // 2]
     if num_bytes == 0:
-        return LinkProbe(round_trip_s, None)
+        return LinkProbe(round_trip_s=round_trip_s)
+    return _transfer(connection, num_bytes, round_trip_s)
+
+
+def _transfer(connection: socket.socket, num_bytes: int, round_trip_s: float) -> LinkProbe:
+    """Send bytes until all have arrived, the time is over, or nothing passes."""
     block = bytes(BLOCK_BYTES)
-    began_s, left = time.monotonic(), num_bytes
-    while left:
-        left -= connection.send(block[: min(left, BLOCK_BYTES)])
-    _receive(connection, 1)
-    # The last byte's acknowledgement takes a round trip, which is no transfer time.
-    taken_s = max(time.monotonic() - began_s - round_trip_s, 1e-6)
-    return LinkProbe(round_trip_s, num_bytes / taken_s)
+    connection.settimeout(_LOOK_S)
+    sent = acknowledged = 0
+    began_s = moved_s = time.monotonic()
+    while True:
+        with contextlib.suppress(TimeoutError):
+            if sent < num_bytes:
+                sent += connection.send(block[: min(num_bytes - sent, BLOCK_BYTES)])
+            else:
+                _receive(connection, 1)
+                # The last byte's acknowledgement takes a round trip, which is no transfer time.
+                taken_s = max(time.monotonic() - began_s - round_trip_s, 1e-6)
+                return LinkProbe(round_trip_s=round_trip_s, bytes_per_s=num_bytes / taken_s)
+        now_s, arrived = time.monotonic(), sent - _count_unacknowledged(connection)
+        if arrived > acknowledged:
+            acknowledged, moved_s = arrived, now_s
+        if now_s - moved_s > STALL_S:
+            reason = f"{acknowledged} of {sent} bytes arrived, then none for {STALL_S:g} s"
+            return LinkProbe(round_trip_s=round_trip_s, failure="stalled", reason=reason)
+        if now_s - began_s > MAX_SEND_S and acknowledged and now_s - moved_s < 4 * _LOOK_S:
+            _end_at_once(connection)
+            rate = acknowledged / (now_s - began_s)
+            return LinkProbe(round_trip_s=round_trip_s, bytes_per_s=rate)
 
 
-def _explain_closed(where: str, error: OSError) -> ExpectedError:
-    if isinstance(error, TimeoutError):
-        return ExpectedError(
-            f"No answer from {where} within {CONNECT_TIMEOUT_S:g} s.",
-            "Most often a firewall on that PC drops the connection; allow this node in it",
-        )
-    if isinstance(error, ConnectionRefusedError):
-        return ExpectedError(
-            f"{where} refused the connection.",
-            "A firewall rejects it, or that PC forwards the port to another system (WSL in NAT "
-            "mode does)",
-        )
-    return ExpectedError(
-        f"There is no way to {where}: {error.strerror or error}.", "Check the cables"
-    )
+def _count_unacknowledged(connection: socket.socket) -> int:
+    """Return the number of bytes that the other side has not acknowledged."""
+    answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int(struct.unpack("=i", answer)[0])
+
+
+def _end_at_once(connection: socket.socket) -> None:
+    # Else the kernel would go on sending what it has, into the next measurement.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
 
 
 def _disable_delay(connection: socket.socket) -> None:

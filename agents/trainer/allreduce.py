@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -16,11 +17,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from agents.contract.node import AllReduceProbe
-from agents.contract.wire import from_wire
+from agents.contract.node import AllReduceProbe, TorchFacts
+from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.rendezvous.doors import close_doors
 from agents.rendezvous.interfaces import choose_variables, listen_on
+from agents.trainer.rank import process_group
 from agents.trainer.rank.store import open_rank_store
 
 
@@ -70,11 +72,72 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
     began_s = time.monotonic()
     group.allreduce([values]).wait()
     seconds = time.monotonic() - began_s
-    # Rank r sends r + 1: a rank that was counted twice or not at all shows.
-    expected = probe.world_size * (probe.world_size + 1) / 2
-    sum_ok = bool((values == expected).all())
+    answer = {
+        "seconds": seconds,
+        "num_values": probe.num_values,
+        "sum_ok": is_sum(values, probe.world_size),
+        "torch": to_wire(describe_torch()),
+    }
+    if probe.with_nccl:
+        answer |= reduce_with_nccl(store, probe, answer, deadline)
     leave(store, probe)
-    return {"seconds": seconds, "num_values": probe.num_values, "sum_ok": sum_ok}
+    return answer
+
+
+def is_sum(values: torch.Tensor, world_size: int) -> bool:
+    """Return whether each value is the sum over the ranks, of which rank r sent r + 1.
+
+    So a rank that was counted twice or not at all shows.
+    """
+    return bool((values == world_size * (world_size + 1) / 2).all())
+
+
+def describe_torch() -> TorchFacts:
+    """Return the versions of torch, CUDA and NCCL, and the cards that this build serves."""
+    has_nccl = dist.is_nccl_available()
+    return TorchFacts(
+        version=str(torch.__version__),
+        cuda=torch.version.cuda,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+        architectures=tuple(torch.cuda.get_arch_list()),
+        num_gpus=torch.cuda.device_count(),
+    )
+
+
+def reduce_with_nccl(
+    store: dist.Store, probe: AllReduceProbe, answer: dict[str, Any], deadline: float
+) -> dict[str, Any]:
+    """Sum the values on the first GPU of each rank; return how long it took, or why it failed.
+
+    NCCL may wait without end, so a timer prints `answer` at the deadline and ends the process.
+    """
+
+    def give_up() -> None:
+        problem = f"NCCL did not finish its all-reduce within {probe.timeout_s:g} s"
+        print("RACKLESS " + json.dumps({**answer, "nccl_problem": problem}), flush=True)
+        os._exit(0)
+
+    timer = threading.Timer(max(1.0, deadline - time.monotonic()), give_up)
+    timer.daemon = True
+    timer.start()
+    device = torch.device("cuda", 0)
+    try:
+        ranks = dist.PrefixStore("nccl", store)
+        process_group.connect("nccl", device, ranks, probe.rank, probe.world_size)
+        dist.all_reduce(torch.zeros(1, device=device))  # connects, which is not to be timed
+        values = torch.full((probe.num_values,), float(probe.rank + 1), device=device)
+        torch.cuda.synchronize(device)
+        began_s = time.monotonic()
+        dist.all_reduce(values)
+        torch.cuda.synchronize(device)
+        seconds = time.monotonic() - began_s
+    except (RuntimeError, ValueError) as error:
+        return {"nccl_problem": str(error).split("\n")[0][:1000]}
+    finally:
+        timer.cancel()
+    if not is_sum(values, probe.world_size):
+        return {"nccl_problem": "the sum that NCCL made is wrong"}
+    return {"nccl_seconds": seconds}
 
 
 def gather(store: dist.Store, probe: AllReduceProbe, deadline: float) -> list[int]:
@@ -98,7 +161,7 @@ def leave(store: dist.Store, probe: AllReduceProbe) -> None:
 def name_missing(probe: AllReduceProbe, missing: list[int]) -> str:
     """Return the message about ranks that are missing."""
     ranks = ", ".join(map(str, missing))
-    # The master finds the ranks in these words; see app/provisioning/check_network.py.
+    # The master finds the ranks in these words; see app/provisioning/checks/reduce.py.
     return (
         f"Rank {ranks} did not come to the all-reduce at {probe.master_address} port "
         f"{probe.master_port} within {probe.timeout_s:g} s."

@@ -24,15 +24,18 @@ from agents.contract.artifacts import (
     PackagesReport,
 )
 from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.examination import Examination, Route, RouteQuery, Routes
 from agents.contract.messages import Progress, WireError, from_wire, to_wire
 from agents.contract.names import check_inside, check_time
 from agents.contract.node import (
     AllReduceProbe,
+    AllReduceResult,
     Calibration,
     CalibrationJob,
     EnvironmentBuild,
     EnvironmentQuery,
     EnvironmentReport,
+    LinkProbe,
     ModelRefusal,
     NodeFacts,
     NodeLogs,
@@ -101,19 +104,6 @@ class ProbeDoor:
 
     port: int
     greeting: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TcpProbe:
-    round_trip_s: float
-    bytes_per_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AllReduceResult:
-    seconds: float
-    num_values: int
-    sum_ok: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +180,14 @@ class NodeClient:
     async def facts(self) -> NodeFacts:
         return await self._ask(NodeFacts, "facts")
 
+    async def examine(self) -> Examination:
+        return await self._ask(Examination, "node.examine")
+
+    async def find_routes(self, addresses: Sequence[str]) -> tuple[Route, ...]:
+        """Return the way by which packets leave the node to each address."""
+        query = RouteQuery(addresses=tuple(addresses))
+        return (await self._ask(Routes, "node.routes", to_wire(query))).routes
+
     async def log_tails(self) -> NodeLogs:
         return await self._ask(NodeLogs, "logs.tail")
 
@@ -215,10 +213,13 @@ class NodeClient:
         args = {"address": address, "timeout_s": listen_s}
         return await self._ask(ProbeDoor, "probe.listen", args)
 
-    async def probe_connect(self, address: str, door: ProbeDoor, num_bytes: int) -> TcpProbe:
-        args = {"address": address, "port": door.port, "greeting": door.greeting}
-        args["num_bytes"] = num_bytes
-        return await self._ask(TcpProbe, "probe.connect", args)
+    async def probe_connect(
+        self, address: str, door: ProbeDoor, num_bytes: int, segment_bytes: int | None = None
+    ) -> LinkProbe:
+        """Measure the link to a node that listens; `segment_bytes` limits its packets' payload."""
+        args: dict[str, Any] = {"address": address, "port": door.port, "greeting": door.greeting}
+        args.update(num_bytes=num_bytes, segment_bytes=segment_bytes)
+        return await self._ask(LinkProbe, "probe.connect", args)
 
     async def probe_allreduce(self, probe: AllReduceProbe) -> AllReduceResult:
         limit_s = probe.timeout_s + TORCH_START_S

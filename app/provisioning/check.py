@@ -6,7 +6,9 @@ Adding a check takes one function and one row in a table below:
 - `GROUP_CHECKS` compare the nodes with each other,
 - `NETWORK_CHECKS` measure between the nodes, and run only when all of them have an address.
 
-All nodes are asked at once. Each failure becomes a row, including a node that does not answer.
+What a node reads for them is in `agents/node/examination`, and its form in
+`agents/contract/examination.py`. All nodes are asked at once, and each row is reported as soon as
+it is known. Each failure becomes a row, including a node that does not answer.
 """
 
 from __future__ import annotations
@@ -16,38 +18,66 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from app.errors import RacklessError, UserError
-from app.nodes.client import NodeClient
+from app.nodes.client import NodeClient, OnMessage
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.nodes.fleet import Fleet
-from app.provisioning.check_network import check_links, check_reduce
-from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, make_row
+from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, OnRow, make_row
 from app.provisioning.check_rules import (
     judge_clock,
     judge_compiler,
     judge_disk,
     judge_environment,
     judge_gpus,
-    judge_mtus,
     judge_pythons,
     judge_reach,
     judge_wsl,
 )
+from app.provisioning.checks import gpu, network, system, wsl
+from app.provisioning.checks.links import check_links, check_routes
+from app.provisioning.checks.reduce import check_reduce
 from app.provisioning.environment import EnvironmentLock, find_environment, read_train_lock
 
 NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
     judge_reach,
     judge_environment,
     judge_disk,
+    system.judge_inodes,
+    system.judge_home,
+    system.judge_memory,
+    system.judge_swap,
+    system.judge_shm,
     judge_clock,
+    system.judge_sync,
+    system.judge_sudo,
+    system.judge_hostname,
+    system.judge_sleep,
+    system.judge_logout,
     judge_gpus,
+    gpu.judge_driver,
     judge_compiler,
+    network.judge_ports,
+    network.judge_rdma,
     judge_wsl,
+    wsl.judge_wsl_idle,
+    wsl.judge_wsl_boot,
+    wsl.judge_wsl_firewall,
+    wsl.judge_wsl_memory,
+    wsl.judge_wsl_driver,
+    wsl.judge_wsl_files,
+    wsl.judge_wsl_sshd,
 )
 GROUP_CHECKS: tuple[Callable[[CheckedGroup], Iterable[CheckRow]], ...] = (
     judge_pythons,
-    judge_mtus,
+    network.judge_machines,
+    network.judge_interfaces,
+    network.judge_carriers,
+    network.judge_errors,
+    network.judge_mtus,
 )
-NETWORK_CHECKS: tuple[Callable[[CheckedGroup], Awaitable[Iterable[CheckRow]]], ...] = (
+NETWORK_CHECKS: tuple[
+    Callable[[CheckedGroup, OnRow, OnMessage], Awaitable[Iterable[CheckRow]]], ...
+] = (
+    check_routes,
     check_links,
     check_reduce,
 )
@@ -59,27 +89,31 @@ async def check_nodes(
     *,
     lock: EnvironmentLock | None = None,
     reduce_timeout_s: float = 60.0,
+    on_row: OnRow | None = None,
+    progress: OnMessage | None = None,
 ) -> tuple[CheckRow, ...]:
     """Check the nodes called `names` and the network between them.
 
     Args:
+        fleet: has the nodes.
+        names: of the nodes.
         lock: packages that their environments must have; None: those of this version's trainer.
         reduce_timeout_s: deadline of the all-reduce.
+        on_row: called with each row as soon as it is known.
+        progress: called with a sentence about what is being checked.
+
+    Returns:
+        The same rows in a fixed order: by node, then those of the group and the network.
 
     Raises:
         UserError: there is no node of that name.
     """
+    on_row, progress = on_row or _ignore, progress or _ignore
     clients = [fleet.client(name) for name in names]
     lock = lock or read_train_lock()
-    answers = await asyncio.gather(*(_examine(one, lock, len(clients)) for one in clients))
-    rows: list[CheckRow] = []
-    nodes: dict[str, CheckedNode] = {}
-    for client, answer in zip(clients, answers, strict=True):
-        if isinstance(answer, CheckedNode):
-            nodes[client.name] = answer
-            rows += [row for check in NODE_CHECKS for row in check(answer)]
-        else:
-            rows.append(_unreachable(client.name, answer))
+    examined = _Examined(len(clients), on_row, progress)
+    answers = await asyncio.gather(*(examined.take(one, lock) for one in clients))
+    nodes = {node.name: node for node, _ in answers if node is not None}
     endpoints, problems = _choose_endpoints(nodes)
     group = CheckedGroup(
         clients={client.name: client for client in clients if client.name in nodes},
@@ -87,13 +121,44 @@ async def check_nodes(
         endpoints=endpoints,
         reduce_timeout_s=reduce_timeout_s,
     )
-    rows += [row for judge in GROUP_CHECKS for row in judge(group)]
-    rows += problems
+    compared = (*(row for judge in GROUP_CHECKS for row in judge(group)), *problems)
+    for row in compared:
+        on_row(row)
+    rows = [*(row for _, found in answers for row in found), *compared]
     if endpoints:
         # One after the other: an all-reduce beside a bandwidth probe would spoil both figures.
         for measure in NETWORK_CHECKS:
-            rows += await measure(group)
+            rows += await measure(group, on_row, progress)
     return tuple(rows)
+
+
+def _ignore(_: object) -> None:
+    """Take a report that nobody asked for."""
+
+
+class _Examined:
+    """Nodes that have answered so far."""
+
+    def __init__(self, num_nodes: int, on_row: OnRow, progress: OnMessage) -> None:
+        self._num_nodes = num_nodes
+        self._num_done = 0
+        self._on_row = on_row
+        self._progress = progress
+
+    async def take(
+        self, client: NodeClient, lock: EnvironmentLock
+    ) -> tuple[CheckedNode | None, tuple[CheckRow, ...]]:
+        """Ask a node and report its rows; None: it did not answer."""
+        answer = await _examine(client, lock, self._num_nodes)
+        if isinstance(answer, CheckedNode):
+            node, rows = answer, tuple(row for check in NODE_CHECKS for row in check(answer))
+        else:
+            node, rows = None, (_unreachable(client.name, answer),)
+        for row in rows:
+            self._on_row(row)
+        self._num_done += 1
+        self._progress(f"{self._num_done} of {self._num_nodes} nodes examined")
+        return node, rows
 
 
 async def _examine(
@@ -105,13 +170,16 @@ async def _examine(
         sent_s, began_s = time.time(), time.monotonic()
         clock = await client.ping()
         round_trip_s = time.monotonic() - began_s
-        facts, environment = await asyncio.gather(client.facts(), find_environment(client, lock))
+        facts, examination, environment = await asyncio.gather(
+            client.facts(), client.examine(), find_environment(client, lock)
+        )
     except RacklessError as error:
         return error
     return CheckedNode(
         name=client.name,
         facts=facts,
         environment=environment,
+        examination=examination,
         round_trip_s=round_trip_s,
         # The node read its clock about half a round trip after the request was sent.
         skew_s=clock.wall_s - (sent_s + round_trip_s / 2),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from agents.contract.examination import Examination
 from agents.contract.node import EnvironmentReport, NodeFacts
 from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint
@@ -30,6 +31,8 @@ class CheckRow:
     """What to do next; empty when the check passed."""
     repair: Repair | None = None
     """Steps that do it; None: a person has to, as `fix` says, or nothing is wrong."""
+    evidence: str = ""
+    """What was read, in the terms of the system; empty: the message says it all."""
     round_trip_s: float | None = None
     """Round trip between node and peer, in seconds; None: not measured."""
     bytes_per_s: float | None = None
@@ -41,6 +44,10 @@ class CheckRow:
         return "" if self.status == "pass" else topic_of(self.check)
 
 
+OnRow = Callable[[CheckRow], None]
+"""Callback with each row as soon as it is known."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedNode:
     """A node that answered, and what it said of itself."""
@@ -48,6 +55,7 @@ class CheckedNode:
     name: str
     facts: NodeFacts
     environment: EnvironmentReport
+    examination: Examination = field(default_factory=Examination)
     round_trip_s: float
     """Round trip of one request over the agent's connection, in seconds."""
     skew_s: float
@@ -76,6 +84,16 @@ def make_row(
     message: str,
     fix: str = "",
     repair: Repair | None = None,
+    *,
+    evidence: str = "",
 ) -> CheckRow:
     """Return a row about one node."""
-    return CheckRow(check=check, node=node, status=status, message=message, fix=fix, repair=repair)
+    return CheckRow(
+        check=check,
+        node=node,
+        status=status,
+        message=message,
+        fix=fix,
+        repair=repair,
+        evidence=evidence,
+    )

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from agents.contract.node import GpuFacts
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
-from app.provisioning.repairs import install_compiler, install_driver, set_mtu, synchronise_clock
+from app.provisioning.repairs import install_compiler, install_driver, synchronise_clock
 from app.text import show_bytes, show_list
 
 Value = TypeVar("Value", str, int)
@@ -150,33 +150,11 @@ def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
             f"Python {versions[name]}, while most nodes have {usual}",
             f"Set it up again with Python {usual}: rackless nodes setup {name}",
         )
-        for name, usual in _find_odd(versions).items()
+        for name, usual in find_odd(versions).items()
     )
 
 
-def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
-    """Compare packet sizes: where they differ on one network, only large packets are lost."""
-    mtus: dict[str, int] = {}
-    devices: dict[str, str] = {}
-    for name, endpoint in group.endpoints.items():
-        for device in group.nodes[name].facts.interfaces:
-            # Only the device that training uses: bridges and VPNs have sizes of their own.
-            if device.name == endpoint.interface and device.mtu is not None:
-                mtus[name], devices[name] = device.mtu, device.name
-    return tuple(
-        make_row(
-            "mtu",
-            name,
-            "warn",
-            f"packets of {mtus[name]} bytes, while most nodes use {usual}",
-            f"sudo ip link set dev {devices[name]} mtu {usual}",
-            set_mtu(devices[name], mtus[name], usual),
-        )
-        for name, usual in _find_odd(mtus).items()
-    )
-
-
-def _find_odd(values: Mapping[str, Value]) -> dict[str, Value]:
+def find_odd(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return, for each node that differs from the majority, the value of the majority."""
     if not values:
         return {}

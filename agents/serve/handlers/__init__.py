@@ -12,6 +12,8 @@ from typing import Any
 
 ROUTES = {
     "facts": "node.read_facts",
+    "node.examine": "node.examine",
+    "node.routes": "node.find_routes",
     "telemetry.follow": "telemetry.follow",
     "environment.find": "environment.find",
     "environment.build": "environment.build",

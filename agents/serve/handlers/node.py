@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.contract.examination import Examination, RouteQuery, Routes
 from agents.contract.hub import find_snapshot
 from agents.contract.model_config import find_config
 from agents.contract.node import GpuUse, ModelRefusal, NodeFacts, TokenWish
@@ -51,6 +52,20 @@ def read_facts(call: Call) -> NodeFacts:
             if found is not None
         ),
     )
+
+
+def examine(call: Call) -> Examination:
+    """Return what the check asks of this node beyond its facts."""
+    from agents.node.examination.examine import examine as examine_node
+
+    return examine_node(call.home.path)
+
+
+def find_routes(call: Call) -> Routes:
+    """Return the way by which packets leave this node to each address."""
+    from agents.node.examination.network import find_routes as find_ways
+
+    return find_ways(from_wire(RouteQuery, call.args, "args").addresses)
 
 
 def update_token(call: Call) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.contract.names import MAX_WAIT_S, check_number
-from agents.contract.node import AllReduceProbe
+from agents.contract.node import AllReduceProbe, LinkProbe
 from agents.contract.python_child import python_variables
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.probes import (
-    LinkProbe,
     answer_probe,
     make_greeting,
     open_listener,
@@ -28,6 +27,8 @@ from agents.state import archive_path
 
 MAX_PROBE_BYTES = 1 << 30
 """Number of bytes that a probe may send over a link."""
+MIN_SEGMENT_BYTES = 88
+"""Smallest payload of a packet that Linux lets a program ask for."""
 START_S = 60.0
 """Time for importing torch, on top of the probe's own deadline, in seconds."""
 
@@ -59,9 +60,13 @@ class ConnectArgs:
     port: int
     greeting: str
     num_bytes: int = 0
+    segment_bytes: int | None = None
 
     def check_foreign(self) -> None:
         check_number("port", self.port, 1, 65535)
+        check_number(
+            "segment_bytes", self.segment_bytes or MIN_SEGMENT_BYTES, MIN_SEGMENT_BYTES, 65535
+        )
         check_number("num_bytes", self.num_bytes, 0, MAX_PROBE_BYTES)
 
 
@@ -86,7 +91,8 @@ def listen(call: Call) -> Listening:
 def connect(call: Call) -> LinkProbe:
     """Measure the link to a listening node."""
     args = from_wire(ConnectArgs, call.args, "args")
-    return probe_link(args.address, args.port, read_greeting(args.greeting), args.num_bytes)
+    greeting = read_greeting(args.greeting)
+    return probe_link(args.address, args.port, greeting, args.num_bytes, args.segment_bytes)
 
 
 def allreduce(call: Call) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.node import AllReduceResult
 from app.errors import AgentBug, UserError
-from app.nodes.client import AllReduceResult, TcpProbe
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node
 from app.nodes.transport.loopback import LoopbackNode
 from app.provisioning.check import check_nodes
-from app.provisioning.check_network import ReduceOutcome, judge_link, judge_reduce
 from app.provisioning.check_row import CheckRow
+from app.provisioning.checks.reduce import ReduceOutcome, judge_reduce
 from app.provisioning.environment import EnvironmentLock, parse_lock, setup_environment
 from tests.fakes.fleet import Seen, fleet_at
 from tests.fakes.packages import lock_line
@@ -76,23 +76,6 @@ def test_a_wrong_sum_and_total_silence() -> None:
     assert [row.status for row in judge_reduce(NAMES, {})] == ["fail"] * 3
     bug = ReduceOutcome(ended_s=1.0, error=AgentBug("our fault"))
     assert judge_reduce(("a",), {"a": bug})[0].message == "our fault"
-
-
-@pytest.mark.parametrize(
-    ("peer", "round_trip_s", "bytes_per_s", "status"),
-    [
-        ("b", 0.0003, 112e6, "pass"),
-        ("b", 0.0003, 12e6, "warn"),
-        ("b", 0.050, 112e6, "warn"),
-        ("a", 0.050, 1e6, "pass"),
-        ("b", 0.0003, None, "pass"),
-    ],
-)
-def test_a_slow_way(peer: str, round_trip_s: float, bytes_per_s: float | None, status: str) -> None:
-    probe = TcpProbe(round_trip_s=round_trip_s, bytes_per_s=bytes_per_s)
-    row = judge_link("a", peer, probe)
-    assert row.status == status
-    assert (row.fix != "") == (status == "warn")
 
 
 def lock_of(*names: str) -> EnvironmentLock:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from agents.contract.node import EnvironmentReport, GpuFacts, InterfaceFacts, NodeFacts
+from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
 from app.nodes.endpoints import Endpoint
 from app.provisioning import check_rules as rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode
-from app.provisioning.repairs import install_compiler, set_mtu, synchronise_clock
+from app.provisioning.repairs import install_compiler, synchronise_clock
 
 FACTS = NodeFacts(hostname="pc", os="Ubuntu", kernel="6", python="3.12", architecture="x86_64")
 CARD = GpuFacts(uuid="u", index=0, name="RTX 4070", driver="580.65", capability="8.9")
@@ -182,17 +182,3 @@ def test_the_node_with_another_python_is_named() -> None:
     (row,) = rules.judge_pythons(group(*same, odd))
     assert (row.node, row.status) == ("c", "warn")
     assert rules.judge_pythons(group(*same)) == ()
-
-
-def test_the_node_with_another_packet_size_is_named() -> None:
-    a, b, c, d = [
-        node(
-            replace(FACTS, interfaces=(InterfaceFacts(name="eth0", address="10.0.0.1", mtu=mtu),)),
-            name=name,
-        )
-        for name, mtu in (("a", 1500), ("b", 9000), ("c", 1500), ("d", None))
-    ]
-    (row,) = rules.judge_mtus(group(a, b, c, d))
-    assert (row.node, row.status) == ("b", "warn")
-    assert row.repair == set_mtu("eth0", 9000, 1500)
-    assert rules.judge_mtus(group(a, d)) == ()

@@ -1,56 +1,41 @@
-"""Check the network between nodes: every link in both directions, then one real all-reduce.
+"""Run one real all-reduce over the nodes: with Gloo, and with NCCL where all of them have GPUs.
 
-A node takes part in one measurement at a time, so that none distorts another's figures. Each node
-also connects to its own address: rank 0 does so in training, and WSL is known to refuse it.
+Its processes also say which torch, CUDA and NCCL they are, which must fit each other and the cards.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.contract.node import AllReduceProbe
+from agents.contract.node import AllReduceProbe, AllReduceResult, NodeFacts
 from app.errors import RacklessError, UserError
-from app.nodes.client import AllReduceResult, NodeClient, TcpProbe
+from app.nodes.client import NodeClient, OnMessage
 from app.nodes.credential import make_credential
-from app.provisioning.check_row import CheckedGroup, CheckRow, Status, make_row
+from app.provisioning.check_row import CheckedGroup, CheckRow, OnRow, make_row
+from app.provisioning.checks.torch import judge_torch
 
-PROBE_BYTES = 8 << 20
-"""Payload of a bandwidth probe, in bytes: 70 ms at 1 Gb/s, long enough to leave TCP slow start."""
-SLOW_BYTES_PER_S = 30e6
-"""Throughput below which a link is reported as slow, in bytes per second."""
-SLOW_ROUND_TRIP_S = 0.005
-"""Round trip above which a link is reported as slow, in seconds."""
-# How long a node keeps its probe port open; the caller may have to connect to its agent first.
-_LISTEN_S = 20.0
 # How long the other ranks may report what they saw once one rank has failed.
 _GRACE_S = 5.0
 # Message of the agent's all-reduce probe; the ranks that it names are the cause.
 _ABSENT = re.compile(r"Rank ([\d, ]+) did not come")
 
 
-async def check_links(group: CheckedGroup) -> tuple[CheckRow, ...]:
-    """Probe TCP from each node to each, itself included; one row for each direction."""
-    busy = {name: asyncio.Lock() for name in group.clients}
-
-    async def try_pair(caller: NodeClient, answerer: NodeClient) -> CheckRow:
-        async with contextlib.AsyncExitStack() as stack:
-            # Locks are taken in the order of the names, so two pairs never wait for each other.
-            for name in sorted({caller.name, answerer.name}):
-                await stack.enter_async_context(busy[name])
-            return await _try_link(caller, answerer, group.endpoints[answerer.name].address)
-
-    clients = group.clients.values()
-    pairs = [(caller, answerer) for caller in clients for answerer in clients]
-    return tuple(await asyncio.gather(*(try_pair(*pair) for pair in pairs)))
-
-
-async def check_reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
+async def check_reduce(
+    group: CheckedGroup, on_row: OnRow, progress: OnMessage
+) -> tuple[CheckRow, ...]:
     """Run an all-reduce over all nodes that can train; name the one that does not take part."""
+    progress("adding numbers over all nodes (all-reduce)")
+    rows = await _reduce(group)
+    for row in rows:
+        on_row(row)
+    return rows
+
+
+async def _reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
     environments = {name: node.environment for name, node in group.nodes.items()}
     able = [client for name, client in group.clients.items() if environments[name].fits]
     rows = [_skipped(name) for name, report in environments.items() if not report.fits]
@@ -72,12 +57,40 @@ async def check_reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
             master_port=port,
             interface=group.endpoints[client.name].interface,
             credential=credential,
+            with_nccl=can_use_nccl([group.nodes[one.name].facts for one in able]),
             timeout_s=group.reduce_timeout_s,
         )
         for rank, client in enumerate(able)
     }
     outcomes = await _run_probes(probes)
-    return (*rows, *judge_reduce([client.name for client in able], outcomes))
+    results = {name: one.result for name, one in outcomes.items() if one.result is not None}
+    return (
+        *rows,
+        *judge_reduce([client.name for client in able], outcomes),
+        *judge_nccl(results),
+        *judge_torch(group, {name: one.torch for name, one in results.items() if one.torch}),
+    )
+
+
+def can_use_nccl(facts: Sequence[NodeFacts]) -> bool:
+    """Return whether NCCL can be tried: several nodes, all with GPUs that no work has leased."""
+    return len(facts) > 1 and all(one.gpus and not one.gpu_uses for one in facts)
+
+
+def judge_nccl(results: Mapping[str, AllReduceResult]) -> tuple[CheckRow, ...]:
+    """Return a row for each rank that summed with NCCL; none where it was not tried."""
+    rows = []
+    for name, result in results.items():
+        if result.nccl_problem:
+            fix = (
+                "Runs can use Gloo meanwhile; NCCL needs one driver and one NCCL everywhere, and "
+                "all TCP between the nodes"
+            )
+            rows.append(make_row("nccl", name, "fail", result.nccl_problem, fix))
+        elif result.nccl_seconds is not None:
+            text = f"{result.num_values} numbers with NCCL in {result.nccl_seconds * 1000:.0f} ms"
+            rows.append(make_row("nccl", name, "pass", text))
+    return tuple(rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,47 +154,6 @@ def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -
     return wrong or {name for name in names if name not in outcomes} or set(names)
 
 
-async def _try_link(caller: NodeClient, answerer: NodeClient, address: str) -> CheckRow:
-    peer = answerer.name
-    try:
-        door = await answerer.probe_listen(address, _LISTEN_S)
-    except RacklessError as error:
-        return _link_failed(answerer.name, caller.name, error)
-    try:
-        # A node's link to itself is only tested for reachability, so a few bytes are enough.
-        num_bytes = PROBE_BYTES if caller is not answerer else PROBE_BYTES // 8
-        probe = await caller.probe_connect(address, door, num_bytes)
-    except RacklessError as error:
-        return _link_failed(caller.name, peer, error)
-    return judge_link(caller.name, peer, probe)
-
-
-def judge_link(node: str, peer: str, probe: TcpProbe) -> CheckRow:
-    """Judge a measured link; a node's link to itself is never slow."""
-    text = f"round trip {probe.round_trip_s * 1000:.2f} ms"
-    if probe.bytes_per_s is not None:
-        text += f", {probe.bytes_per_s / 1e6:.0f} MB/s"
-    status: Status = "pass"
-    fix = ""
-    if node != peer and (
-        probe.round_trip_s > SLOW_ROUND_TRIP_S
-        or (probe.bytes_per_s is not None and probe.bytes_per_s < SLOW_BYTES_PER_S)
-    ):
-        status = "warn"
-        text += "; much slower than Gigabit Ethernet"
-        fix = "Connect both PCs by cable to one Gigabit switch; Wi-Fi and VPNs are too slow"
-    return CheckRow(
-        check="tcp",
-        node=node,
-        peer=peer,
-        status=status,
-        message=text,
-        fix=fix,
-        round_trip_s=probe.round_trip_s,
-        bytes_per_s=probe.bytes_per_s,
-    )
-
-
 async def _run_probes(
     probes: Mapping[NodeClient, AllReduceProbe],
 ) -> dict[str, ReduceOutcome]:
@@ -227,9 +199,3 @@ def _skipped(name: str) -> CheckRow:
 def _failed(name: str, error: RacklessError) -> CheckRow:
     hint = error.hint if isinstance(error, UserError) else "Please report it, with the log"
     return make_row("all-reduce", name, "fail", str(error), hint or f"rackless nodes show {name}")
-
-
-def _link_failed(node: str, peer: str, error: RacklessError) -> CheckRow:
-    hint = error.hint if isinstance(error, UserError) else "Please report it, with the log"
-    fix = hint or "Check the firewall of both PCs: sudo ufw status"
-    return CheckRow(check="tcp", node=node, peer=peer, status="fail", message=str(error), fix=fix)

@@ -1,0 +1,1 @@
+"""Read what the check asks of a node: system, network, driver and WSL."""

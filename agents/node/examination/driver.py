@@ -1,0 +1,96 @@
+"""Read the state of NVIDIA's driver from the system, without loading its library.
+
+The recorder lists the GPUs that work (`agents/telemetry/gpu.py`); this says why some do not.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+
+from agents.contract.examination import DriverFacts
+from agents.node.examination.reading import ask, list_folder, read_text
+
+PCI_FOLDER = "/sys/bus/pci/devices"
+NVIDIA_VENDOR = "0x10de"
+LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/wsl/lib",
+)
+SMI_TIMEOUT_S = 8.0
+"""Time for nvidia-smi to start a driver that no program uses, in seconds."""
+_MODULE = re.compile(r"Kernel Module\D*?(?:for \S+\s+)?(\d+(?:\.\d+)+)")
+_LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)$")
+
+
+def read_driver() -> DriverFacts:
+    """Return the state of NVIDIA's driver on this PC."""
+    return DriverFacts(
+        num_cards=count_cards(),
+        module_version=parse_module_version(read_text("/proc/driver/nvidia/version") or ""),
+        library_version=find_library_version(LIBRARIES),
+        is_loaded=_has_module("nvidia"),
+        nouveau=_has_module("nouveau"),
+        devices_open=_try_devices("/dev/nvidia[0-9]*"),
+        smi_message=_ask_smi(),
+        dxg=os.path.exists("/dev/dxg"),
+    )
+
+
+def count_cards(folder: str = PCI_FOLDER) -> int | None:
+    """Return the number of NVIDIA display adapters on the PCI bus; None: it has none to read."""
+    names = list_folder(folder)
+    if names is None:
+        return None
+    cards = 0
+    for name in names:
+        is_ours = read_text(f"{folder}/{name}/vendor") == NVIDIA_VENDOR
+        # Display controllers are class 03; audio and USB of the same card are others.
+        cards += is_ours and (read_text(f"{folder}/{name}/class") or "").startswith("0x03")
+    return cards
+
+
+def parse_module_version(text: str) -> str | None:
+    """Return the version in /proc/driver/nvidia/version.
+
+    >>> parse_module_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun")
+    '580.65.06'
+    >>> parse_module_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15 R")
+    '570.86.15'
+    """
+    match = _MODULE.search(text)
+    return match[1] if match else None
+
+
+def find_library_version(folders: tuple[str, ...]) -> str | None:
+    """Return the version in the name of NVIDIA's management library on disk."""
+    for folder in folders:
+        # The file itself; links to it end in `.so.1` and `.so`.
+        for path in sorted(glob.glob(f"{folder}/libnvidia-ml.so.*.*")):
+            match = _LIBRARY.search(path)
+            if match:
+                return match[1]
+    return None
+
+
+def _has_module(name: str) -> bool | None:
+    return os.path.isdir(f"/sys/module/{name}") if os.path.isdir("/sys/module") else None
+
+
+def _try_devices(pattern: str) -> bool | None:
+    devices = glob.glob(pattern)
+    if not devices:
+        return None
+    return all(os.access(device, os.R_OK | os.W_OK) for device in devices)
+
+
+def _ask_smi() -> str | None:
+    answer = ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], SMI_TIMEOUT_S)
+    if answer is None:
+        return None
+    said = (answer.problem or answer.output).splitlines()
+    return "" if answer.code == 0 else (said[0][:300] if said else f"exit code {answer.code}")

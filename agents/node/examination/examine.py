@@ -1,0 +1,32 @@
+"""Examine this node for the check: all subjects at once, each within its own time."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agents.contract.examination import Examination
+from agents.node.examination.driver import read_driver
+from agents.node.examination.network import read_network
+from agents.node.examination.system import read_system
+from agents.node.examination.wsl import read_wsl
+from agents.node.facts import is_wsl
+
+
+def examine(home: Path) -> Examination:
+    """Return everything that can be read of this node; `home` is the agent's folder.
+
+    Takes a second, and 15 at most where programs do not answer.
+    """
+    # Threads, since most of the time passes in programs that are asked.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        system = pool.submit(read_system, home)
+        network = pool.submit(read_network)
+        driver = pool.submit(read_driver)
+        wsl = pool.submit(read_wsl) if is_wsl() else None
+        return Examination(
+            system=system.result(),
+            network=network.result(),
+            driver=driver.result(),
+            wsl=None if wsl is None else wsl.result(),
+        )

@@ -1,0 +1,263 @@
+"""Read what the check asks of the network: devices, counters, ways, RDMA, firewall."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import ipaddress
+import json
+import os
+import re
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from agents.contract.examination import (
+    DeviceFacts,
+    DeviceKind,
+    NetworkFacts,
+    RdmaFacts,
+    Route,
+    Routes,
+)
+from agents.node.examination.reading import ask, list_folder, read_int, read_text
+
+NETWORK_FOLDER = "/sys/class/net"
+RDMA_FOLDER = "/sys/class/infiniband"
+# By what a name begins with, since virtual devices of one kind share a driver or have none.
+_NAMES: tuple[tuple[re.Pattern[str], DeviceKind], ...] = (
+    (re.compile(r"lo$"), "loopback"),
+    (re.compile(r"loopback\d"), "loopback"),
+    (
+        re.compile(r"(tun|tap|wg|ppp|tailscale|zt|utun|nordlynx|proton|gpd|ipsec|vpn|cscotun)"),
+        "vpn",
+    ),
+    (re.compile(r"(docker|br-|virbr|lxcbr|lxdbr|podman|cni|bridge|br\d)"), "bridge"),
+    (re.compile(r"(veth|vnet|macvtap|dummy|cali|flannel)"), "virtual"),
+    (re.compile(r"(wwan|wwp)"), "mobile"),
+    (re.compile(r"(wlan|wlp|wlx|wl)"), "wifi"),
+)
+_ETHTOOL, _ETHTOOL_GET = 0x8946, 0x00000001
+_WIRELESS_POWER = 0x8B2D
+# Highest speed of each link mode that ETHTOOL_GSET's 32 bits name (linux/ethtool.h).
+_MODES = (
+    (0x0003, 10),
+    (0x000C, 100),
+    (0x0030 | 1 << 17, 1000),
+    (1 << 15, 2500),
+    (1 << 12 | 1 << 18 | 1 << 19, 10_000),
+    (1 << 21 | 1 << 22, 20_000),
+    (0xF << 23, 40_000),
+    (0xF << 27, 56_000),
+)
+_DAMAGED = (
+    *("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "tx_carrier_errors"),
+    *("collisions",),
+)
+
+
+def read_network() -> NetworkFacts:
+    """Return the facts about network devices, RDMA, ports and the firewall."""
+    names = list_folder(NETWORK_FOLDER)
+    return NetworkFacts(
+        devices=None if names is None else tuple(read_device(name) for name in names),
+        rdma=read_rdma(),
+        port_range=parse_port_range(read_text("/proc/sys/net/ipv4/ip_local_port_range") or ""),
+        firewall=read_firewall(),
+    )
+
+
+def read_device(name: str) -> DeviceFacts:
+    """Return the facts about one network device."""
+    base = f"{NETWORK_FOLDER}/{name}"
+    speed = read_int(f"{base}/speed")
+    counters = {
+        one: read_int(f"{base}/statistics/{one}") for one in list_folder(f"{base}/statistics") or ()
+    }
+    duplex = read_text(f"{base}/duplex")
+    carrier = read_int(f"{base}/carrier")
+    typed = re.search(r"^DEVTYPE=(\S+)", read_text(f"{base}/uevent") or "", re.MULTILINE)
+    kind = find_kind(
+        name,
+        list_folder(base) or (),
+        typed[1] if typed else "",
+        read_int(f"{base}/iflink") != read_int(f"{base}/ifindex"),
+    )
+    # The driver of a virtual device invents its speed: veth says 10 Gb/s.
+    real = os.path.exists(f"{base}/device")
+    return DeviceFacts(
+        name=name,
+        kind=kind,
+        driver=_read_driver(base),
+        mtu=read_int(f"{base}/mtu"),
+        speed_mbit=speed if speed and speed > 0 and real else None,
+        best_speed_mbit=read_best_speed(name) if real else None,
+        is_full_duplex={"full": True, "half": False}.get(duplex or "") if real else None,
+        has_carrier=None if carrier is None else carrier == 1,
+        saves_power=read_power_saving(name) if kind == "wifi" else None,
+        packets=_sum(counters, "rx_packets", "tx_packets"),
+        errors=_sum(counters, *_DAMAGED),
+        dropped=_sum(counters, "rx_dropped", "tx_dropped"),
+        carrier_losses=read_int(f"{base}/carrier_down_count"),
+    )
+
+
+def find_kind(
+    name: str, entries: Sequence[str], kind_of_driver: str = "", is_linked: bool = False
+) -> DeviceKind | None:
+    """Return the kind of a network device by the entries of its folder and its name.
+
+    Args:
+        name: of the device.
+        entries: names in its folder below /sys/class/net.
+        kind_of_driver: DEVTYPE in its `uevent`, which only some drivers set.
+        is_linked: whether it is one end of a pair or on top of another device.
+
+    >>> find_kind("enp3s0", ["device"]), find_kind("wg0", []), find_kind("wlp2s0", ["wireless"])
+    ('ethernet', 'vpn', 'wifi')
+    """
+    if "wireless" in entries or "phy80211" in entries:
+        return "wifi"
+    for pattern, kind in _NAMES:
+        if pattern.match(name):
+            return kind
+    if "bridge" in entries:
+        return "bridge"
+    if "tun_flags" in entries or kind_of_driver == "wireguard":
+        return "vpn"
+    if "device" in entries:
+        return "ethernet"
+    return "virtual" if is_linked else None
+
+
+def read_best_speed(name: str) -> int | None:
+    """Return the highest speed that a card supports, in Mb/s."""
+    # struct ethtool_cmd: cmd, supported, advertising, and 32 more bytes.
+    command = bytearray(struct.pack("=III32x", _ETHTOOL_GET, 0, 0))
+    if not _ask_device(name, _ETHTOOL, command):
+        return None
+    supported = struct.unpack_from("=I", command, 4)[0]
+    speeds = [speed for bits, speed in _MODES if supported & bits]
+    return max(speeds, default=None)
+
+
+def _ask_device(name: str, request: int, data: bytearray) -> bool:
+    """Hand `data` to a driver, which writes its answer there; return whether it did."""
+    block = (ctypes.c_char * len(data)).from_buffer(data)
+    # struct ifreq: 16 bytes of name, then the address of the data.
+    question = struct.pack("16sP16x", os.fsencode(name)[:15], ctypes.addressof(block))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker, contextlib.suppress(OSError):
+        fcntl.ioctl(asker.fileno(), request, question)
+        return True
+    return False
+
+
+def read_power_saving(name: str) -> bool | None:
+    """Return whether a Wi-Fi card sleeps between packets."""
+    answer = ask(["iw", "dev", name, "get", "power_save"])
+    if answer is not None and answer.code == 0:
+        return answer.output.endswith(": on")
+    # struct iwreq: 16 bytes of name, then iw_param {value, fixed, disabled, flags}.
+    question = struct.pack("16s16x", os.fsencode(name)[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker, contextlib.suppress(OSError):
+        disabled = fcntl.ioctl(asker.fileno(), _WIRELESS_POWER, question)[21]
+        return disabled == 0
+    return None
+
+
+def read_rdma(folder: str = RDMA_FOLDER) -> tuple[RdmaFacts, ...] | None:
+    """Return each port of each RDMA device; empty: there is none."""
+    if not os.path.isdir(folder):
+        return ()
+    names = list_folder(folder)
+    if names is None:
+        return None
+    found = []
+    for name in names:
+        for port in list_folder(f"{folder}/{name}/ports") or ():
+            base = f"{folder}/{name}/ports/{port}"
+            state = read_text(f"{base}/state")  # such as `4: ACTIVE`
+            found.append(
+                RdmaFacts(
+                    name=f"{name}/{port}",
+                    state=state.rpartition(": ")[2] if state else None,
+                    rate=read_text(f"{base}/rate"),
+                    link=read_text(f"{base}/link_layer"),
+                )
+            )
+    return tuple(found)
+
+
+def read_firewall() -> Literal["ufw", "firewalld", "none"] | None:
+    """Return the firewall that is switched on; None: not known."""
+    settings = read_text("/etc/ufw/ufw.conf")
+    if settings is not None and re.search(r"^ENABLED=yes", settings, re.MULTILINE | re.IGNORECASE):
+        return "ufw"
+    answer = ask(["systemctl", "is-active", "firewalld"])
+    if answer is None or not answer.output:
+        return "none" if settings is not None else None
+    return "firewalld" if answer.output == "active" else "none"
+
+
+def parse_port_range(text: str) -> tuple[int, int] | None:
+    """Return both numbers of ip_local_port_range.
+
+    >>> parse_port_range("32768\\t60999"), parse_port_range("")
+    ((32768, 60999), None)
+    """
+    with contextlib.suppress(ValueError):
+        first, last = map(int, text.split())
+        return first, last
+    return None
+
+
+def find_routes(addresses: Sequence[str]) -> Routes:
+    """Return the way to each address; what is no address has none."""
+    return Routes(routes=tuple(_find_route(address) for address in addresses))
+
+
+def _find_route(address: str) -> Route:
+    try:
+        number = str(ipaddress.ip_address(address.partition("%")[0]))
+    except ValueError:
+        return Route(address=address[:100])
+    answer = ask(["ip", "-j", "route", "get", number])
+    if answer is None or answer.code != 0:
+        return Route(address=number)
+    return parse_route(number, answer.output)
+
+
+def parse_route(address: str, output: str) -> Route:
+    """Return the way that `ip -j route get` printed."""
+    entry: Any = None
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        entry = json.loads(output)[0]
+    if not isinstance(entry, dict):
+        return Route(address=address)
+    metrics = [one for one in entry.get("metrics") or () if isinstance(one, dict)]
+    mtus = [one["mtu"] for one in metrics if isinstance(one.get("mtu"), int)]
+    return Route(
+        address=address,
+        device=_text_of(entry, "dev"),
+        source=_text_of(entry, "prefsrc"),
+        gateway=_text_of(entry, "gateway"),
+        mtu=mtus[0] if mtus else None,
+    )
+
+
+def _text_of(entry: Mapping[str, Any], key: str) -> str | None:
+    value = entry.get(key)
+    return str(value)[:100] if value else None
+
+
+def _read_driver(base: str) -> str | None:
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"{base}/device/driver"))
+    return None
+
+
+def _sum(counters: Mapping[str, int | None], *names: str) -> int | None:
+    known = [value for name in names if (value := counters.get(name)) is not None]
+    return sum(known) if known else None

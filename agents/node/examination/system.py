@@ -1,0 +1,236 @@
+"""Read what the check asks of the system: home folder, clock, names, rights, sleep."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import getpass
+import os
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from agents.contract.examination import Sudo, SyncService, SystemFacts
+from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.node.examination.reading import ask, find_program, read_text
+
+SHM = "/dev/shm"
+SLEEP_TARGETS = ("sleep.target", "suspend.target")
+# adjtimex(2): return value and status bit of a clock that no server keeps.
+_TIME_ERROR, _STA_UNSYNC = 5, 0x40
+_TIMEX_BYTES = 512
+_SYNC_UNITS = ("systemd-timesyncd", "chrony", "chronyd", "ntp", "ntpd", "ntpsec")
+
+
+def read_system(home: Path) -> SystemFacts:
+    """Return the facts about the system; `home` is the agent's folder."""
+    inodes = _read_inodes(home)
+    shm = _read_space(SHM)
+    return SystemFacts(
+        sudo=read_sudo(),
+        home=str(home),
+        home_writable=try_write(home),
+        home_executable=try_execute(home),
+        home_file_system=find_file_system(home, read_text("/proc/self/mountinfo") or ""),
+        inodes=inodes[0] if inodes else None,
+        inodes_free=inodes[1] if inodes else None,
+        swap_bytes=_read_swap(),
+        shm_bytes=shm[0] if shm else None,
+        shm_free_bytes=shm[1] if shm else None,
+        clock_synchronised=read_synchronised(),
+        clock_service=read_clock_service(),
+        boot_id=read_text("/proc/sys/kernel/random/boot_id") or None,
+        hostname_addresses=resolve_hostname(),
+        first_process=read_text("/proc/1/comm") or None,
+        ends_at_logout=read_ends_at_logout(),
+        lingers=_read_lingers(),
+        may_sleep=read_may_sleep(),
+    )
+
+
+def read_sudo() -> Sudo | None:
+    """Return how this user runs an administrator's commands; nothing is changed."""
+    if os.geteuid() == 0:
+        return "root"
+    if find_program("sudo") is None:
+        return "none"
+    answer = ask(["sudo", "-n", "true"])
+    if answer is None:
+        return None
+    if answer.code == 0:
+        return "free"
+    # sudo has no exit code for it; LC_ALL=C fixes the words.
+    asks = "password is required" in answer.problem or "terminal is required" in answer.problem
+    return "password" if asks else "none"
+
+
+def try_write(folder: Path) -> bool | None:
+    """Return whether a file can be written in a folder; None: the disk is merely full."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"1")
+            file.flush()
+    except OSError as error:
+        return None if error.errno in (28, 122) else False  # ENOSPC, EDQUOT: of another row
+    return True
+
+
+def try_execute(folder: Path) -> bool | None:
+    """Return whether a program in a folder can be started; None: none could be written there."""
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix="try-")
+    except OSError:
+        return None
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write("#!/bin/sh\nexit 0\n")
+        os.chmod(name, stat.S_IRWXU)
+        return _starts(name)
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def _starts(program: str) -> bool | None:
+    for _ in range(20):
+        try:
+            done = subprocess.run(
+                [program],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=3,
+                check=False,
+                env=python_environ(os.environ),
+                cwd=SAFE_FOLDER,
+            )
+        except PermissionError:
+            return False
+        except OSError as error:
+            # ETXTBSY: a program that another thread starts right now has inherited the descriptor.
+            if error.errno != 26:
+                return None
+            time.sleep(0.02)
+        except subprocess.SubprocessError:
+            return None
+        else:
+            return done.returncode == 0
+    return None
+
+
+def find_file_system(folder: Path, mounts: str) -> str | None:
+    """Return the type of the file system of a folder, from the text of /proc/self/mountinfo."""
+    best, found = -1, None
+    path = os.path.realpath(folder)
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kinds = left.split(), right.split()
+        if len(fields) < 5 or not kinds:
+            continue
+        # A space in a path is written as \040.
+        place = fields[4].encode("latin-1", "replace").decode("unicode_escape")
+        inside = place == "/" or path == place or path.startswith(f"{place}/")
+        # The last of several mounts on one place is on top.
+        if inside and len(place) >= best:
+            best, found = len(place), kinds[0]
+    return found
+
+
+def read_synchronised() -> bool | None:
+    """Return whether a time server keeps the clock, as the kernel knows it."""
+    with contextlib.suppress(OSError, AttributeError):
+        adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
+        # struct timex with modes 0 only reads; the status is the int after four longs.
+        timex = ctypes.create_string_buffer(_TIMEX_BYTES)
+        state = adjtimex(timex)
+        if state >= 0:
+            offset = 5 * ctypes.sizeof(ctypes.c_long)
+            status = ctypes.c_int.from_buffer(timex, offset).value
+            return state != _TIME_ERROR and not status & _STA_UNSYNC
+    return None
+
+
+def read_clock_service() -> SyncService | None:
+    """Return the state of the service that sets the clock; None: systemd does not answer."""
+    answer = ask(["timedatectl", "show", "--property=NTP", "--property=CanNTP"])
+    if answer is not None and answer.code == 0:
+        shown = dict(line.split("=", 1) for line in answer.output.splitlines() if "=" in line)
+        if shown.get("NTP") == "yes":
+            return "on"
+        if shown.get("CanNTP") == "yes":
+            return "off"
+        # timedatectl knows no chrony that is not registered with it.
+        states = ask(["systemctl", "is-active", *_SYNC_UNITS])
+        if states is not None:
+            return "on" if "active" in states.output.split() else "none"
+    return None
+
+
+def resolve_hostname() -> tuple[str, ...] | None:
+    """Return the IPv4 addresses of this PC's own name, as a library would resolve it."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    except UnicodeError:
+        return None
+    return tuple(sorted({str(entry[4][0]) for entry in found}))
+
+
+def read_ends_at_logout() -> bool | None:
+    """Return whether logind ends a user's processes at logout; None: there is no logind."""
+    answer = ask(
+        [
+            *("busctl", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"),
+            *("org.freedesktop.login1.Manager", "KillUserProcesses"),
+        ]
+    )
+    if answer is None or answer.code != 0:
+        return None
+    return answer.output.split() == ["b", "true"]
+
+
+def _read_lingers() -> bool | None:
+    folder = Path("/var/lib/systemd/linger")
+    with contextlib.suppress(OSError, KeyError):
+        return folder.is_dir() and (folder / getpass.getuser()).exists()
+    return None
+
+
+def read_may_sleep(root: Path = Path("/")) -> bool | None:
+    """Return whether a desktop runs here that may suspend this PC; None: it has no systemd."""
+    if not (root / "run/systemd/system").is_dir():
+        return None
+    masked = all(
+        os.path.realpath(root / "etc/systemd/system" / name) == "/dev/null"
+        for name in SLEEP_TARGETS
+    )
+    # A display manager names itself here; a server has none, and nothing that suspends it.
+    desktop = os.path.lexists(root / "etc/systemd/system/display-manager.service")
+    return desktop and not masked
+
+
+def _read_swap() -> int | None:
+    for line in (read_text("/proc/meminfo") or "").splitlines():
+        if line.startswith("SwapTotal:"):
+            with contextlib.suppress(ValueError, IndexError):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _read_inodes(folder: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_files, found.f_favail
+    return None
+
+
+def _read_space(path: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return None

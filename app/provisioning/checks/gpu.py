@@ -1,0 +1,84 @@
+"""Judge NVIDIA's driver: why a card that is in the PC is not one of its GPUs."""
+
+from __future__ import annotations
+
+from app.provisioning.check_row import CheckedNode, CheckRow, make_row
+from app.text import count_of
+
+INSTALL = "sudo ubuntu-drivers install, then restart that PC"
+
+
+def judge_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Compare the cards on the bus with the GPUs that the driver lists, and say what is missing."""
+    driver, facts = node.examination.driver, node.facts
+    if facts.wsl is not None:
+        return _judge_windows_driver(node)
+    if driver.num_cards is None and not facts.gpus:
+        text = "the PCI bus could not be read, so a card without a driver would not be seen"
+        fix = "Run there: lspci | grep -i nvidia"
+        return (make_row("driver", node.name, "unknown", text, fix),)
+    found, cards = len(facts.gpus), max(driver.num_cards or 0, len(facts.gpus))
+    if not cards:
+        return ()
+    evidence = (
+        f"{count_of(cards, 'card')}, {count_of(found, 'GPU')}; module "
+        f"{driver.module_version or 'not loaded'}, library {driver.library_version or 'not found'}"
+        + (f"; nvidia-smi: {driver.smi_message}" if driver.smi_message else "")
+    )
+    if found == cards:
+        version = driver.module_version or facts.gpus[0].driver or "version not known"
+        text = f"the driver ({version}) shows {count_of(found, 'GPU')} of {cards}"
+        return (make_row("driver", node.name, "pass", text, "", evidence=evidence),)
+    reason, fix = _explain_missing(node)
+    text = f"{count_of(cards - found, 'NVIDIA card')} cannot be used: {reason}"
+    return (make_row("driver", node.name, "fail", text, fix, evidence=evidence),)
+
+
+def _explain_missing(node: CheckedNode) -> tuple[str, str]:
+    """Return why a card is no GPU, and the fix."""
+    driver = node.examination.driver
+    if driver.nouveau:
+        return "the free driver nouveau holds it, which cannot compute", INSTALL
+    if driver.library_version is None and not driver.is_loaded:
+        return "there is no NVIDIA driver", INSTALL
+    if not driver.is_loaded:
+        return (
+            "the driver is installed, but its kernel module is not loaded (after an update of the "
+            "kernel, or because Secure Boot refuses it)",
+            "Run there: sudo dkms autoinstall && sudo modprobe nvidia; mokutil --sb-state says "
+            "whether Secure Boot is on",
+        )
+    versions = (driver.module_version, driver.library_version)
+    if None not in versions and versions[0] != versions[1]:
+        return (
+            f"the driver was updated to {versions[1]} while {versions[0]} is still loaded",
+            "Restart that PC",
+        )
+    if driver.devices_open is False:
+        return (
+            "this user may not open the device files of the driver",
+            "sudo usermod -aG video,render $USER, then log in again",
+        )
+    said = driver.smi_message or node.facts.gpu_problem
+    reason = f"the driver says: {said}" if said else "the driver does not list it"
+    return reason, "Run there: nvidia-smi; sudo dmesg | grep -i nvrm names a card that has failed"
+
+
+def _judge_windows_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
+    driver = node.examination.driver
+    if node.facts.gpus:
+        text = "the driver of Windows shows its GPUs to WSL"
+        return (make_row("driver", node.name, "pass", text),)
+    if driver.dxg is None:
+        fix = "Run there: ls /dev/dxg"
+        text = "it is not known whether Windows shows a GPU to WSL"
+        return (make_row("driver", node.name, "unknown", text, fix),)
+    if driver.dxg:
+        text = "Windows offers a GPU to WSL, but no NVIDIA GPU is listed"
+        fix = "Install the newest NVIDIA driver on Windows, then run there: wsl --update"
+        return (
+            make_row("driver", node.name, "fail", text, fix, evidence=driver.smi_message or ""),
+        )
+    text = "Windows offers no GPU to WSL; trains on its CPU"
+    fix = "Where that PC has one: install the NVIDIA driver on Windows, then wsl --update"
+    return (make_row("driver", node.name, "warn", text, fix, evidence="/dev/dxg is not there"),)

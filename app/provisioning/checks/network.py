@@ -1,0 +1,317 @@
+"""Judge a node's network devices: which one joins the nodes, its link, its errors, its ways."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+from agents.contract.examination import DeviceFacts, Route
+from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
+from app.provisioning.repairs import set_mtu
+from app.text import show_list
+
+ENOUGH_PORTS = 2000
+"""Ports that several runs of many ranks need: each pair of ranks takes a few."""
+MAX_ERRORS_SHARE = 1e-5
+"""Damaged packets as a share of all: a good cable has none in years."""
+MIN_ERRORS = 20
+"""Damaged packets that say nothing yet: plugging a cable in damages some."""
+MAX_CARRIER_LOSSES = 20
+"""Times that a link may have been lost since the start of the PC: suspend and switches count."""
+STANDARD_MTU = 1500
+GIGABIT_MBIT = 1000
+_KINDS = {
+    "ethernet": "a network card",
+    "wifi": "Wi-Fi",
+    "vpn": "a VPN",
+    "bridge": "a bridge of containers or virtual machines",
+    "virtual": "a link of a container or virtual machine",
+    "mobile": "a mobile modem",
+    "loopback": "loopback",
+}
+
+
+def judge_ports(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the system gives out enough ports for ranks."""
+    ports = node.examination.network.port_range
+    if ports is None:
+        fix = "Run there: sysctl net.ipv4.ip_local_port_range"
+        return (make_row("ports", node.name, "unknown", "its range of ports is not known", fix),)
+    number = ports[1] - ports[0] + 1
+    evidence = f"net.ipv4.ip_local_port_range = {ports[0]} {ports[1]}"
+    if number >= ENOUGH_PORTS:
+        text = f"{number} ports for connections"
+        return (make_row("ports", node.name, "pass", text, "", evidence=evidence),)
+    text = f"the system has only {number} ports for connections of all programs"
+    fix = 'sudo sysctl net.ipv4.ip_local_port_range="32768 60999"'
+    return (make_row("ports", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def judge_rdma(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Name RDMA ports, which NCCL uses by itself; nodes without them have no row."""
+    rows = []
+    for port in node.examination.network.rdma or ():
+        evidence = (
+            f"{port.name}: {port.state or 'state not known'}, {port.rate or 'rate not known'}"
+        )
+        if port.state is None:
+            fix = "Run there: rdma link"
+            text = f"the state of RDMA port {port.name} is not known"
+            rows.append(make_row("rdma", node.name, "unknown", text, fix, evidence=evidence))
+        else:
+            link = f"{port.link} at {port.rate}" if port.state == "ACTIVE" else "it has no link"
+            text = f"RDMA port {port.name} is {port.state}: {link}"
+            rows.append(make_row("rdma", node.name, "pass", text, "", evidence=evidence))
+    return tuple(rows)
+
+
+def judge_interfaces(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Name the device that carries training between the nodes, and what is wrong with it."""
+    return tuple(_judge_interface(group, name) for name in group.endpoints)
+
+
+def _judge_interface(group: CheckedGroup, name: str) -> CheckRow:
+    endpoint, node = group.endpoints[name], group.nodes[name]
+    devices = node.examination.network.devices
+    if endpoint.interface is None:
+        text = (
+            f"no network device of this node has the address {endpoint.address}: it is reached "
+            "through a router or a forwarded port, and its ranks could not be reached"
+        )
+        fix = "Add it at an address of its own: rackless nodes set-address NAME --ssh USER@ADDRESS"
+        return make_row("interface", name, "fail", text, fix)
+    device = find_device(node, endpoint.interface)
+    others = [_describe(one) for one in devices or () if one.name != endpoint.interface]
+    evidence = f"{endpoint.address} on {endpoint.interface}; others: {show_list(others) or 'none'}"
+    if device is None or device.kind is None:
+        text = f"{endpoint.interface} joins the nodes; what kind of device it is, is not known"
+        status: Status = "unknown" if endpoint.interface != "lo" else "pass"
+        fix = f"Run there: ip -d link show {endpoint.interface}" if status == "unknown" else ""
+        return make_row("interface", name, status, text, fix, evidence=evidence)
+    text = f"{device.name} ({_KINDS[device.kind]}) joins the nodes at {endpoint.address}"
+    better = _find_better(group, name)
+    fixes: dict[str, str] = {
+        "wifi": "Connect that PC by cable: Wi-Fi is slow and loses packets in bursts",
+        "vpn": "Add the nodes at their addresses in your own network: rackless nodes set-address",
+        "bridge": "Add the node at the address of its network card: rackless nodes set-address",
+        "mobile": "Connect that PC by cable to the others",
+    }
+    fix = fixes.get(device.kind, "")
+    if device.has_carrier is False:
+        text, fix = f"{device.name} has no link: no cable, or the switch is off", "Check its cable"
+        return make_row("interface", name, "fail", text, fix, evidence=evidence)
+    if fix and better:
+        text = f"{text}, although {better} joins them, too"
+        fix = f"Use {better}: rackless nodes set-address {name} --ssh USER@{better.split()[-1]}"
+    elif not fix and device.saves_power:
+        fix = f"sudo iw dev {device.name} set power_save off"
+    return make_row("interface", name, "warn" if fix else "pass", text, fix, evidence=evidence)
+
+
+def _find_better(group: CheckedGroup, name: str) -> str:
+    """Return `DEVICE at ADDRESS` of a network card in a network that all nodes share."""
+    networks = [
+        {
+            _network_of(one.address)
+            for one in node.facts.interfaces
+            if (found := find_device(node, one.name)) and found.kind in ("ethernet", "virtual")
+        }
+        for node in group.nodes.values()
+    ]
+    shared = set.intersection(*networks) - {""} if networks else set()
+    for one in group.nodes[name].facts.interfaces:
+        if _network_of(one.address) in shared:
+            return f"{one.name} at {one.address}"
+    return ""
+
+
+def _network_of(address: str) -> str:
+    """Return the first three numbers of an IPv4 address: facts have no netmask."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    usable = found.version == 4 and not found.is_loopback and not found.is_link_local
+    return address.rpartition(".")[0] if usable else ""
+
+
+def judge_carriers(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Check speed and duplex of the link of the device that joins the nodes."""
+    rows = []
+    for name, device in _lan_devices(group).items():
+        speed, best = device.speed_mbit, device.best_speed_mbit
+        evidence = (
+            f"{device.name}: link {speed or 'not known'} Mb/s, card {best or 'not known'} Mb/s"
+        )
+        fix = "Try another cable (Cat 5e or better) and another port of the switch"
+        if device.is_full_duplex is False:
+            text = f"{device.name} works in half duplex: it cannot send and receive at once"
+            rows.append(make_row("link-speed", name, "warn", text, fix, evidence=evidence))
+        elif speed is None:
+            # Drivers of virtual devices and of Wi-Fi tell none; the measured rows do.
+            fix = "The tcp rows have the measured speed"
+            text = f"{device.name} does not tell the speed of its link"
+            rows.append(make_row("link-speed", name, "unknown", text, fix, evidence=evidence))
+        elif best is not None and speed < best:
+            text = f"{device.name} could do {best} Mb/s, but its link runs at {speed} Mb/s"
+            rows.append(make_row("link-speed", name, "warn", text, fix, evidence=evidence))
+        elif speed < GIGABIT_MBIT:
+            text = f"the link of {device.name} runs at {speed} Mb/s only"
+            rows.append(make_row("link-speed", name, "warn", text, fix, evidence=evidence))
+        else:
+            text = f"{device.name} is linked at {speed} Mb/s"
+            rows.append(make_row("link-speed", name, "pass", text, "", evidence=evidence))
+    return tuple(rows)
+
+
+def judge_errors(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Check the error counters of the device that joins the nodes."""
+    rows = []
+    for name, device in _lan_devices(group).items():
+        errors, packets = device.errors, device.packets
+        if errors is None or packets is None:
+            fix = f"Run there: ip -s link show {device.name}"
+            text = f"the counters of {device.name} could not be read"
+            rows.append(make_row("errors", name, "unknown", text, fix))
+            continue
+        evidence = (
+            f"{device.name}: {errors} damaged and {device.dropped or 0} dropped of {packets} "
+            f"packets, link lost {device.carrier_losses or 0} times"
+        )
+        fix = "Replace its cable, then try another port of the switch"
+        if errors > max(MIN_ERRORS, packets * MAX_ERRORS_SHARE):
+            text = f"{device.name} damages packets: {errors} of {packets}"
+            rows.append(make_row("errors", name, "warn", text, fix, evidence=evidence))
+        elif (device.carrier_losses or 0) > MAX_CARRIER_LOSSES:
+            text = f"{device.name} has lost its link {device.carrier_losses} times"
+            rows.append(make_row("errors", name, "warn", text, fix, evidence=evidence))
+        else:
+            text = f"{device.name} has damaged {errors} of {packets} packets"
+            rows.append(make_row("errors", name, "pass", text, "", evidence=evidence))
+    return tuple(rows)
+
+
+def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Compare packet sizes: where they differ on one network, only large packets are lost."""
+    known: dict[str, int] = {}
+    rows = []
+    for name, endpoint in group.endpoints.items():
+        mtu = _read_mtu(group.nodes[name], endpoint.interface)
+        if mtu is None:
+            fix = "Run there: ip link"
+            text = "the size of its packets is not known"
+            rows.append(make_row("mtu", name, "unknown", text, fix))
+        else:
+            known[name] = mtu
+    # A node on loopback alone would differ from all others.
+    usual = max(set(known.values()), key=list(known.values()).count, default=0)
+    for name, mtu in known.items():
+        device = group.endpoints[name].interface or "DEVICE"
+        evidence = f"{device}: mtu {mtu}"
+        if mtu != usual:
+            text = f"packets of {mtu} bytes, while most nodes use {usual}: large ones may be lost"
+            fix = f"sudo ip link set dev {device} mtu {usual}"
+            repair = set_mtu(device, mtu, usual)
+            rows.append(make_row("mtu", name, "warn", text, fix, repair, evidence=evidence))
+        elif mtu < STANDARD_MTU:
+            text = f"packets of {mtu} bytes, as on a VPN; networks normally use {STANDARD_MTU}"
+            fix = f"sudo ip link set {device} mtu {STANDARD_MTU}, unless your network needs less"
+            rows.append(make_row("mtu", name, "warn", text, fix, evidence=evidence))
+        else:
+            jumbo = " (jumbo frames)" if mtu > STANDARD_MTU and device != "lo" else ""
+            text = f"packets of {mtu} bytes{jumbo}, as on all nodes"
+            rows.append(make_row("mtu", name, "pass", text, "", evidence=evidence))
+    return tuple(rows)
+
+
+def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Find PCs with one machine id: their disk was cloned, and routers and we mix them up."""
+    seen: dict[str, str] = {}
+    rows = []
+    for name, node in group.nodes.items():
+        own = node.facts.machine_id
+        if own is None:
+            text = "it has no machine id, so it is not recognised at another address"
+            fix = "sudo systemd-machine-id-setup"
+            rows.append(make_row("machine-id", name, "unknown", text, fix))
+            continue
+        twin = seen.setdefault(own, name)
+        boot = node.examination.system.boot_id
+        evidence = f"hash of the machine id {own[:8]}, boot {(boot or 'not known')[:8]}"
+        if twin == name or boot == group.nodes[twin].examination.system.boot_id:
+            # Two nodes may be one PC, such as two logins of it.
+            same = "" if twin == name else f"; the same PC as {twin}"
+            text = f"its machine id is its own{same}"
+            rows.append(make_row("machine-id", name, "pass", text, "", evidence=evidence))
+        else:
+            text = (
+                f"it has the machine id of {twin}: its disk was cloned, so the router may give "
+                "both PCs one address, and Rackless could take one for the other"
+            )
+            fix = "sudo rm /etc/machine-id && sudo systemd-machine-id-setup, then restart that PC"
+            rows.append(make_row("machine-id", name, "warn", text, fix, evidence=evidence))
+    return tuple(rows)
+
+
+def judge_routes(group: CheckedGroup, name: str, routes: Mapping[str, Route]) -> CheckRow:
+    """Judge the ways of node `name` to its peers; `routes` has them by name of the peer."""
+    interface = group.endpoints[name].interface
+    evidence = "; ".join(
+        f"{peer}: {way.device or 'no way'}" + (f" by {way.gateway}" if way.gateway else "")
+        for peer, way in routes.items()
+    )
+    lost = [peer for peer, way in routes.items() if way.device is None]
+    if lost and len(lost) == len(routes):
+        text = "it is not known by which device packets to the others leave"
+        fix = f"Run there: ip route get {group.endpoints[lost[0]].address}"
+        return make_row("route", name, "unknown", text, fix, evidence=evidence)
+    if lost:
+        text = f"there is no way from here to {show_list(lost)}"
+        fix = "Connect the nodes to one network; run there: ip route"
+        return make_row("route", name, "fail", text, fix, evidence=evidence)
+    for peer, way in routes.items():
+        if way.device not in (interface, "lo"):
+            device = find_device(group.nodes[name], way.device or "")
+            what = f" ({_KINDS[device.kind]})" if device and device.kind else ""
+            text = (
+                f"packets to {peer} leave by {way.device}{what}, not by {interface}, "
+                "which joins the nodes"
+            )
+            fix = f"Turn that off or exclude your network from it; run there: ip route get \
+{group.endpoints[peer].address}"
+            return make_row("route", name, "warn", text, fix, evidence=evidence)
+        if way.gateway is not None:
+            text = f"packets to {peer} pass a router, {way.gateway}, which limits their speed"
+            fix = "Connect the nodes to one switch and give them addresses of one network"
+            return make_row("route", name, "warn", text, fix, evidence=evidence)
+    smaller = {peer: way.mtu for peer, way in routes.items() if way.mtu}
+    if smaller:
+        peer, mtu = next(iter(smaller.items()))
+        text = f"something on the way to {peer} lets only packets of {mtu} bytes pass"
+        fix = "Turn VPNs off, and check the packet size of the switch or router between the nodes"
+        return make_row("route", name, "warn", text, fix, evidence=evidence)
+    return make_row("route", name, "pass", f"{interface} leads to all nodes", "", evidence=evidence)
+
+
+def find_device(node: CheckedNode, name: str) -> DeviceFacts | None:
+    """Return a network device of a node by its name."""
+    devices = node.examination.network.devices or ()
+    return next((device for device in devices if device.name == name), None)
+
+
+def _lan_devices(group: CheckedGroup) -> dict[str, DeviceFacts]:
+    """Return, for each node, the device that joins it to the others; none for loopback."""
+    found = {
+        name: find_device(group.nodes[name], endpoint.interface or "")
+        for name, endpoint in group.endpoints.items()
+    }
+    return {name: device for name, device in found.items() if device and device.name != "lo"}
+
+
+def _read_mtu(node: CheckedNode, interface: str | None) -> int | None:
+    # Only the device that training uses: bridges and VPNs have sizes of their own.
+    return next((one.mtu for one in node.facts.interfaces if one.name == interface), None)
+
+
+def _describe(device: DeviceFacts) -> str:
+    return f"{device.name} ({_KINDS[device.kind]})" if device.kind else device.name

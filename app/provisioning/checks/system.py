@@ -1,0 +1,241 @@
+"""Judge a node's system: home folder, memory, clock, names, rights, and what may stop it."""
+
+from __future__ import annotations
+
+from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
+from app.provisioning.repairs import synchronise_clock
+from app.text import show_bytes, show_list
+
+MIN_FREE_INODES = 50_000
+"""Files that an environment and its caches need; one of torch has 30,000."""
+ENOUGH_MEMORY_BYTES = 7 << 30
+"""RAM of a node below which loading a model is likely to end it: PCs sold with 8 GB show less."""
+ENOUGH_FREE_MEMORY_BYTES = 2 << 30
+"""RAM that torch, its libraries and the data loader take before any model, in bytes."""
+NEEDS_SWAP_BYTES = 20 << 30
+"""RAM below which the peak while a model loads should find swap, in bytes."""
+ENOUGH_SHM_BYTES = 1 << 30
+"""Size of /dev/shm for NCCL and data loaders, in bytes; containers have 64 MiB."""
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "sshfs", "fuse.sshfs", "afs")
+WINDOWS_FILE_SYSTEMS = ("9p", "v9fs", "drvfs", "virtiofs")
+
+
+def judge_home(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the agent's folder can be written and that programs start from it."""
+    system = node.examination.system
+    home = system.home or "the agent's folder"
+    evidence = f"{home}, {system.home_file_system or 'file system not known'}"
+    if system.home_writable is False:
+        text = f"{home} cannot be written: it is read-only or belongs to another user"
+        fix = f"Run there: findmnt -T {home}; then mount it with rw, or chown it to your user"
+    elif system.home_executable is False:
+        text = f"no program starts from {home}: it is mounted with noexec"
+        fix = f"Remove noexec from that mount: findmnt -T {home}; sudo mount -o remount,exec MOUNT"
+    elif system.home_writable is None or system.home_executable is None:
+        text = f"it could not be tested whether {home} can be written and used"
+        fix = f"Run there: touch {home}/test && df -h {home}"
+        return (make_row("home", node.name, "unknown", text, fix, evidence=evidence),)
+    elif system.home_file_system in NETWORK_FILE_SYSTEMS:
+        text = f"{home} lies on a shared drive, which other nodes may use at the same time"
+        fix = (
+            "Set RACKLESS_AGENT_HOME in that user's environment to a folder on the node's own disk"
+        )
+        return (make_row("home", node.name, "warn", text, fix, evidence=evidence),)
+    else:
+        text = f"{home} can be written, and programs start from it"
+        return (make_row("home", node.name, "pass", text, "", evidence=evidence),)
+    return (make_row("home", node.name, "fail", text, fix, evidence=evidence),)
+
+
+def judge_inodes(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check how many files the disk can still hold: it may be full with space left."""
+    system = node.examination.system
+    free = system.inodes_free
+    # btrfs and others have no limit and say 0.
+    if system.inodes == 0:
+        return (make_row("inodes", node.name, "pass", "its file system has no limit of files"),)
+    if free is None:
+        fix = "Run there: df -i ~"
+        return (make_row("inodes", node.name, "unknown", "free inodes are not known", fix),)
+    evidence = f"{free} of {system.inodes} inodes are free"
+    if free >= MIN_FREE_INODES:
+        return (
+            make_row("inodes", node.name, "pass", f"room for {free} files", "", evidence=evidence),
+        )
+    text = f"the disk can hold only {free} more files, however much space it has"
+    fix = "Delete folders with many small files there, such as caches; df -i shows where"
+    status: Status = "fail" if free < MIN_FREE_INODES // 10 else "warn"
+    return (make_row("inodes", node.name, status, text, fix, evidence=evidence),)
+
+
+def judge_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check the RAM that the node has, and that other programs leave."""
+    facts = node.facts
+    total, free = facts.memory_bytes, facts.memory_available_bytes
+    if total is None or free is None:
+        fix = "Run there: free -h"
+        return (make_row("memory", node.name, "unknown", "its RAM is not known", fix),)
+    evidence = f"{show_bytes(free)} of {show_bytes(total)} available"
+    if free < ENOUGH_FREE_MEMORY_BYTES:
+        text = f"other programs leave only {show_bytes(free)} of RAM"
+        fix = "Close programs there; this lists the largest: ps aux --sort=-rss | head"
+        return (make_row("memory", node.name, "warn", text, fix, evidence=evidence),)
+    if total < ENOUGH_MEMORY_BYTES:
+        text = f"{show_bytes(total)} of RAM is little for loading models"
+        fix = "Train small models there, add RAM, or leave the node out of the run"
+        return (make_row("memory", node.name, "warn", text, fix, evidence=evidence),)
+    return (make_row("memory", node.name, "pass", evidence, "", evidence=evidence),)
+
+
+def judge_swap(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that a node with little RAM has swap for the peak while a model loads."""
+    swap, memory = node.examination.system.swap_bytes, node.facts.memory_bytes
+    if swap is None:
+        fix = "Run there: swapon --show"
+        return (make_row("swap", node.name, "unknown", "its swap is not known", fix),)
+    evidence = f"swap {show_bytes(swap)}, RAM {show_bytes(memory)}"
+    if swap == 0 and memory is not None and memory < NEEDS_SWAP_BYTES:
+        text = "without swap, a short peak of memory ends a run instead of slowing it down"
+        fix = (
+            "sudo fallocate -l 8G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile "
+            "&& sudo swapon /swapfile"
+        )
+        return (make_row("swap", node.name, "warn", text, fix, evidence=evidence),)
+    text = f"{show_bytes(swap)} of swap" if swap else "no swap, and RAM enough without"
+    return (make_row("swap", node.name, "pass", text, "", evidence=evidence),)
+
+
+def judge_shm(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check /dev/shm, through which data loaders and GPUs of one node exchange tensors."""
+    system = node.examination.system
+    size, free = system.shm_bytes, system.shm_free_bytes
+    if size is None or free is None:
+        text = "there is no /dev/shm, or it cannot be read"
+        return (make_row("shm", node.name, "unknown", text, "Run there: df -h /dev/shm"),)
+    evidence = f"{show_bytes(free)} of {show_bytes(size)} free in /dev/shm"
+    if min(size, free) >= ENOUGH_SHM_BYTES:
+        return (make_row("shm", node.name, "pass", evidence, "", evidence=evidence),)
+    text = f"/dev/shm has only {show_bytes(min(size, free))} for tensors between processes"
+    fix = "sudo mount -o remount,size=50% /dev/shm"
+    if free < size // 2:
+        fix = "Delete old files in /dev/shm there: ls -l /dev/shm"
+    return (make_row("shm", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def judge_sync(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that a time server keeps the clock, so that it agrees tomorrow, too."""
+    system = node.examination.system
+    synchronised, service = system.clock_synchronised, system.clock_service
+    evidence = f"kernel: {_say(synchronised, 'synchronised', 'not synchronised')}; " + (
+        f"service: {service or 'not known'}"
+    )
+    if node.facts.wsl is not None:
+        text = "Windows keeps the clock of WSL"
+        return (make_row("time-sync", node.name, "pass", text, "", evidence=evidence),)
+    if synchronised:
+        text = "a time server keeps its clock"
+        return (make_row("time-sync", node.name, "pass", text, "", evidence=evidence),)
+    if synchronised is None and service is None:
+        fix = "Run there: timedatectl"
+        text = "it is not known whether a time server keeps its clock"
+        return (make_row("time-sync", node.name, "unknown", text, fix, evidence=evidence),)
+    text = "no time server keeps its clock, so it will drift from the others"
+    fix = "sudo timedatectl set-ntp true"
+    if service == "none":
+        fix = "sudo apt-get install -y systemd-timesyncd && sudo timedatectl set-ntp true"
+    elif service == "on":
+        text = "its time service runs, but has reached no server yet"
+        fix = "Run there: timedatectl timesync-status; UDP port 123 must be open to the internet"
+    repair = synchronise_clock() if service == "off" else None
+    return (make_row("time-sync", node.name, "warn", text, fix, repair, evidence=evidence),)
+
+
+def judge_sudo(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that fixes which need an administrator can be made with this login."""
+    sudo = node.examination.system.sudo
+    evidence = f"sudo: {sudo or 'not known'}"
+    words = {
+        "root": "this login is the administrator's",
+        "free": "this login may use sudo without a password",
+        "password": "this login may use sudo with its password",
+    }
+    if sudo is None:
+        text = "it is not known whether this login may use sudo"
+        return (
+            make_row("sudo", node.name, "unknown", text, "Run there: sudo -v", evidence=evidence),
+        )
+    if sudo == "none":
+        text = "this login may not use sudo: fixes that need an administrator must be run by one"
+        fix = "An administrator of that PC can run: usermod -aG sudo USER"
+        return (make_row("sudo", node.name, "warn", text, fix, evidence=evidence),)
+    return (make_row("sudo", node.name, "pass", words[sudo], "", evidence=evidence),)
+
+
+def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the node's own name leads to an address at which others reach it."""
+    found, name = node.examination.system.hostname_addresses, node.facts.hostname
+    if found is None:
+        text = f"its own name {name} could not be resolved"
+        return (
+            make_row("hostname", node.name, "unknown", text, f"Run there: getent hosts {name}"),
+        )
+    evidence = f"{name}: {show_list(found) or 'no address'}"
+    looped = [address for address in found if address.startswith("127.")]
+    if not found:
+        text = f"its own name {name} has no address; torchrun and Ray started by hand need one"
+        fix = f"Add a line to /etc/hosts there: {node.facts.address or 'ADDRESS'} {name}"
+    elif looped:
+        # Ubuntu's installer writes 127.0.1.1.
+        text = (
+            f"its own name {name} means {looped[0]}, which is loopback: runs of Rackless name the "
+            "address themselves, but torchrun, Gloo or Ray started by hand would wait there"
+        )
+        fix = f"In /etc/hosts there, replace {looped[0]} by the node's address in your network"
+    else:
+        text = f"its own name {name} is {show_list(found)}"
+        return (make_row("hostname", node.name, "pass", text, "", evidence=evidence),)
+    return (make_row("hostname", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def judge_sleep(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the PC does not suspend in the middle of a run."""
+    system = node.examination.system
+    # WSL and systems without systemd suspend with their host, or not at all.
+    if node.facts.wsl is not None or system.first_process != "systemd":
+        return ()
+    if system.may_sleep is None:
+        text = "it is not known whether this PC may suspend"
+        fix = "Run there: systemctl status sleep.target"
+        return (make_row("sleep", node.name, "unknown", text, fix),)
+    if not system.may_sleep:
+        return (make_row("sleep", node.name, "pass", "nothing suspends this PC"),)
+    text = "its desktop may suspend this PC in the middle of a run"
+    fix = "sudo systemctl mask sleep.target suspend.target hibernate.target hybrid-sleep.target"
+    evidence = "a display manager is enabled; sleep.target is not masked"
+    return (make_row("sleep", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def judge_logout(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that a logout does not end a run."""
+    system = node.examination.system
+    if system.first_process != "systemd":
+        return ()
+    evidence = (
+        f"KillUserProcesses={_say(system.ends_at_logout, 'yes', 'no')}, "
+        f"linger={_say(system.lingers, 'yes', 'no')}"
+    )
+    if system.ends_at_logout is None:
+        text = "it is not known whether a logout ends the user's programs"
+        fix = "Run there: busctl get-property org.freedesktop.login1 /org/freedesktop/login1 \
+org.freedesktop.login1.Manager KillUserProcesses"
+        return (make_row("logout", node.name, "unknown", text, fix, evidence=evidence),)
+    if system.ends_at_logout and not system.lingers:
+        text = "systemd ends all programs of this user at logout, runs too"
+        fix = "sudo loginctl enable-linger $USER"
+        return (make_row("logout", node.name, "fail", text, fix, evidence=evidence),)
+    text = "runs outlive a logout"
+    return (make_row("logout", node.name, "pass", text, "", evidence=evidence),)
+
+
+def _say(value: bool | None, yes: str, no: str) -> str:
+    return "not known" if value is None else yes if value else no

@@ -1,0 +1,211 @@
+"""Judge a node in WSL: what ends it when nobody looks, and what keeps the others out.
+
+Windows itself is asked only where WSL can start its programs; everything else is `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents.contract.examination import WslFacts
+from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
+from app.provisioning.checks.system import WINDOWS_FILE_SYSTEMS
+from app.text import show_bytes
+
+MIN_MEMORY_SHARE = 0.6
+"""Share of the RAM of Windows that a PC which trains should give to WSL; the default is half."""
+SCRIPT = "Run the script for Windows of this node once on that PC: docs/nodes.md"
+_FILE = "%UserProfile%\\.wslconfig"
+
+
+def judge_wsl_idle(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that WSL does not end when it has no terminal open."""
+    wsl = node.examination.wsl
+    if wsl is None:
+        return ()
+    if wsl.config is None:
+        text = f"{_FILE} could not be read: WSL may end when no terminal is open"
+        return (make_row("wsl-idle", node.name, "unknown", text, SCRIPT),)
+    values = {
+        "instanceIdleTimeout": read_setting(wsl.config, "general", "instanceIdleTimeout"),
+        "vmIdleTimeout": read_setting(wsl.config, "wsl2", "vmIdleTimeout"),
+    }
+    evidence = ", ".join(f"{name}={value or 'not set'}" for name, value in values.items())
+    missing = [name for name, value in values.items() if not _is_negative(value)]
+    if not missing:
+        text = "WSL stays on without a terminal"
+        return (make_row("wsl-idle", node.name, "pass", text, "", evidence=evidence),)
+    text = "WSL ends, and training with it, when no terminal is open: its idle time-outs are on"
+    fix = (
+        f"In {_FILE}: instanceIdleTimeout=-1 below [general] and vmIdleTimeout=-1 below [wsl2], "
+        "then: wsl --shutdown"
+    )
+    return (make_row("wsl-idle", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def judge_wsl_boot(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that WSL starts with Windows, before anyone logs in."""
+    wsl = node.examination.wsl
+    if wsl is None:
+        return ()
+    evidence = "tasks of Windows that start wsl.exe"
+    return (
+        _judge(
+            node,
+            "wsl-boot",
+            wsl.boot_task,
+            passes="a task of Windows starts WSL",
+            warns="no task of Windows starts WSL: after a restart the node stays away until "
+            "somebody logs in and opens it",
+            unknown="it is not known whether a task of Windows starts WSL",
+            evidence=evidence,
+        ),
+    )
+
+
+def judge_wsl_firewall(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the Hyper-V firewall lets the other nodes in."""
+    wsl = node.examination.wsl
+    if wsl is None:
+        return ()
+    return (
+        _judge(
+            node,
+            "wsl-firewall",
+            wsl.firewall_allows,
+            passes="the Hyper-V firewall has a rule that lets the nodes in",
+            warns="the Hyper-V firewall has no rule that lets the other nodes in; ping passes all "
+            "the same",
+            unknown="the rules of the Hyper-V firewall could not be read; the tcp rows say whether "
+            "the others get in",
+            evidence="rules of the Hyper-V firewall whose name begins with Rackless",
+        ),
+    )
+
+
+def judge_wsl_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check how much of the RAM of Windows WSL gets."""
+    wsl, own = node.examination.wsl, node.facts.memory_bytes
+    if wsl is None:
+        return ()
+    whole = wsl.windows_memory_bytes
+    if whole is None or own is None:
+        text = "the RAM of Windows is not known; by default, WSL gets half of it"
+        return (make_row("wsl-memory", node.name, "unknown", text, SCRIPT),)
+    evidence = f"{show_bytes(own)} of {show_bytes(whole)}"
+    if own >= MIN_MEMORY_SHARE * whole:
+        text = f"WSL has {evidence} of RAM"
+        return (make_row("wsl-memory", node.name, "pass", text, "", evidence=evidence),)
+    gib = int(whole * 0.8) >> 30
+    text = f"WSL has only {evidence} of RAM"
+    fix = f"memory={gib}GB below [wsl2] in {_FILE}, then: wsl --shutdown"
+    return (make_row("wsl-memory", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def judge_wsl_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that no Linux driver hides the one of Windows."""
+    wsl = node.examination.wsl
+    if wsl is None:
+        return ()
+    if wsl.linux_driver is None:
+        text, fix = "its packages could not be listed", "Run there: dpkg -l 'nvidia-driver-*'"
+        return (make_row("wsl-driver", node.name, "unknown", text, fix),)
+    if not wsl.linux_driver:
+        text = "no Linux driver is installed, as WSL needs it"
+        return (make_row("wsl-driver", node.name, "pass", text),)
+    text = f"the package {wsl.linux_driver} hides the driver of Windows"
+    fix = f"sudo apt-get purge -y {wsl.linux_driver} && sudo apt-get autoremove -y"
+    return (make_row("wsl-driver", node.name, "fail", text, fix, evidence=wsl.linux_driver),)
+
+
+def judge_wsl_files(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that runs do not lie on a drive of Windows."""
+    wsl, system = node.examination.wsl, node.examination.system
+    if wsl is None:
+        return ()
+    kind, home = system.home_file_system, system.home
+    if kind is None:
+        fix = "Run there: df -T ~"
+        return (make_row("wsl-files", node.name, "unknown", "its disk is not known", fix),)
+    if kind not in WINDOWS_FILE_SYSTEMS:
+        text = "its files are on WSL's own disk"
+        return (make_row("wsl-files", node.name, "pass", text, "", evidence=f"{home}: {kind}"),)
+    text = f"{home} is on a drive of Windows, which is ten times slower from WSL and has no rights"
+    fix = "Use a home folder below /home, not below /mnt"
+    return (make_row("wsl-files", node.name, "fail", text, fix, evidence=f"{home}: {kind}"),)
+
+
+def judge_wsl_sshd(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the SSH server of WSL has a port of its own and starts by itself."""
+    wsl = node.examination.wsl
+    if wsl is None:
+        return ()
+    if wsl.sshd_ports is None:
+        text, fix = "the settings of its SSH server could not be read", "Run there: sudo sshd -T"
+        return (make_row("wsl-sshd", node.name, "unknown", text, fix),)
+    ports = ", ".join(str(port) for port in wsl.sshd_ports)
+    evidence = f"port {ports}; systemd: {'yes' if wsl.is_systemd else 'no'}"
+    text, fix = _find_sshd_problem(wsl, node.facts.wsl)
+    if not text:
+        passes = f"its SSH server has port {ports}"
+        return (make_row("wsl-sshd", node.name, "pass", passes, "", evidence=evidence),)
+    return (make_row("wsl-sshd", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def _find_sshd_problem(wsl: WslFacts, mode: str | None) -> tuple[str, str]:
+    if wsl.is_systemd is False:
+        return (
+            "systemd does not run in this distro, so its SSH server does not start by itself",
+            "systemd=true below [boot] in /etc/wsl.conf, then on Windows: wsl --shutdown",
+        )
+    if 22 in (wsl.sshd_ports or ()) and mode == "mirrored":
+        return (
+            "its SSH server uses port 22, which WSL shares with the SSH server of Windows",
+            "Port 2222 in /etc/ssh/sshd_config, then: sudo systemctl daemon-reload && sudo "
+            "systemctl restart ssh.socket",
+        )
+    return "", ""
+
+
+def read_setting(lines: Sequence[str], section: str, name: str) -> str:
+    """Return a value of an .ini file, its last one where there are several; empty: not set.
+
+    >>> read_setting(["[wsl2]", "vmIdleTimeout = -1 ; never"], "wsl2", "vmidletimeout")
+    '-1'
+    """
+    inside, found = "", ""
+    for line in lines:
+        text = line.split(";")[0].split("#")[0].strip()
+        if text.startswith("[") and text.endswith("]"):
+            inside = text[1:-1].strip().lower()
+        key, _, value = text.partition("=")
+        if inside == section.lower() and key.strip().lower() == name.lower():
+            found = value.strip()
+    return found
+
+
+def _is_negative(value: str) -> bool:
+    return value.startswith("-") and value[1:].isdigit() and int(value[1:]) > 0
+
+
+def _judge(
+    node: CheckedNode,
+    check: str,
+    value: bool | None,
+    *,
+    passes: str,
+    warns: str,
+    unknown: str,
+    evidence: str,
+) -> CheckRow:
+    if value is None:
+        return make_row(check, node.name, "unknown", unknown, SCRIPT, evidence=evidence)
+    status: Status = "pass" if value else "warn"
+    return make_row(
+        check,
+        node.name,
+        status,
+        passes if value else warns,
+        "" if value else SCRIPT,
+        evidence=evidence,
+    )
