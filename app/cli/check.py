@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
-from app.text import count_of
+from app.presentation.check_text import summarise_check
+from app.text import one_line
 
 if TYPE_CHECKING:
     from app.core.core import Core
+    from app.provisioning.check_row import CheckRow
 
 
 def add_parser(commands: Commands) -> None:
@@ -21,17 +24,51 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
-    rows = await core.nodes.check(tuple(args.names))
+    lines = _Lines(out, args.names or [node.name for node in core.nodes.all()])
+    rows = await core.nodes.check(tuple(args.names), lines.add, lines.progress)
+    lines.end()
     out.document(rows)
-    out.table(
-        ["STATUS", "CHECK", "NODE", "PEER", "MESSAGE"],
-        [[row.status, row.check, row.node, row.peer or "", row.message] for row in rows],
-        "There are no nodes to check yet. Add one: rackless nodes add NAME --local",
-    )
-    bad = [row for row in rows if row.status == "fail"]
+    if not rows:
+        out.text("There are no nodes to check yet. Add one: rackless nodes add NAME --local")
     for row in rows:
         if row.fix and row.status != "pass":
             more = f" (more: rackless help {row.topic})" if row.topic else ""
             out.text(f"  {row.node}, {row.check}: {row.fix}{more}")
-    out.text(f"{count_of(len(bad), 'problem')} found" if bad else "")
-    return 1 if bad else 0
+    if rows:
+        out.text(summarise_check([row.status for row in rows]))
+    return 1 if any(row.status == "fail" for row in rows) else 0
+
+
+class _Lines:
+    """Rows as lines of a table whose later rows are not known yet."""
+
+    def __init__(self, out: Output, names: Sequence[str]) -> None:
+        self._out = out
+        # As wide as the longest that may come: a name of a check has at most 12 letters.
+        self._name_width = max((len(name) for name in (*names, "NODE")), default=0)
+        self._has_head = False
+
+    def add(self, row: CheckRow) -> None:
+        """Print a row; the first one below the head of the table."""
+        if not self._has_head:
+            self._has_head = True
+            self._print("STATUS", "CHECK", "NODE", "PEER", "MESSAGE")
+        self._print(row.status, row.check, row.node, row.peer or "", row.message)
+
+    def progress(self, text: str) -> None:
+        """Say what is being checked, below the rows."""
+        if self._out.is_terminal:
+            self._out.bar(text)
+        else:
+            self._out.progress(text)
+
+    def end(self) -> None:
+        """Erase the last line of progress."""
+        if self._out.is_terminal:
+            self._out.wipe()
+
+    def _print(self, status: str, check: str, node: str, peer: str, message: str) -> None:
+        self.end()
+        width = self._name_width
+        message = one_line(message)
+        self._out.text(f"{status:7}  {check:12}  {node:{width}}  {peer:{width}}  {message}")

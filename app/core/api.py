@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from app.library.sent_files import SentFiles
     from app.nodes.node import NodeAddress
     from app.nodes.ssh_hosts import SshHost
+    from app.provisioning.check_row import OnRow
 
 
 OnMessage = Callable[[str], None]
@@ -94,7 +95,12 @@ class NodesApi(Protocol):
     async def setup(
         self, name: str, python: str | None = None, progress: OnMessage | None = None
     ) -> EnvironmentReport: ...
-    async def check(self, names: tuple[str, ...] = ()) -> tuple[Any, ...]: ...
+    async def check(
+        self,
+        names: tuple[str, ...] = (),
+        on_row: OnRow | None = None,
+        progress: OnMessage | None = None,
+    ) -> tuple[Any, ...]: ...
     def links(self) -> tuple[LinkSnapshot, ...]: ...
     async def calibrate(
         self, name: str, progress: OnMessage | None = None

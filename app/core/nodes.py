@@ -30,7 +30,7 @@ from app.storage.nodes import NodeStore
 if TYPE_CHECKING:
     from app.core.api import OnMessage
     from app.nodes.ssh_hosts import SshHost
-    from app.provisioning.check_row import CheckRow
+    from app.provisioning.check_row import CheckRow, OnRow
 
 
 FOLLOW_INTERVAL_S = 10.0
@@ -235,15 +235,30 @@ class CoreNodes:
         await self._fleet.refresh(name)
         return report
 
-    async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
+    async def check(
+        self,
+        names: tuple[str, ...] = (),
+        on_row: OnRow | None = None,
+        progress: OnMessage | None = None,
+    ) -> tuple[CheckRow, ...]:
         """Check nodes (empty: all) before a run; return one row per check.
 
         Measured links between nodes are saved for plans.
+
+        Args:
+            names: of the nodes.
+            on_row: called with each row as soon as it is known.
+            progress: called with a sentence about what is being checked.
+
+        Raises:
+            UserError: there is no node of that name.
         """
         from app.forecasts.learning import store_links
         from app.provisioning.check import check_nodes
 
-        rows = await check_nodes(self._fleet, names or self._fleet.names())
+        rows = await check_nodes(
+            self._fleet, names or self._fleet.names(), on_row=on_row, progress=progress
+        )
         store_links(self._services.planning, rows)
         return rows
 

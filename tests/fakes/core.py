@@ -68,7 +68,7 @@ from app.nodes.node import SshAddress, parse_ssh_target
 from app.nodes.ssh_hosts import SshHost
 from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
-from app.provisioning.check_row import CheckRow
+from app.provisioning.check_row import CheckRow, OnRow
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -435,7 +435,12 @@ class FakeNodes:
             progress("Collecting torch==2.13.0")
         return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)
 
-    async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
+    async def check(
+        self,
+        names: tuple[str, ...] = (),
+        on_row: OnRow | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> tuple[CheckRow, ...]:
         await self._core.act("nodes.check", names)
         rows = [
             CheckRow(
@@ -454,7 +459,13 @@ class FakeNodes:
             status="fail",
             message="alpha cannot open a connection to beta on port 41877: no answer in 3 s",
             fix="sudo ufw allow from 192.168.1.0/24",
+            evidence="connect 192.168.1.12:41877: timed out",
         )
+        if on_row is not None:
+            for row in (*rows, bad):
+                on_row(row)
+        if progress is not None:
+            progress("3 of 9 links measured")
         known = list(self._core.node_map)
         self._core.link_list = [
             LinkSnapshot(

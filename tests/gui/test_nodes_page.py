@@ -1,5 +1,6 @@
 """Nodes: add over SSH with its fingerprint, add this PC, remove, set up, check."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -207,6 +208,32 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
     assert results.table.selected().status == "fail"
     press(results, "Copy fix")
     assert application.clipboard().text() == "sudo ufw allow from 192.168.1.0/24"
+
+
+def test_rows_of_a_check_appear_while_it_runs(busy, monkeypatch):
+    check, may_end = busy.core.nodes.check, asyncio.Event()
+
+    async def slow_check(names=(), on_row=None, progress=None):
+        rows = await check(names, on_row, progress)
+        await may_end.wait()
+        return rows
+
+    monkeypatch.setattr(busy.core.nodes, "check", slow_check)
+    busy.window.go_to("nodes")
+    results = busy.window.nodes.results
+
+    def texts():
+        return "\n".join(label.text() for label in results.findChildren(QLabel))
+
+    press(busy.window.nodes, "Check all nodes")
+    busy.wait_for(lambda: "3 of 9 links measured" in busy.window.nodes.banner.message())
+    shown = results.model.rows()
+    assert "fail" in {row.status for row in shown}
+    assert "Checking; rows appear" in texts()
+    busy.core.on_loop(may_end.set)
+    busy.wait_for(lambda: "1 failed" in texts())
+    assert results.model.rows() == shown
+    assert "Read there: connect 192.168.1.12:41877: timed out" in texts()
 
 
 def test_dialogs_do_not_pile_up(busy):

@@ -23,8 +23,17 @@ from app.gui.session.context import Context
 from app.gui.tables.node_columns import check_columns, describe_clock, describe_environment
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
+from app.presentation.check_text import summarise_check
 from app.presentation.plan_text import describe_calibration
-from app.text import DASH, count_of, show_bytes, show_bytes_of, show_duration, show_moment
+from app.text import (
+    DASH,
+    count_of,
+    show_bytes,
+    show_bytes_of,
+    show_duration,
+    show_foreign,
+    show_moment,
+)
 
 NUM_COLUMNS = 3
 
@@ -155,6 +164,7 @@ class CheckResults(QWidget):
         self.table = TableView(context.theme, self.model, "Check results")
         self.table.sort_by("Result", Qt.SortOrder.AscendingOrder)
         self._summary = make_label("Not checked yet.", "muted", wraps=True)
+        self._evidence = make_selectable(make_label(role="muted", wraps=True))
         self._fix = make_selectable(make_label(role="code", wraps=True))
         self._copy = Button(
             context.theme,
@@ -178,6 +188,7 @@ class CheckResults(QWidget):
         head.addWidget(Button(context.theme, "Check again", check, icon="refresh", role="link"))
         column.addLayout(head)
         column.addWidget(self.table, 1)
+        column.addWidget(self._evidence)
         foot = QHBoxLayout()
         foot.addWidget(self._fix, 1)
         foot.addWidget(self._more)
@@ -186,16 +197,20 @@ class CheckResults(QWidget):
         self.table.chosen.connect(self._show_fix)
         self._show_fix()
 
+    def begin(self) -> None:
+        """Clear the table for the rows of a new check."""
+        self.model.reset(())
+        self._summary.setText("Checking; rows appear as they are known.")
+        self._show_fix()
+
+    def add_row(self, row: Any) -> None:
+        """Add a row of the check that is running."""
+        self.model.put(row)
+
     def show_rows(self, rows: tuple[Any, ...]) -> None:
         """Show results and select the first failure."""
         self.model.reset(rows)
-        num_failed = sum(row.status == "fail" for row in rows)
-        num_warnings = sum(row.status == "warn" for row in rows)
-        checks = count_of(len(rows), "check")
-        words = f"{num_failed} of {checks} failed." if num_failed else f"All {checks} passed."
-        if num_warnings:
-            words = f"{words[:-1]}, {count_of(num_warnings, 'warning')}."
-        self._summary.setText(words)
+        self._summary.setText(f"{summarise_check([row.status for row in rows])}.")
         # Select the first failure, so that its fix is visible at once.
         bad = [row for row in rows if row.status == "fail"]
         if bad:
@@ -207,6 +222,9 @@ class CheckResults(QWidget):
         row = self.table.selected()
         fix = row.fix if row is not None else ""
         self._fix.setText(fix)
+        evidence = row.evidence if row is not None else ""
+        self._evidence.setText(f"Read there: {show_foreign(evidence)}")
+        self._evidence.setVisible(bool(evidence))
         self._copy.setVisible(bool(fix))
         self._more.setVisible(row is not None and bool(row.topic))
 

@@ -111,16 +111,25 @@ class NodesPage(QWidget):
         self._check()
 
     def _check(self) -> None:
+        self.results.begin()
         run_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.nodes.check(),
+            lambda core, report: core.nodes.check((), report, report),
             self._show_results,
             title="Checking the nodes",
             hint="Versions, clocks, every connection, and a small all-reduce.",
-            cancelled="The results of the previous check still show.",
+            cancelled="The results so far still show.",
             failed=self.show_error,
+            read=self._take_report,
         )
+
+    def _take_report(self, report: Any) -> str:
+        """Show a row of the check; return a sentence about its progress."""
+        if isinstance(report, str):
+            return report
+        self.results.add_row(report)
+        return ""
 
     # ------------------------------------------------------------ layout
 

@@ -57,7 +57,7 @@ def last_with_node(context: Context, banner: Banner, name: str) -> None:
     last_while(context, banner, lambda: key() == shown)
 
 
-def run_in_banner(
+def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     bridge: Bridge,
     banner: Banner,
     work: Work[T],
@@ -67,6 +67,7 @@ def run_in_banner(
     hint: str,
     cancelled: str,
     failed: Callable[[RacklessError], None] | None = None,
+    read: Callable[[object], str] = str,
 ) -> None:
     """Run `work(core, report)` and show its reports, or its error, in the banner.
 
@@ -79,10 +80,12 @@ def run_in_banner(
         hint: shown until the first report.
         cancelled: state that a cancelled run leaves behind, shown after Cancel.
         failed: shows an error in the banner; None: it stays there until it is dismissed.
+        read: returns the sentence of a report; empty: it has none to show.
     """
 
-    def show(line: object) -> None:
-        banner.show_message("busy", title, capitalize(str(line)), ("Cancel", cancel))
+    def show(report: object) -> None:
+        if text := read(report):
+            banner.show_message("busy", title, capitalize(text), ("Cancel", cancel))
 
     def cancel() -> None:
         op.cancel()

@@ -1,0 +1,67 @@
+"""What `rackless check` prints while it runs, and its one document in the end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.cli.check import _check
+from app.cli.output import Output
+from app.provisioning.check_row import CheckRow, make_row
+
+ROWS = (
+    make_row("clock", "big", "warn", "9 s behind", "set it", evidence="9.1 s"),
+    make_row("disk", "big", "pass", "40 GiB free"),
+    CheckRow(check="tcp", node="big", peer="b", status="fail", message="no\nway", fix="mend it"),
+)
+
+
+def run_check(rows: tuple[CheckRow, ...], as_json: bool) -> tuple[int, str, list[str]]:
+    """Return the exit code, the output, and the output so far after each report."""
+    out = io.StringIO()
+    seen: list[str] = []
+
+    async def check(
+        names: tuple[str, ...], on_row: Callable[[CheckRow], None], progress: Callable[[str], None]
+    ) -> tuple[CheckRow, ...]:
+        # The last known first, as the fastest node would be.
+        for row in reversed(rows):
+            on_row(row)
+            progress("1 of 2 nodes examined")
+            seen.append(out.getvalue())
+        return rows
+
+    nodes = SimpleNamespace(check=check, all=lambda: [SimpleNamespace(name="big")])
+    core: Any = SimpleNamespace(nodes=nodes)
+    output = Output(as_json, out, io.StringIO())
+    code = asyncio.run(_check(core, argparse.Namespace(names=[]), output))
+    return code, out.getvalue(), seen
+
+
+def test_rows_are_printed_as_they_are_known() -> None:
+    code, text, seen = run_check(ROWS, as_json=False)
+    assert code == 1
+    assert "no way" in seen[0]
+    assert "40 GiB" not in seen[0]
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["STATUS", "fail", "pass", "warn"]
+    assert len({line.index("big") for line in lines[1:4]} | {lines[0].index("NODE")}) == 1
+    assert "  big, clock: set it" in text
+    assert lines[-1] == "3 checks: 1 passed, 1 failed, 1 warning"
+
+
+@pytest.mark.parametrize(("rows", "code"), [(ROWS, 1), (ROWS[:2], 0), ((), 0)])
+def test_one_document_in_the_end(rows: tuple[CheckRow, ...], code: int) -> None:
+    got, text, seen = run_check(rows, as_json=True)
+    assert got == code
+    assert set(seen) <= {""}
+    found = json.loads(text)
+    assert [row["check"] for row in found] == [row.check for row in rows]
+    assert all(row["evidence"] == own.evidence for row, own in zip(found, rows, strict=True))
