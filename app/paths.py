@@ -120,6 +120,11 @@ class Paths:
         return self.home / "demo"
 
     @property
+    def last_check(self) -> Path:
+        """Rows of the last check, for reports."""
+        return self.home / "last-check.json"
+
+    @property
     def reports(self) -> Path:
         """Traces of faults of commands, for bug reports."""
         return self.home / "reports"

@@ -54,7 +54,7 @@ ORDER = {
         " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
         " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
-        " | artifacts | chats flows | core | demo | gui cli"
+        " | artifacts | chats flows | core | demo doctor | gui cli"
         " | __main__"
     ),
     "app.nodes": (

@@ -23,9 +23,9 @@ _HEADER = re.compile(
 )
 _NAMED = re.compile(
     r"(?i)\b(password|passwd|passphrase|secret|api[_-]?key|(?:access|auth|hub|hf)[_-]?token)"
-    r"(['\"]?\s*[:=]\s*['\"]?)[^\s'\",;]+"
+    r"(\\*['\"]?\s*[:=]\s*\\*['\"]?)(?:[^\s'\",;\\]|\\(?!['\"]))+"
 )
-_IN_QUERY = re.compile(r"(?i)([?&](?:token|key|signature|x-amz-\w+)=)[^\s&'\",]+")
+_IN_QUERY = re.compile(r"(?i)([?&](?:token|key|signature|x-amz-\w+)=)(?:[^\s&'\",\\]|\\(?!['\"]))+")
 _IN_ADDRESS = re.compile(r"(?<![\w.])([^\s:/@,'\"<>()]{1,64}):[^\s/@,'\"]{1,256}@(?=[\w\[])")
 _KEY = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY[A-Z -]*-----|\Z)",

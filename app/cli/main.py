@@ -17,6 +17,7 @@ from app.cli import (
     checkpoints,
     compare,
     demo,
+    doctor,
     export,
     failures,
     gui,
@@ -67,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         compare,
         settings,
         help,
+        doctor,
     ):
         noun.add_parser(commands)
     # `rackless` alone opens the window; each command's own handler replaces this one.

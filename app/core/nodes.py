@@ -255,11 +255,13 @@ class CoreNodes:
         """
         from app.forecasts.learning import store_links
         from app.provisioning.check import check_nodes
+        from app.provisioning.last_check import store_last_check
 
         rows = await check_nodes(
             self._fleet, names or self._fleet.names(), on_row=on_row, progress=progress
         )
         store_links(self._services.planning, rows)
+        store_last_check(self._services.paths.last_check, rows)
         return rows
 
     def links(self) -> tuple[LinkSnapshot, ...]:

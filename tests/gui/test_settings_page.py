@@ -1,19 +1,20 @@
 """The page of settings and the list of shortcuts, with real keys."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QLabel, QPushButton
+from PySide6.QtWidgets import QApplication, QFileDialog, QLabel, QPushButton
 
 from app.errors import LoginRefused, UserError
 from app.gui.session.preferences import preferences_of
 from app.gui.shell.help_dialog import HelpDialog
 from app.hub.node_tokens import NodeToken
 from app.settings import SETTINGS, Settings
-from tests.gui.stage import find_dialog, open_dialog, press
+from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
 
 @pytest.fixture
@@ -171,3 +172,26 @@ def test_the_troubleshooting_page_is_searched_and_opened_by_a_link(empty):
         b for b in window.banner.findChildren(QPushButton)
         if b.accessibleName() == "More about this" and b.isVisible()
     ]  # fmt: skip
+
+
+def test_a_report_is_saved_where_the_person_says(empty, tmp_path, monkeypatch):
+    file = tmp_path / "report.zip"
+    file.write_text("the file dialog has asked whether to replace it")
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *args: (str(file), ""))
+    monkeypatch.setattr(empty.window.dialogs, "_report", None)
+    object.__setattr__(empty.context, "home", tmp_path / "home")
+    answer_question("Choose a file")
+    empty.window.actions_["save_report"].trigger()
+    assert "Collecting" in empty.window.banner.message()
+    empty.window.actions_["save_report"].trigger()  # asks nothing while one is under way
+    empty.wait_for(lambda: "Collecting" not in empty.window.banner.message(), "the report ends")
+    assert str(file) in empty.window.banner.message()
+    assert zipfile.is_zipfile(file)
+
+    monkeypatch.setattr(
+        QFileDialog, "getSaveFileName", lambda *args: (str(tmp_path / "absent" / "r.zip"), "")
+    )
+    answer_question("Choose a file")
+    empty.window.actions_["save_report"].trigger()
+    empty.wait_for(lambda: "not saved" in empty.window.banner.message(), "the failure is said")
+    assert "Name another file" in empty.window.banner.message()

@@ -74,6 +74,11 @@ TEXTS: dict[str, ActionText] = {
         icon="search",
         shortcut="Shift+F1",
     ),
+    "save_report": ActionText(
+        text="Save a report\u2026",
+        tip="Collect what a helper needs to know into one file, without passwords and keys",
+        icon="save",
+    ),
     "refresh": ActionText(
         text="Refresh", tip="Read the current state from the nodes", icon="refresh", shortcut="F5"
     ),

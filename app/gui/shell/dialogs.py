@@ -5,6 +5,7 @@ Each is imported when it is first opened, since importing all of them would dela
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,14 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog
 
 from app.events import RunSnapshot
+from app.gui.kit.confirm import confirm
 from app.gui.session.context import Context
 from app.gui.shell.shell import Shell
 
 if TYPE_CHECKING:
     from app.gui.new_run.new_run_dialog import NewRunDialog
     from app.gui.shell.palette import CommandPalette
+    from app.gui.shell.report_process import ReportProcess
 
 
 class Dialogs:
@@ -26,6 +29,7 @@ class Dialogs:
     def __init__(self, context: Context, window: Shell) -> None:
         self._context, self._window = context, window
         self._palette: CommandPalette | None = None
+        self._report: ReportProcess | None = None
 
     def ask_new_run(self, file: Path | None = None) -> None:
         """Open the New run dialog, filled in from `file` or else from the draft."""
@@ -96,6 +100,24 @@ class Dialogs:
         dialog.show()
         dialog.raise_()
         dialog.activateWindow()
+
+    def save_report(self) -> None:
+        """Ask where to, and save a report for a helper there."""
+        from app.gui.shell.report_process import WHAT, ReportProcess
+
+        if self._report is None:
+            self._report = ReportProcess(self._window.banner, self._context.home, self._window)
+        if self._report.is_busy:
+            return
+        name = time.strftime("rackless-report-%Y%m%d-%H%M%S.zip")
+        question = "Save a report for somebody who helps?"
+        if not confirm(self._window, self._context.theme, question, WHAT, "Choose a file"):
+            return
+        chosen, _ = QFileDialog.getSaveFileName(
+            self._window, "Save a report", str(Path.home() / name), "Zip files (*.zip)"
+        )
+        if chosen:
+            self._report.start(Path(chosen))
 
     def open_palette(self) -> None:
         """Open the command palette; close it if it is open."""

@@ -29,6 +29,7 @@ def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
         "settings": lambda: window.go_to("settings"),
         "shortcuts": dialogs.show_shortcuts,
         "help": dialogs.show_help,
+        "save_report": dialogs.save_report,
         "palette": dialogs.open_palette,
         "refresh": window.refresh,
         "find": window.find_in_log,
@@ -51,7 +52,7 @@ def fill_menus(window: Shell) -> None:
         "&File": ("new_run", "open_run_file", "", "close", "quit"),
         "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
         "&View": ("palette", "", *PLACES, "", "find", "", "system", "light", "dark"),
-        "&Help": ("help", "", "shortcuts", "palette"),
+        "&Help": ("help", "save_report", "", "shortcuts", "palette"),
     }
     for title, names in menus.items():
         menu = window.menuBar().addMenu(title)

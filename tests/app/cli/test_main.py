@@ -67,6 +67,8 @@ PRODUCT_COMMANDS = [
     "runs resume ID --checkpoint 100 --nodes a,b",
     "runs resume ID --verify 12",
     "runs delete ID",
+    "doctor",
+    "doctor NODE --out r.zip --keep-names",
     "checkpoints",
     "checkpoints ID",
     "export ID --to merged --out DIR",

@@ -1,0 +1,49 @@
+"""`rackless doctor`: one file with everything that a helper will ask for, without secrets."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command
+from app.cli.output import Output
+
+if TYPE_CHECKING:
+    from app.doctor.part import Part
+
+
+def add_parser(commands: Commands) -> None:
+    text = "collect what a helper needs to know into one file, without passwords and keys"
+    parser = add_command(commands, "doctor", text, _report)
+    parser.add_argument("node", nargs="?", metavar="NODE", help="only about this node")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="zip file to write")
+    parser.add_argument(
+        "--keep-names",
+        action="store_true",
+        help="keep names of home folders and logins; they become USER otherwise",
+    )
+
+
+def _report(args: argparse.Namespace, out: Output) -> int:
+    import asyncio
+
+    from app.doctor.report import collect_report, default_file, save_report
+    from app.paths import default_home
+
+    parts = asyncio.run(
+        collect_report(
+            default_home(), node=args.node, keep_names=args.keep_names, progress=out.note
+        )
+    )
+    out.table(["FILE", "CHARACTERS", "WHAT"], [_row(part) for part in parts])
+    path = (args.out or default_file(Path())).absolute()
+    num_bytes = save_report(parts, path)
+    contents = [{"name": p.name, "what": p.what, "characters": len(p.text)} for p in parts]
+    out.document({"file": str(path), "bytes": num_bytes, "parts": contents})
+    out.text(f"\n{path}: {num_bytes:,} bytes. Read it before you send it: logs quote programs.")
+    return 0
+
+
+def _row(part: Part) -> list[str]:
+    return [part.name, f"{len(part.text):,}", part.what]

@@ -1,0 +1,140 @@
+"""Collect all parts of a report, scrub them, and write them into one zip file.
+
+Not an action of the core: it has to work where the store cannot be opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import io
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from app.doctor.cluster import collect_cluster
+from app.doctor.part import Part, list_parts
+from app.doctor.run_files import collect_run_files, newest_runs
+from app.doctor.scrub import find_people, scrub, scrub_json
+from app.doctor.this_pc import collect_this_pc
+from app.errors import UserError
+from app.paths import Paths, open_private
+
+OnMessage = Callable[[str], None]
+
+_README = """Report of Rackless, made {made}.
+
+Passwords, tokens and private keys were taken out, by their form; {names}. Rows of training data and
+weights are not in it, but logs hold what programs printed: read them before you send this file.
+
+{contents}
+"""
+
+
+async def collect_report(
+    home: Path,
+    *,
+    node: str | None = None,
+    keep_names: bool = False,
+    progress: OnMessage = lambda text: None,
+) -> tuple[Part, ...]:
+    """Return the parts of a report, scrubbed, the list of contents first.
+
+    Args:
+        home: folder of this PC's files.
+        node: report on this node; None: on all.
+        keep_names: whether names of home folders and logins stay.
+        progress: called with a sentence before each step that takes time.
+
+    Raises:
+        UserError: there is no such node.
+    """
+    paths = Paths(home)
+    # Before the store is opened, which moves a damaged one aside.
+    parts = await asyncio.to_thread(lambda: list(collect_this_pc(paths)))
+    parts += await collect_cluster(home, node, progress)
+    progress("reading logs and journals")
+    parts += await asyncio.to_thread(_collect_runs, paths, node)
+    people = frozenset[str]() if keep_names else _find_people(parts)
+    clean = [_scrub_part(part, people) for part in parts]
+    return (_make_readme(clean, keep_names), *clean)
+
+
+def default_file(folder: Path) -> Path:
+    """Return a name for a report that is made now."""
+    return folder / time.strftime("rackless-report-%Y%m%d-%H%M%S.zip")
+
+
+def save_report(parts: Sequence[Part], path: Path) -> int:
+    """Write the parts into a new zip file that only this user can read; return its size in bytes.
+
+    Raises:
+        UserError: the file exists, or cannot be written.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in parts:
+            archive.writestr(part.name, part.text)
+    data = buffer.getvalue()
+    try:
+        with open_private(path, "x") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise UserError(f"{path} is there already", "Name another file with --out.") from error
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}", "Name another file with --out."
+        ) from error
+    return len(data)
+
+
+def _collect_runs(paths: Paths, node: str | None) -> list[Part]:
+    runs = newest_runs(paths)
+    return [part for run_id in runs for part in collect_run_files(paths, run_id, node)]
+
+
+def _scrub_part(part: Part, people: frozenset[str]) -> Part:
+    lines = part.text.splitlines() if part.name.endswith(".jsonl") else []
+    text = "".join(f"{_scrub_text(line, people, None)}\n" for line in lines)
+    if not lines:
+        text = _scrub_text(part.text, people, 1 if part.name.endswith(".json") else None)
+    return replace(part, name=scrub(part.name, people), text=text)
+
+
+def _scrub_text(text: str, people: frozenset[str], indent: int | None) -> str:
+    """Scrub a text; JSON stays JSON, whatever is taken out of it."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return scrub(text, people)
+    return json.dumps(scrub_json(value, people), indent=indent)
+
+
+def _find_people(parts: Sequence[Part]) -> frozenset[str]:
+    found = set(find_people(part.text for part in parts))
+    for part in parts:
+        if part.name == "nodes.json":
+            found |= _logins(part.text)
+    try:
+        found.add(getpass.getuser())
+    except (OSError, KeyError):  # a user without a name
+        found.add(os.path.basename(os.path.expanduser("~")))
+    return frozenset(found)
+
+
+def _logins(text: str) -> set[str]:
+    try:
+        return {str(row["address"]["user"]) for row in json.loads(text) if row["address"]["user"]}
+    except (ValueError, TypeError, KeyError):
+        return set()
+
+
+def _make_readme(parts: Sequence[Part], keep_names: bool) -> Part:
+    names = "names of people stand in it" if keep_names else "names of people were replaced by USER"
+    made = time.strftime("%Y-%m-%d %H:%M:%S")
+    text = _README.format(made=made, names=names, contents=list_parts(parts))
+    return Part(name="README.txt", what="contents of this report", text=text)

@@ -1,0 +1,89 @@
+"""Take secrets and names of people out of a report.
+
+Secrets go by their form (`agents/contract/secrets.py`). Names of people go where they are home
+folders or logins: paths and addresses quote them everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from agents.contract.secrets import HIDDEN, hide_secrets
+
+PERSON = "USER"
+_HOMES = re.compile(
+    r"(?i)((?<![\w.-])/(?:home|Users)/|[A-Z]:(?:\\\\|\\|/)Users(?:\\\\|\\|/))([^/\\\s\"':;,]+)"
+)
+# Logins that name nobody.
+_COMMON = frozenset(("root", "ubuntu", "debian", "user", "admin", "public", "default", "all users"))
+_MIN_NAME = 3
+# The end of a private key whose beginning was cut off: its lines of base64 have no other sign.
+_END_OF_KEY = re.compile(r"\A(?:(?!-----BEGIN).)*?-----END [A-Z ]{0,40}PRIVATE KEY-----", re.DOTALL)
+_LONG_TOKEN = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/_-]{40,}={0,2}(?![A-Za-z0-9+/=_-])")
+_HEX = re.compile(r"[0-9a-f]{40,64}")
+
+
+def find_people(texts: Iterable[str]) -> frozenset[str]:
+    """Return the names of people whose home folders the texts mention."""
+    found = {match[2] for text in texts for match in _HOMES.finditer(text)}
+    return frozenset(name for name in found if _is_person(name))
+
+
+def scrub(text: str, people: Iterable[str]) -> str:
+    """Return a text without secrets, and with `USER` for each of the people.
+
+    Args:
+        text: of any kind.
+        people: names of logins and home folders; empty: names stay.
+
+    >>> scrub("anna@pc: /home/anna/x HF_TOKEN=hf_abcdefghijklmnop", ("anna",))
+    'USER@pc: /home/USER/x HF_TOKEN=***'
+    """
+    text = hide_secrets(_END_OF_KEY.sub(HIDDEN, text))
+    # What is long, random and no hash may be a key of a kind that nobody has listed yet.
+    text = _LONG_TOKEN.sub(_hide_random, text)
+    for name in sorted(filter(_is_person, people), key=len, reverse=True):
+        text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", PERSON, text)
+    return text
+
+
+def scrub_json(value: Any, people: Iterable[str]) -> Any:
+    """Return a plain value with every text in it scrubbed, so that it is JSON afterwards, too.
+
+    >>> scrub_json({"password": "x", "rows": ["/home/anna"]}, ("anna",))
+    {'password': '***', 'rows': ['/home/USER']}
+    """
+    if isinstance(value, str):
+        return scrub(value, people)
+    if isinstance(value, list):
+        return [scrub_json(item, people) for item in value]
+    if isinstance(value, dict):
+        return {
+            scrub(key, people): HIDDEN if _hides(key, item) else scrub_json(item, people)
+            for key, item in value.items()
+        }
+    return value
+
+
+def _hides(key: str, value: object) -> bool:
+    """Return whether a key says that its value is a secret."""
+    if isinstance(value, (dict, list)) or value is None:
+        return False
+    pair = f"{key}: {value}"
+    # Not where the value alone is cleaned already: what it says beside the secret stays.
+    return hide_secrets(pair, {}) != pair and hide_secrets(str(value), {}) == str(value)
+
+
+def _is_person(name: str) -> bool:
+    return len(name) >= _MIN_NAME and name.lower() not in _COMMON
+
+
+def _hide_random(match: re.Match[str]) -> str:
+    token = match[0]
+    kinds = (str.islower, str.isupper, str.isdigit)
+    is_random = all(any(test(sign) for sign in token) for test in kinds)
+    # A path of files has many short parts; hashes are wanted, to compare them.
+    is_path = token.count("/") > 1 or max(map(len, re.split(r"[/_-]", token))) < 16
+    return HIDDEN if is_random and not is_path and not _HEX.fullmatch(token) else token
