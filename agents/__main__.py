@@ -6,6 +6,7 @@
     election ATTEMPT_DIR   recover one attempt while no master does
     receive DESTINATION    store the files that come on stdin
     send PATH              write files to stdout
+    repair                 apply or undo the repairs that come on stdin
 
 The archive's own `__main__.py` is a copy of this file. Python 3.6 must be able to run it, so that a
 node with an old python3 gets a sentence and not a traceback: quoted annotations, no

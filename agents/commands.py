@@ -14,7 +14,7 @@ from agents.state import open_home
 
 USAGE = (
     "usage: serve NONCE | record | supervise ATTEMPT_DIR | election ATTEMPT_DIR"
-    " | receive DESTINATION | send PATH"
+    " | receive DESTINATION | send PATH | repair"
 )
 
 
@@ -36,6 +36,10 @@ def run_command(argv: list[str]) -> int:
         from agents.election.process import elect
 
         return elect(arguments[0])
+    if command == "repair" and not arguments:
+        from agents.node.repair_command import repair
+
+        return repair(sys.stdin.buffer)
     if command in ("receive", "send") and len(arguments) == 1:
         return _transfer(command, arguments[0])
     sys.stderr.write(USAGE + "\n")

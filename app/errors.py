@@ -10,6 +10,7 @@
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
      |    +-- RunsPrograms    the SSH configuration names a program that needs a yes
      |    +-- LoginRefused    the node answers, but lets none of our keys in
+     |    +-- AdminRefused    a node's sudo did not take the password, or allows nothing
      |    +-- NotAvailableYet a command of a later version
      |    +-- Interrupted     ended by Ctrl-C or a signal (exit code 130)
      +-- AgentBug             our fault on the node; carries the remote traceback
@@ -150,6 +151,17 @@ class LoginRefused(UserError):
     """Raised when there is no usable key, or the node accepts none of them."""
 
     code = topic = "login-refused"
+
+
+class AdminRefused(UserError):
+    """Raised when a repair needs an administrator's rights and cannot have them on a node."""
+
+    code = "admin-refused"
+
+    def __init__(self, message: str, hint: str = "", *, where: str = "", again: bool) -> None:
+        super().__init__(message, hint, where=where)
+        self.again = again
+        """Whether another password may help."""
 
 
 REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
+from app.cli.repairs import add_fix_options, repair_rows, require_answers
 from app.presentation.check_text import summarise_check
 from app.text import one_line
 
@@ -21,13 +22,22 @@ def add_parser(commands: Commands) -> None:
         commands, "check", "check that nodes are ready for a run", with_core(_check)
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="node names; default: all nodes")
+    add_fix_options(parser)
 
 
 async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
+    problems: tuple[str, ...] = ()
+    if args.fix:
+        require_answers(args, out)
     lines = _Lines(out, args.names or [node.name for node in core.nodes.all()])
     rows = await core.nodes.check(tuple(args.names), lines.add, lines.progress)
     lines.end()
-    out.document(rows)
+    if args.fix:
+        repaired = await repair_rows(core, rows, args, out)
+        rows, problems = repaired.rows, repaired.problems
+        out.document(repaired.document())
+    else:
+        out.document(rows)
     if not rows:
         out.text("There are no nodes to check yet. Add one: rackless nodes add NAME --local")
     for row in rows:
@@ -36,7 +46,7 @@ async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
             out.text(f"  {row.node}, {row.check}: {row.fix}{more}")
     if rows:
         out.text(summarise_check([row.status for row in rows]))
-    return 1 if any(row.status == "fail" for row in rows) else 0
+    return 1 if problems or any(row.status == "fail" for row in rows) else 0
 
 
 class _Lines:

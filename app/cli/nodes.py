@@ -1,4 +1,4 @@
-"""`rackless nodes`: add, list, show, remove, setup, measure, token."""
+"""`rackless nodes`: add, list, show, remove, setup, measure, token; repairs are in `repairs`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
 from app.cli.output import Output, confirm, plain
+from app.cli.repairs import add_repair_verbs
 from app.errors import HostKeyUnknown, RunsPrograms
 from app.text import DASH, show_bytes, show_duration, show_moment
 
@@ -40,6 +41,7 @@ def add_parser(commands: Commands) -> None:
         "measure a node's GPUs, 20 seconds each, for more accurate plans",
         _measure,
     )
+    add_repair_verbs(verbs)
     _add_token(verbs)
 
 

@@ -14,6 +14,7 @@ from agents.contract.artifacts import ChatAnswer, ChatTurn
 from agents.contract.data import DataPreview
 from agents.contract.messages import Progress
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
+from agents.contract.repair import Change, ChangeList, RepairPreview
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import RunSpec
 from app.artifact import ArtifactSnapshot
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from app.library.sent_files import SentFiles
     from app.nodes.node import NodeAddress
     from app.nodes.ssh_hosts import SshHost
-    from app.provisioning.check_row import OnRow
+    from app.provisioning.check_row import CheckRow, OnRow
+    from app.provisioning.repairs import Repair
 
 
 OnMessage = Callable[[str], None]
@@ -106,6 +108,29 @@ class NodesApi(Protocol):
         self, name: str, progress: OnMessage | None = None
     ) -> tuple[Calibration, ...]: ...
     def calibrations(self, name: str) -> dict[str, Calibration]: ...
+
+
+class RepairsApi(Protocol):
+    """Actions of `core.repairs`."""
+
+    async def preview(self, node: str, repair: Repair) -> RepairPreview: ...
+    async def apply(
+        self,
+        node: str,
+        repair: Repair,
+        shown: RepairPreview,
+        password: str = "",
+        progress: OnMessage | None = None,
+    ) -> Change: ...
+    async def retest(self, row: CheckRow, names: Sequence[str] = ()) -> tuple[CheckRow, ...]: ...
+    async def changes(self, node: str) -> ChangeList: ...
+    async def undo(
+        self,
+        node: str,
+        numbers: Sequence[int] = (),
+        password: str = "",
+        progress: OnMessage | None = None,
+    ) -> tuple[Change, ...]: ...
 
 
 class RunsApi(Protocol):
@@ -258,6 +283,8 @@ class CoreApi(Protocol):
     def settings(self) -> SettingsSeam: ...
     @property
     def nodes(self) -> NodesApi: ...
+    @property
+    def repairs(self) -> RepairsApi: ...
     @property
     def runs(self) -> RunsApi: ...
     @property

@@ -23,6 +23,7 @@ from app.core.chats import CoreChats
 from app.core.hub import CoreHub
 from app.core.library import CoreLibrary
 from app.core.nodes import CoreNodes
+from app.core.repairs import CoreRepairs
 from app.core.runs import CoreRuns
 from app.errors import UserError
 from app.events import (
@@ -61,6 +62,7 @@ class Core:
         """Callbacks for the core's loop once it is closed and all nodes are disconnected."""
         self._background = BackgroundTasks(services, fleet, nodes, database, hub)
         self.nodes = CoreNodes(services, fleet, nodes, self._background, hub)
+        self.repairs = CoreRepairs(services, fleet)
         self.runs = CoreRuns(services, fleet, self._background)
         self.artifacts = CoreArtifacts(services, hub)
         self.chats = CoreChats(services)

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agents.contract.artifacts import (
     ChatJob,
@@ -62,6 +62,9 @@ from app.nodes.link import Link
 from app.nodes.transport.process import Process
 from app.text import one_line
 
+if TYPE_CHECKING:
+    from agents.contract.repair import ChangeList, RepairPreview, RepairStep
+
 OnMessage = Callable[[str], None]
 """Callback with each sentence on the progress of a slow request."""
 OnProgress = Callable[[Progress], None]
@@ -71,6 +74,8 @@ QUICK_TIMEOUT_S = 30.0
 HASH_TIMEOUT_S = 4 * 3600.0
 """Maximum duration of hashing the files of a model or checkpoint, in seconds: a terabyte from a
 slow disk."""
+PREVIEW_TIMEOUT_S = 120.0
+"""Maximum duration of asking sudo and a few programs what they would do, in seconds."""
 LAUNCH_TIMEOUT_S = 120.0
 """Maximum duration of starting an attempt, in seconds."""
 STOP_MARGIN_S = 60.0
@@ -84,7 +89,16 @@ MAX_BACKLOG_BYTES = 32 << 20
 dropped and requested again."""
 # Answers with texts of several lines: logs, answers of models, data, files of models.
 _VERBATIM = frozenset(
-    ("stream.read", "stream.data", "logs.tail", "chat.ask", "data.preview", "model.config")
+    (
+        "stream.read",
+        "stream.data",
+        "logs.tail",
+        "chat.ask",
+        "data.preview",
+        "model.config",
+        "repair.preview",
+        "change.list",
+    )
 )
 T = TypeVar("T")
 
@@ -451,6 +465,20 @@ class NodeClient:
         """Find, store or delete the hub's token on the node; return the state afterwards."""
         answer = await self._ask(_Token, "hub.token", to_wire(wish))
         return answer.place
+
+    async def preview_repair(self, steps: Sequence[RepairStep]) -> RepairPreview:
+        """Return what the steps would do on the node now, with the texts of files."""
+        # Imported on use, here and below: lists of runs need none of it, and start sooner.
+        from agents.contract.repair import RepairPreview, RepairQuery
+
+        args = to_wire(RepairQuery(steps=tuple(steps)))
+        return await self._ask(RepairPreview, "repair.preview", args, PREVIEW_TIMEOUT_S)
+
+    async def list_changes(self) -> ChangeList:
+        """Return what repairs have changed on the node, with the texts of files."""
+        from agents.contract.repair import ChangeList
+
+        return await self._ask(ChangeList, "change.list", {}, PREVIEW_TIMEOUT_S)
 
     async def open_command(self, *arguments: str) -> Process:
         """Start another command of the agent's archive, for a transfer of raw bytes."""

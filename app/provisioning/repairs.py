@@ -66,6 +66,13 @@ def show_command(step: RepairStep, *, is_undo: bool = False) -> str:
     return shlex.join((*(("sudo",) if step.as_root else ()), *argv)) if argv else ""
 
 
+def ask_administrator(repair: Repair) -> str:
+    """Return what an administrator of the node has to do, in one sentence."""
+    commands = [show_command(step) for step in repair.steps if step.run]
+    edits = [step.says for step in repair.steps if step.edit is not None]
+    return f"Ask an administrator of that PC to do this: {'; '.join((*commands, *edits))}"
+
+
 def synchronise_clock() -> Repair:
     """Return the repair that has the system keep its clock right."""
     return Repair(

@@ -10,7 +10,6 @@ import importlib.resources
 from enum import Enum
 
 from agents.contract.node import GpuFacts, NodeFacts
-from app.provisioning.check_rules import GOOD_DRIVER, MIN_CAPABILITY, numbers_of
 
 _PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 
@@ -52,6 +51,9 @@ def choose_torch(facts: NodeFacts) -> TorchBuild:
 
 
 def _wants_cuda_12(gpu: GpuFacts) -> bool:
+    # Imported on use: lists of runs need no rules of the check, and start sooner.
+    from app.provisioning.check_rules import GOOD_DRIVER, MIN_CAPABILITY, numbers_of
+
     driver, capability = numbers_of(gpu.driver), numbers_of(gpu.capability)
     return bool(driver and driver[0] < GOOD_DRIVER) or bool(
         capability and capability < MIN_CAPABILITY

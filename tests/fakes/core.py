@@ -69,6 +69,7 @@ from app.nodes.ssh_hosts import SshHost
 from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
 from app.provisioning.check_row import CheckRow, OnRow
+from app.provisioning.repairs import synchronise_clock
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -76,6 +77,7 @@ from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
 from tests.fakes.exports import make_export_plan
 from tests.fakes.plans import make_comparison, make_plan_of_all
+from tests.fakes.repairs import FakeRepairs
 
 GIB = 1024**3
 NOW_S = 1_795_000_000.0
@@ -461,8 +463,16 @@ class FakeNodes:
             fix="sudo ufw allow from 192.168.1.0/24",
             evidence="connect 192.168.1.12:41877: timed out",
         )
+        clock = CheckRow(
+            check="clock",
+            node="beta",
+            status="warn",
+            message="42 s behind this PC's clock",
+            fix="sudo timedatectl set-ntp true",
+            repair=synchronise_clock(),
+        )
         if on_row is not None:
-            for row in (*rows, bad):
+            for row in (*rows, bad, clock):
                 on_row(row)
         if progress is not None:
             progress("3 of 9 links measured")
@@ -479,7 +489,7 @@ class FakeNodes:
             for other in known
             if one != other and (one, other) != ("alpha", "beta")
         ]
-        return (*rows, bad)
+        return (*rows, bad, clock)
 
     async def logs(self, name: str) -> tuple[LogTail, ...]:
         await self._core.act("nodes.logs", name)
@@ -908,6 +918,7 @@ class FakeCore:
 
     def __post_init__(self) -> None:
         self.nodes = FakeNodes(self)
+        self.repairs = FakeRepairs(lambda: NOW_S)
         self.runs = FakeRuns(self)
         self.artifacts = FakeArtifacts(self)
         self.chats = FakeChats(self.calls)

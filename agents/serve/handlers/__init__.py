@@ -55,6 +55,8 @@ ROUTES = {
     "model.config": "node.read_model_config",
     "model.inspect": "node.inspect_model",
     "hub.token": "node.update_token",
+    "repair.preview": "repairs.preview",
+    "change.list": "repairs.list_changes",
 }
 """Request kind -> `module.function` in this package."""
 

@@ -12,11 +12,13 @@ from app.core.chats import CoreChats
 from app.core.hub import CoreHub
 from app.core.library import CoreLibrary
 from app.core.nodes import CoreNodes
+from app.core.repairs import CoreRepairs
 from app.core.runs import CoreRuns
 from tests.fakes.core import FakeCore
 
 NOUNS = (
     ("nodes", api.NodesApi, CoreNodes),
+    ("repairs", api.RepairsApi, CoreRepairs),
     ("runs", api.RunsApi, CoreRuns),
     ("artifacts", api.ArtifactsApi, CoreArtifacts),
     ("chats", api.ChatsApi, CoreChats),

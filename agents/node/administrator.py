@@ -1,0 +1,143 @@
+"""Run commands with an administrator's rights: as root, or through sudo.
+
+The password comes on this process's own input, goes to sudo's, and nowhere else: no argument, no
+environment, no file, no message. sudo is told to forget what it remembers (`-k`), so that it reads
+the password each time, and never passes it on to the command.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+
+from agents.children import Children
+from agents.contract.repair import AdminWay
+from agents.contract.secrets import HIDDEN, hide_secrets
+from agents.errors import ExpectedError
+
+# sudo finds these itself; root's and a user's login may lack them.
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ASK_S = 30.0
+# Time for a command to end by itself before it is killed, in seconds.
+_KILL_S = 5.0
+# Time for sudo around its command, in seconds: it may ask other PCs who a user is.
+_SPARE_S = 30.0
+# What `timeout` exits with when it had to end the command.
+_TIMED_OUT = 124
+_REFUSALS = ("not in the sudoers", "not allowed to", "may not run sudo", "I'm sorry")
+
+
+class NoAdmin(ExpectedError):
+    """An administrator's rights are needed and cannot be had."""
+
+    def __init__(self, message: str, *, again: bool = False) -> None:
+        super().__init__(message)
+        self.again = again
+        """Whether another password may help."""
+
+
+class Administrator:
+    """One way to run commands as root; with `password`, sudo gets it."""
+
+    def __init__(self, children: Children, password: bytes = b"") -> None:
+        self._children = children
+        self._password = password
+        self.way: AdminWay = self._find_way()
+        """How it is done on this node."""
+
+    def require(self) -> None:
+        """Make sure that commands can be run as root.
+
+        Raises:
+            NoAdmin: there is no sudo, it does not allow it, or the password is wrong.
+        """
+        if self.way == "none":
+            raise NoAdmin("There is no sudo on this node, and Rackless does not log in as root.")
+        if self.way != "password":
+            return
+        code, lines = self.run(["true"], as_root=True, timeout_s=_ASK_S)
+        said = " ".join(lines)
+        if code == 0:
+            return
+        if any(words in said for words in _REFUSALS):
+            raise NoAdmin("The user that Rackless logs in as may not use sudo on this node.")
+        raise NoAdmin("sudo on this node did not take the password.", again=True)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        as_root: bool,
+        timeout_s: float,
+        on_line: Callable[[str], None] | None = None,
+    ) -> tuple[int, list[str]]:
+        """Run a command to its end; return its exit code and the last lines that it printed.
+
+        The lines are as they are: `clean` those that are shown or kept.
+
+        Raises:
+            ExpectedError: it cannot be started.
+            TimeoutError: it ran longer than `timeout_s`.
+        """
+        if not as_root or self.way == "root":
+            return self._start(argv, timeout_s, on_line, subprocess.DEVNULL)
+        # sudo's child is root's, so we could not end it ourselves.
+        limited = ["timeout", "-k", f"{_KILL_S:g}", f"{timeout_s:g}", *argv]
+        if self.way != "password":
+            code, lines = self._start(
+                ["sudo", "-k", "-n", *limited], timeout_s + _SPARE_S, on_line, subprocess.DEVNULL
+            )
+        else:
+            code, lines = self._with_password(limited, timeout_s + _SPARE_S, on_line)
+        if code == _TIMED_OUT:
+            raise TimeoutError(f"no end after {timeout_s:g} s")
+        return code, lines
+
+    def _with_password(
+        self, argv: Sequence[str], timeout_s: float, on_line: Callable[[str], None] | None
+    ) -> tuple[int, list[str]]:
+        # A pipe takes a password at once: nothing waits for sudo to read it.
+        ours, theirs = os.pipe()
+        try:
+            os.write(theirs, self._password + b"\n")
+            os.close(theirs)
+            return self._start(["sudo", "-k", "-S", "-p", "", *argv], timeout_s, on_line, ours)
+        finally:
+            os.close(ours)
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        on_line: Callable[[str], None] | None,
+        stdin: int,
+    ) -> tuple[int, list[str]]:
+        path = f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
+        return self._children.run(
+            argv,
+            # sudo's own messages are read here, so they must not be translated.
+            environ={"PATH": path, "LC_ALL": "C.UTF-8", "LANGUAGE": "C"},
+            timeout_s=timeout_s,
+            on_line=on_line,
+            stdin=stdin,
+        )
+
+    def clean(self, text: str) -> str:
+        """Return output without the password, should a command print it, and other secrets."""
+        word = self._password.decode("utf-8", "replace")
+        return hide_secrets(text.replace(word, HIDDEN) if word else text)
+
+    def _find_way(self) -> AdminWay:
+        if os.geteuid() == 0:
+            return "root"
+        if shutil.which("sudo") is None:
+            return "none"
+        code, _ = self._start(
+            ["sudo", "-k", "-n", "timeout", f"{_ASK_S:g}", "true"],
+            _ASK_S + _SPARE_S,
+            None,
+            subprocess.DEVNULL,
+        )
+        return "passwordless" if code == 0 else "password"

@@ -1,0 +1,308 @@
+"""Preview, apply and undo repairs of this node, one step after the other, with a record of each.
+
+A failed step ends a repair; what was done before it stays, is recorded, and can be undone. Undoing
+goes backwards. A file that is no longer as we left it is not touched, and the record says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from agents.contract.repair import (
+    Change,
+    ChangeStep,
+    FileEdit,
+    Probe,
+    RepairOrder,
+    RepairPreview,
+    RepairStep,
+    StepPreview,
+    UndoOrder,
+)
+from agents.errors import ExpectedError
+from agents.node.administrator import Administrator
+from agents.node.change_log import ChangeLog
+from agents.node.edited_file import FileState, HiddenFile, hash_text, read_file, write_file
+from agents.state import Home
+
+Say = Callable[[str], None]
+"""Called with each sentence about the work, and each line that a command prints."""
+_PROBE_S = 20.0
+_MAX_OUTPUT_CHARACTERS = 8000
+
+
+class _StepFailed(Exception):
+    """A step did not do its work; `args[0]` says why, in a sentence."""
+
+
+def preview(steps: Sequence[RepairStep], admin: Administrator) -> RepairPreview:
+    """Return what the steps would do now; changes nothing and asks for no password."""
+    return RepairPreview(steps=tuple(_preview(step, admin) for step in steps), admin=admin.way)
+
+
+def apply(home: Home, order: RepairOrder, admin: Administrator, say: Say) -> Change:
+    """Apply a repair and return its record; the record has the problem if a step failed.
+
+    Raises:
+        ExpectedError: nothing was changed: another repair is being applied, or an administrator is
+            needed and cannot be had.
+    """
+    log = ChangeLog(home)
+    with log.owned():
+        if any(step.as_root for step in order.steps):
+            admin.require()
+        change = Change(
+            number=log.next_number(),
+            repair=order.repair,
+            title=order.title,
+            by=order.by,
+            began_s=time.time(),
+            steps=tuple(ChangeStep(step=step) for step in order.steps),
+            needs_restart=order.needs_restart,
+        )
+        return _Applying(home, log, change, admin, say).run(order.expected)
+
+
+def undo(home: Home, order: UndoOrder, admin: Administrator, say: Say) -> list[Change]:
+    """Take changes back, the newest first, and return their records.
+
+    Raises:
+        ExpectedError: nothing was changed: there is no such change, another repair is being
+            applied, or an administrator is needed and cannot be had.
+    """
+    log = ChangeLog(home)
+    with log.owned():
+        known = [one for one in log.all() if one.undone_s is None and one.did_something]
+        wanted = [log.require(number) for number in order.numbers]
+        chosen = [one for one in known if not wanted or one in wanted]
+        if any(one.step.as_root for change in chosen for one in change.steps):
+            admin.require()
+        newest_first = sorted(chosen, key=lambda one: -one.number)
+        return [_Undoing(home, log, change, admin, say).run() for change in newest_first]
+
+
+class _Applying:
+    def __init__(
+        self, home: Home, log: ChangeLog, change: Change, admin: Administrator, say: Say
+    ) -> None:
+        self._home = home
+        self._log = log
+        self._change = change
+        self._admin = admin
+        self._say = say
+
+    def run(self, expected: Sequence[str]) -> Change:
+        for index, sha256 in enumerate(expected):
+            try:
+                self._take_step(index, sha256)
+            except (_StepFailed, ExpectedError) as error:
+                hint = getattr(error, "hint", "")
+                problem = f"{error.args[0]} {hint}".strip()
+                self._note(index, state="failed")
+                self._change = replace(self._change, problem=problem)
+                break
+        self._change = replace(self._change, ended_s=time.time())
+        self._log.save(self._change)
+        return self._change
+
+    def _take_step(self, index: int, sha256: str) -> None:
+        step = self._change.steps[index].step
+        if step.done is not None and _is_in_place(step.done, self._admin, ask_root=True):
+            self._note(index, state="in place")
+            return
+        self._say(f"{step.says} ...")
+        if step.edit is not None:
+            self._edit(index, step, step.edit, sha256)
+            return
+        self._note(index, state="running")
+        code, output = _run(self._admin, step.run, step, self._say)
+        self._note(index, exit_code=code, output=output)
+        if code:
+            raise _StepFailed(f"{step.says}: {_last_words(code, output)}.")
+        self._note(index, state="done")
+
+    def _edit(self, index: int, step: RepairStep, edit: FileEdit, sha256: str) -> None:
+        path = os.path.realpath(edit.path)
+        before = read_file(path, self._admin if step.as_root else None)
+        if sha256 and before.sha256 != sha256:
+            raise ExpectedError(
+                f"{path} has changed since it was shown; it was left alone.",
+                "Look at the change again, then apply it",
+            )
+        text = edit.apply_to(before.text)
+        if text == before.text:
+            self._note(index, state="in place")
+            return
+        # Stored before the file is written: an interrupted edit can be undone.
+        self._note(
+            index,
+            state="running",
+            path=path,
+            before=before.text,
+            after=text,
+            mode=before.mode,
+            owner=before.owner,
+            group=before.group,
+        )
+        mode = edit.mode if before.mode is None else before.mode
+        owner = _owner_of(before, step)
+        after = FileState(text=text, mode=mode, owner=owner[0], group=owner[1])
+        write_file(path, after, before, self._admin, self._home, as_root=step.as_root)
+        code, output = _run(self._admin, edit.activate, step, self._say)
+        self._note(index, exit_code=code, output=output)
+        if code:
+            # A file that its program refuses must not stay: the next start would fail.
+            now = read_file(path, self._admin if step.as_root else None)
+            write_file(path, before, now, self._admin, self._home, as_root=step.as_root)
+            _run(self._admin, edit.activate, step, self._say)
+            raise _StepFailed(f"{step.says}: {_last_words(code, output)}; {path} is as it was.")
+        self._note(index, state="done")
+
+    def _note(self, index: int, **values: object) -> None:
+        steps = list(self._change.steps)
+        steps[index] = replace(steps[index], **values)  # type: ignore[arg-type]
+        self._change = replace(self._change, steps=tuple(steps))
+        self._log.save(self._change)
+
+
+class _Undoing:
+    def __init__(
+        self, home: Home, log: ChangeLog, change: Change, admin: Administrator, say: Say
+    ) -> None:
+        self._home = home
+        self._log = log
+        self._change = change
+        self._admin = admin
+        self._say = say
+
+    def run(self) -> Change:
+        self._change = replace(self._change, undo_problem="")
+        problems = []
+        for index in reversed(range(len(self._change.steps))):
+            one = self._change.steps[index]
+            if one.state not in ("done", "running") or one.undone == "yes":
+                continue
+            try:
+                problem = self._take_back(index, one)
+            except (_StepFailed, ExpectedError) as error:
+                # What follows may need it: a disk is not freed while it is in use.
+                problems.append(str(error.args[0]))
+                self._note(index, undone="failed", undo_output=str(error.args[0]))
+                break
+            problems += [problem] if problem else []
+        # What can never be taken back does not keep the rest from being over.
+        states = {one.undone for one in self._change.steps}
+        is_over = "failed" not in states and bool(states & {"yes", "not needed"})
+        self._change = replace(
+            self._change,
+            undo_problem=" ".join(problems),
+            undone_s=time.time() if is_over else None,
+        )
+        self._log.save(self._change)
+        return self._change
+
+    def _take_back(self, index: int, one: ChangeStep) -> str:
+        """Undo one step; return what stays, in a sentence; empty: nothing."""
+        step = one.step
+        if step.edit is not None:
+            self._say(f"Put back {one.path} ...")
+            self._put_back(one, step.edit)
+        elif step.undo:
+            self._say(f"Undo: {step.says} ...")
+            code, output = _run(self._admin, step.undo, step, self._say)
+            self._note(index, undo_output=output)
+            if code:
+                raise _StepFailed(f"Undoing '{step.says}': {_last_words(code, output)}.")
+        elif step.undo_note:
+            self._note(index, undone="not needed")
+            return ""
+        else:
+            self._note(index, undone="impossible")
+            return f"'{step.says}' cannot be taken back."
+        self._note(index, undone="yes")
+        return ""
+
+    def _put_back(self, one: ChangeStep, edit: FileEdit) -> None:
+        step = one.step
+        now = read_file(one.path, self._admin if step.as_root else None)
+        if now.text != one.before:
+            if one.after is None or now.sha256 != hash_text(one.after):
+                raise ExpectedError(f"{one.path} was changed after this repair; it was left alone.")
+            old = FileState(text=one.before, mode=one.mode, owner=one.owner, group=one.group)
+            write_file(one.path, old, now, self._admin, self._home, as_root=step.as_root)
+        code, output = _run(self._admin, edit.activate, step, self._say)
+        if code:
+            raise _StepFailed(f"{one.path} is as it was, but: {_last_words(code, output)}.")
+
+    def _note(self, index: int, **values: object) -> None:
+        steps = list(self._change.steps)
+        steps[index] = replace(steps[index], **values)  # type: ignore[arg-type]
+        self._change = replace(self._change, steps=tuple(steps))
+        self._log.save(self._change)
+
+
+def _owner_of(before: FileState, step: RepairStep) -> tuple[int, int]:
+    """Return owner and group of the new file: those of the old one, else root's or ours."""
+    if before.text is not None:
+        return before.owner, before.group
+    return (0, 0) if step.as_root else (os.geteuid(), os.getegid())
+
+
+def _preview(step: RepairStep, admin: Administrator) -> StepPreview:
+    may_ask = admin.way in ("root", "passwordless")
+    if step.done is not None:
+        if step.done.as_root and not may_ask:
+            return StepPreview(state="not known")
+        if _is_in_place(step.done, admin, ask_root=may_ask):
+            return StepPreview(state="in place")
+    if step.edit is None:
+        return StepPreview(state="needed")
+    path = os.path.realpath(step.edit.path)
+    if not os.path.isdir(os.path.dirname(path)):
+        return StepPreview(state="blocked", problem=f"There is no folder for {path}.")
+    try:
+        found = read_file(path, admin if may_ask else None)
+    except HiddenFile as error:
+        return StepPreview(state="not known", problem=error.message)
+    except ExpectedError as error:
+        return StepPreview(state="blocked", problem=error.message)
+    after = step.edit.apply_to(found.text)
+    return StepPreview(
+        state="in place" if after == found.text else "needed",
+        before=found.text,
+        after=after,
+        sha256=found.sha256,
+    )
+
+
+def _is_in_place(probe: Probe, admin: Administrator, *, ask_root: bool) -> bool:
+    try:
+        code, lines = admin.run(probe.argv, as_root=probe.as_root and ask_root, timeout_s=_PROBE_S)
+    except (ExpectedError, TimeoutError):
+        return False
+    return code == 0 and re.fullmatch(probe.shows, "\n".join(lines).strip()) is not None
+
+
+def _run(admin: Administrator, argv: Sequence[str], step: RepairStep, say: Say) -> tuple[int, str]:
+    """Run a command of a step; return its exit code and output; no command: 0 and nothing."""
+    if not argv:
+        return 0, ""
+    try:
+        code, lines = admin.run(
+            argv,
+            as_root=step.as_root,
+            timeout_s=step.timeout_s,
+            on_line=lambda line: say(admin.clean(line)),
+        )
+    except TimeoutError as error:
+        raise _StepFailed(f"{step.says}: {argv[0]} had {error}.") from error
+    return code, admin.clean("\n".join(lines))[-_MAX_OUTPUT_CHARACTERS:]
+
+
+def _last_words(code: int, output: str) -> str:
+    said = output.strip().rpartition("\n")[2]
+    return f"{said} (exit code {code})" if said else f"exit code {code}"

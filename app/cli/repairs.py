@@ -1,0 +1,278 @@
+"""`rackless check --fix`, `rackless nodes changes | undo | prepare`: repairs, asked for one by one.
+
+Nothing is changed without a yes, from the terminal or from `--yes`. With `--json` nobody can be
+asked, so it takes `--yes`; a password for sudo is asked for at a terminal only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output, confirm
+from app.errors import AdminRefused, UsageError, UserError
+from app.text import count_of
+
+if TYPE_CHECKING:
+    from agents.contract.repair import Change
+    from app.core.core import Core
+    from app.flows.repair import Offer
+    from app.provisioning.check_row import CheckRow
+
+_MAX_TRIES = 3
+T = TypeVar("T")
+
+
+def add_fix_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what `check` takes for repairs."""
+    parser.add_argument("--fix", action="store_true", help="offer to repair what can be repaired")
+    _add_yes(parser)
+
+
+def add_repair_verbs(verbs: Commands) -> None:
+    """Declare what `nodes` does with repairs."""
+    help_text = "make a PC ready to train: check, repair, set up, check again"
+    prepare = add_command(verbs, "prepare", help_text, with_core(_prepare))
+    prepare.add_argument("name", metavar="NAME")
+    _add_yes(prepare)
+    help_text = "list what repairs have changed on a node"
+    changes = add_command(verbs, "changes", help_text, with_core(_list_changes))
+    changes.add_argument("name", metavar="NAME")
+    undo = add_command(verbs, "undo", "take back what repairs have changed", with_core(_undo))
+    undo.add_argument("name", metavar="NAME")
+    which = undo.add_mutually_exclusive_group()
+    which.add_argument(
+        "--change", type=int, action="append", metavar="ID", help="this change; may be repeated"
+    )
+    which.add_argument("--all", action="store_true", help="all changes; the default")
+
+
+def _add_yes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="apply all repairs without asking")
+
+
+def require_answers(args: argparse.Namespace, out: Output) -> None:
+    """Refuse a command that would have to ask where nobody can answer.
+
+    Raises:
+        UsageError: `--json` was given without `--yes`.
+    """
+    if out.as_json and not args.yes:
+        raise UsageError(
+            "with --json nobody can be asked about repairs",
+            "Add --yes to apply all of them, or leave --json out",
+            where=args.command_name,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repaired:
+    """What came of the repairs of one command."""
+
+    changes: tuple[tuple[str, Change], ...]
+    """Node and record of each repair that was applied."""
+    rows: tuple[CheckRow, ...]
+    """Rows of the check, with those that were tested again in their new state."""
+    problems: tuple[str, ...]
+    """Why repairs were not applied."""
+
+    def document(self) -> dict[str, object]:
+        """Return what `--json` prints."""
+        changes = [{"node": node, "change": change} for node, change in self.changes]
+        return {"rows": self.rows, "changes": changes, "problems": self.problems}
+
+
+async def repair_rows(
+    core: Core, rows: Sequence[CheckRow], args: argparse.Namespace, out: Output
+) -> Repaired:
+    """Offer the repairs of a check one by one, apply those that are agreed to, and test again."""
+    from app.flows.repair import collect_offers
+
+    desk = _Desk(core, rows, args.yes, out)
+    for offer in collect_offers(rows):
+        try:
+            await desk.take(offer)
+        except UserError as error:
+            desk.refuse(f"{offer.node}: {offer.repair.title}: {error} {error.hint}".strip())
+    return desk.outcome()
+
+
+class _Desk:
+    """The repairs of one command; remembers passwords until it ends, in memory alone."""
+
+    def __init__(self, core: Core, rows: Sequence[CheckRow], yes: bool, out: Output) -> None:
+        self._core = core
+        self._rows = list(rows)
+        self._names = tuple(dict.fromkeys(row.node for row in rows))
+        self._yes = yes
+        self._out = out
+        self._changes: list[tuple[str, Change]] = []
+        self._problems: list[str] = []
+        self._passwords = _Passwords()
+
+    def outcome(self) -> Repaired:
+        return Repaired(
+            changes=tuple(self._changes),
+            rows=tuple(self._rows),
+            problems=tuple(self._problems),
+        )
+
+    def refuse(self, problem: str) -> None:
+        self._problems.append(problem)
+        self._out.text(problem)
+
+    async def take(self, offer: Offer) -> None:
+        """Show one offer, ask, apply and test again."""
+        from app.flows import repair as flow
+
+        node, repair, out = offer.node, offer.repair, self._out
+        out.text(f"\n{node}: {repair.title}\n{repair.explanation}")
+        if repair.where != "node":
+            self.refuse(f"{node}: {flow.WHERE[repair.where]}")
+            out.text(repair.script)
+            return
+        if repair.needs_restart and await self._waits(offer):
+            self.refuse(flow.RESTARTED.format(node=node))
+            return
+        shown = await self._core.repairs.preview(node, repair)
+        if flow.is_done(shown):
+            self.refuse(f"{node}: all of it is in place already, and it did not help.")
+            return
+        out.text("\n".join((*flow.describe_steps(repair, shown), *flow.describe_notes(repair))))
+        if problem := flow.find_obstacle(offer, shown):
+            self.refuse(f"{node}: {problem}")
+            return
+        if not self._yes and not confirm("Apply this?"):
+            out.text("Not applied. With --yes, nobody is asked.")
+            return
+
+        async def apply(password: str) -> Change:
+            return await self._core.repairs.apply(node, repair, shown, password, out.progress)
+
+        wanted = flow.needs_password(repair, shown)
+        change = await self._passwords.with_password(node, wanted, out, apply)
+        self._changes.append((node, change))
+        out.text("\n".join(flow.describe_change_steps(change)))
+        if change.problem:
+            self._problems.append(f"{node}: {change.problem}")
+            out.text(f"What was done before can be undone: rackless nodes undo {node}")
+        if repair.needs_restart and not change.problem:
+            self.refuse(flow.RESTARTED.format(node=node))
+            return
+        await self._test_again(offer)
+
+    async def _waits(self, offer: Offer) -> bool:
+        from app.flows.repair import waits_for_restart
+
+        log = await self._core.repairs.changes(offer.node)
+        known = {node.name: node.facts for node in self._core.nodes.all()}
+        facts = known[offer.node]
+        return waits_for_restart(offer.repair, log.changes, facts.started_s if facts else None)
+
+    async def _test_again(self, offer: Offer) -> None:
+        for row in offer.rows:
+            found = await self._core.repairs.retest(row, self._names)
+            at = self._rows.index(row)
+            self._rows[at : at + 1] = found
+            for one in found:
+                self._out.text(f"{one.status}: {one.node}, {one.check}: {one.message}")
+
+
+class _Passwords:
+    """Passwords for sudo, by node, asked for once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    async def with_password(
+        self, node: str, wanted: bool, out: Output, act: Callable[[str], Awaitable[T]]
+    ) -> T:
+        """Call `act` with the password of a node; ask again a few times if sudo refuses it.
+
+        Raises:
+            AdminRefused: nobody can be asked, or sudo refuses it.
+        """
+        for left in reversed(range(_MAX_TRIES)):
+            if wanted and node not in self._known:
+                self._known[node] = _ask_password(node, out)
+            try:
+                return await act(self._known.get(node, ""))
+            except AdminRefused as error:
+                self._known.pop(node, None)
+                if not (wanted and error.again and left):
+                    raise
+                out.note(str(error))
+        raise AssertionError("the last try returns or raises")
+
+
+def _ask_password(node: str, out: Output) -> str:
+    if out.as_json or not sys.stdin.isatty():
+        raise AdminRefused(
+            f"sudo on {node} wants a password",
+            "Run this at a terminal without --json, which asks for it",
+            where=node,
+            again=False,
+        )
+    from getpass import getpass
+
+    return getpass(f"Password for sudo on {node}: ", stream=sys.stderr)
+
+
+async def _prepare(core: Core, args: argparse.Namespace, out: Output) -> int:
+    require_answers(args, out)
+    rows = await core.nodes.check((args.name,))
+    repaired = await repair_rows(core, rows, args, out)
+    is_built = any(row.check == "environment" and row.status == "fail" for row in repaired.rows)
+    report = await core.nodes.setup(args.name, None, out.progress) if is_built else None
+    is_changed = is_built or bool(repaired.changes)
+    if is_changed:
+        rows = await core.nodes.check((args.name,))
+    failed = [row for row in rows if row.status == "fail"]
+    out.document({**repaired.document(), "rows": rows, "environment": report})
+    for row in failed:
+        out.text(f"{row.check}: {row.message}\n  {row.fix}".rstrip())
+    if failed:
+        out.text(f"{args.name} is not ready: {count_of(len(failed), 'problem')} left")
+        return 1
+    out.text(f"{args.name} is ready to train" + ("" if is_changed else "; nothing to do"))
+    return 0
+
+
+async def _list_changes(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.flows.repair import describe_change, describe_change_steps
+
+    found = (await core.repairs.changes(args.name)).changes
+    out.document(found)
+    for change in found:
+        out.text(describe_change(change, time.time()))
+        out.text("\n".join(f"    {line}" for line in describe_change_steps(change)))
+    if not found:
+        out.text(f"Rackless has repaired nothing on {args.name} yet")
+    return 0
+
+
+async def _undo(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.flows.repair import can_undo, describe_change, describe_undone
+
+    numbers = tuple(args.change or ())
+    log = await core.repairs.changes(args.name)
+    chosen = [one for one in log.changes if one.number in numbers or not numbers]
+    wanted = log.admin == "password" and any(
+        step.step.as_root for one in chosen if can_undo(one) for step in one.steps
+    )
+
+    async def undo(password: str) -> tuple[Change, ...]:
+        return await core.repairs.undo(args.name, numbers, password, out.progress)
+
+    undone = await _Passwords().with_password(args.name, wanted, out, undo)
+    out.document(undone)
+    for change in undone:
+        out.text(describe_change(change, time.time()))
+        out.text(f"    {change.undo_problem}" if change.undo_problem else "")
+    out.text(describe_undone(undone))
+    return 1 if any(one.undo_problem for one in undone) else 0

@@ -1,0 +1,206 @@
+"""What a person is asked and told about repairs: offers from a check, steps, outcomes, the log."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agents.contract.repair import Change, ChangeStep, RepairPreview, RepairStep, StepPreview
+from app.provisioning.check_row import CheckRow
+from app.provisioning.repairs import Repair, ask_administrator, show_command
+from app.text import count_of, show_moment
+
+RESTARTED = "Restart {node}, then check again: what was installed works only after that."
+WHERE = {
+    "node": "",
+    "windows": "Run this script once in PowerShell on its Windows, as administrator:",
+    "person": "This takes somebody at the PC.",
+}
+"""What to say of a repair that Rackless cannot apply itself, by its place."""
+_DIFF_CONTEXT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A repair of one node, and the rows that it is for."""
+
+    node: str
+    repair: Repair
+    rows: tuple[CheckRow, ...]
+
+
+def collect_offers(rows: Iterable[CheckRow]) -> tuple[Offer, ...]:
+    """Return the repairs that a check found, each once for a node, in the order of its rows."""
+    found: dict[tuple[str, str], list[CheckRow]] = {}
+    repairs: dict[tuple[str, str], Repair] = {}
+    for row in rows:
+        if row.repair is not None and row.status != "pass":
+            key = (row.node, row.repair.id)
+            repairs.setdefault(key, row.repair)
+            found.setdefault(key, []).append(row)
+    return tuple(Offer(node, repairs[node, id_], tuple(found[node, id_])) for node, id_ in found)
+
+
+def is_done(shown: RepairPreview) -> bool:
+    """Return whether every step is in place already."""
+    return all(step.state == "in place" for step in shown.steps)
+
+
+def find_obstacle(offer: Offer, shown: RepairPreview) -> str:
+    """Return why a repair cannot be applied now, in a sentence; empty: it can."""
+    blocked = next((step.problem for step in shown.steps if step.state == "blocked"), "")
+    if blocked:
+        return blocked
+    if offer.repair.needs_admin and shown.admin == "none":
+        return f"Rackless has no sudo on {offer.node}. {ask_administrator(offer.repair)}"
+    return ""
+
+
+def waits_for_restart(repair: Repair, changes: Iterable[Change], started_s: float | None) -> bool:
+    """Return whether a repair was applied already and only a restart of the PC is missing.
+
+    Args:
+        repair: one that needs a restart, or not.
+        changes: those of the node.
+        started_s: time at which the PC was started, in seconds since 1970; None: not known.
+    """
+    return repair.needs_restart and any(
+        one.repair == repair.id
+        and one.undone_s is None
+        and not one.problem
+        and started_s is not None
+        and one.began_s > started_s
+        for one in changes
+    )
+
+
+def needs_password(repair: Repair, shown: RepairPreview) -> bool:
+    """Return whether sudo on the node wants a password for what is left to do."""
+    wanted = any(
+        step.as_root and one.state != "in place"
+        for step, one in zip(repair.steps, shown.steps, strict=True)
+    )
+    return wanted and shown.admin == "password"
+
+
+def describe_steps(repair: Repair, shown: RepairPreview | None = None) -> tuple[str, ...]:
+    """Return the lines that say exactly what a repair does; `shown`: as the node is now."""
+    previews = shown.steps if shown is not None else (None,) * len(repair.steps)
+    return tuple(
+        line
+        for step, preview in zip(repair.steps, previews, strict=True)
+        for line in _describe_step(step, preview)
+    )
+
+
+def describe_notes(repair: Repair) -> tuple[str, ...]:
+    """Return sentences on rights, restart and undo of a repair."""
+    notes = []
+    if repair.needs_admin:
+        notes.append("An administrator's rights are needed.")
+    if repair.needs_restart:
+        notes.append("The PC has to be restarted afterwards; Rackless does not do that.")
+    if repair.not_undone:
+        notes.append(f"Rackless cannot undo: {'; '.join(repair.not_undone)}.")
+    elif repair.where == "node":
+        notes.append("It can be undone.")
+    return tuple(notes)
+
+
+def describe_change(change: Change, now_s: float) -> str:
+    """Return one line about a change in the log of a node."""
+    when = show_moment(change.began_s, now_s)
+    return f"{change.number}: {change.title}, {when}, by {change.by}: {show_state(change)}"
+
+
+def show_state(change: Change) -> str:
+    """Return what has become of a change, in a few words.
+
+    >>> show_state(Change(number=1, repair="a", title="A", by="me", began_s=0, ended_s=1))
+    'nothing was changed'
+    """
+    if change.undone_s is not None:
+        return "undone in part" if change.undo_problem else "undone"
+    if change.undo_problem:
+        return "could not be undone"
+    if change.ended_s is None:
+        return "interrupted"
+    if change.problem:
+        return "failed in part" if change.did_something else "failed"
+    return "in force" if change.did_something else "nothing was changed"
+
+
+def can_undo(change: Change) -> bool:
+    """Return whether undoing a change would take anything back."""
+    return change.undone_s is None and any(
+        one.state in ("done", "running") and (one.step.undo or one.step.edit)
+        for one in change.steps
+    )
+
+
+def describe_change_steps(change: Change) -> tuple[str, ...]:
+    """Return the lines of a change's record: each step, its outcome and what it printed."""
+    lines = [line for one in change.steps for line in _describe_record(one)]
+    lines += [change.problem] if change.problem else []
+    lines += [change.undo_problem] if change.undo_problem else []
+    return tuple(lines)
+
+
+def describe_undone(changes: Sequence[Change]) -> str:
+    """Return one sentence on what was undone.
+
+    >>> describe_undone(())
+    'There was nothing to undo'
+    """
+    if not changes:
+        return "There was nothing to undo"
+    whole = [one for one in changes if not one.undo_problem]
+    return f"{len(whole)} of {count_of(len(changes), 'change')} undone"
+
+
+def file_diff(path: str, before: str | None, after: str | None) -> tuple[str, ...]:
+    """Return the lines that differ between two texts of a file; None: there is no such file.
+
+    >>> file_diff("/etc/a", None, "x = 1\\n")
+    ('new file /etc/a', '+x = 1')
+    """
+    if before is None:
+        return (f"new file {path}", *(f"+{line}" for line in (after or "").splitlines()))
+    lines = difflib.unified_diff(
+        before.splitlines(), (after or "").splitlines(), lineterm="", n=_DIFF_CONTEXT
+    )
+    # The first two lines name the files, which are one.
+    return (f"change {path}", *list(lines)[2:])
+
+
+def _describe_step(step: RepairStep, shown: StepPreview | None) -> tuple[str, ...]:
+    if shown is not None and shown.state == "in place":
+        return (f"{step.says}: in place already",)
+    command = show_command(step)
+    if step.edit is None:
+        return (f"{step.says}:", f"    {command}")
+    edit = step.edit
+    if shown is not None and shown.after is not None:
+        lines = file_diff(edit.path, shown.before, shown.after)
+    elif edit.content is not None:
+        lines = (f"write {edit.path}", *(f"+{line}" for line in edit.content.splitlines()))
+    else:
+        dropped, added = ((f"-{a}" for a in edit.drop), (f"+{a}" for a in edit.add))
+        lines = (f"change {edit.path}", *dropped, *added)
+    right = " (as administrator)" if step.as_root else ""
+    sudo = ("sudo",) if step.as_root else ()
+    then = (f"    {shlex.join((*sudo, *edit.activate))}",) if edit.activate else ()
+    return (f"{step.says}{right}:", *(f"    {line}" for line in lines), *then)
+
+
+def _describe_record(one: ChangeStep) -> tuple[str, ...]:
+    code = "" if not one.exit_code else f", exit code {one.exit_code}"
+    undone = {"yes": ", undone", "failed": ", undoing it failed"}.get(one.undone, "")
+    head = f"{one.step.says}: {one.state}{code}{undone}"
+    body = show_command(one.step).splitlines()
+    if one.path:
+        body = list(file_diff(one.path, one.before, one.after))
+    said = [*one.output.splitlines(), *one.undo_output.splitlines()]
+    return (head, *(f"    {line}" for line in body), *(f"    | {line}" for line in said))

@@ -1,0 +1,60 @@
+"""Repairs of a real node over its own SSH server: previewed, applied, listed and undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agents.contract.repair import FileEdit, RepairStep
+from app.core.core import Core
+from app.errors import UserError
+from app.provisioning.changes import MAX_PASSWORD_BYTES
+from app.provisioning.check_row import make_row
+from app.provisioning.repairs import Repair
+from tests.fakes.ssh import address_of, loopback_node
+
+
+def made_for(folder: Path, *more: RepairStep) -> Repair:
+    edit = FileEdit(path=str(folder / "hosts"), drop=("old",), add=("new \u00e4",))
+    steps = (RepairStep(says="Edit hosts", as_root=False, edit=edit), *more)
+    return Repair(id="hosts", title="Correct hosts", explanation="It helps.", steps=steps)
+
+
+async def test_a_repair_is_applied_listed_and_undone(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("one\nold\n", encoding="utf-8")
+    bad = RepairStep(says="Fail", as_root=False, run=("sh", "-c", "echo 'b\x1b[31mad'; exit 4"))
+    repair = made_for(tmp_path, bad)
+    async with loopback_node(tmp_path) as server, Core.open(tmp_path / "master") as core:
+        await core.nodes.add("pc", address_of(server), server.fingerprint)
+        shown = await core.repairs.preview("pc", repair)
+        assert (shown.steps[0].before, shown.steps[0].after) == ("one\nold\n", "one\nnew \u00e4\n")
+        said: list[str] = []
+        change = await core.repairs.apply("pc", repair, shown, progress=said.append)
+        assert "\x1b" not in "".join(said)
+        assert said[0] == "Edit hosts ..."
+        assert "exit code 4" in change.problem
+        assert hosts.read_text(encoding="utf-8") == "one\nnew \u00e4\n"
+        assert (await core.repairs.changes("pc")).changes == (change,)
+        assert "@" in change.by
+        (undone,) = await core.repairs.undo("pc", (change.number,))
+        assert undone.undone_s is not None
+        assert hosts.read_text(encoding="utf-8") == "one\nold\n"
+        with pytest.raises(UserError, match="pc: There is no change 9"):
+            await core.repairs.undo("pc", (9,))
+        # A row that no check gives any more stands for something that is well.
+        (row,) = await core.repairs.retest(make_row("hosts", "pc", "warn", "bad"))
+        assert row.status == "pass"
+        reach = make_row("reach", "pc", "fail", "it was off")
+        assert [one.status for one in await core.repairs.retest(reach)] == ["pass"]
+
+
+@pytest.mark.parametrize("password", ["two\nlines", "\u00e4" * MAX_PASSWORD_BYTES])
+async def test_what_can_be_no_password_goes_nowhere(tmp_path: Path, password: str) -> None:
+    async with loopback_node(tmp_path) as server, Core.open(tmp_path / "master") as core:
+        await core.nodes.add("pc", address_of(server), server.fingerprint)
+        shown = await core.repairs.preview("pc", made_for(tmp_path))
+        with pytest.raises(UserError, match="one line"):
+            await core.repairs.apply("pc", made_for(tmp_path), shown, password)
+        assert (await core.repairs.changes("pc")).changes == ()
