@@ -152,6 +152,11 @@ class LoginRefused(UserError):
 
     code = topic = "login-refused"
 
+    def __init__(self, message: str, hint: str = "", *, account: str = "") -> None:
+        super().__init__(message, hint)
+        self.account = account
+        """`user@host:port` whose password could let us in; empty: none would help."""
+
 
 class AdminRefused(UserError):
     """Raised when a repair needs an administrator's rights and cannot have them on a node."""

@@ -59,7 +59,8 @@ ORDER = {
     ),
     "app.nodes": (
         "node archive credential endpoints ssh_words | ssh_config | ssh_hosts transport"
-        " | bootstrap | channel | link | client watch identity finder | fleet files"
+        " | bootstrap | channel | link copied_keys | client watch identity finder key_copy"
+        " | fleet files"
     ),
     "app.planning": (
         "config_reader layer_shape | mixer_layers | family_layers | family_table"

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
-from app.cli.output import Output, confirm, plain
+from app.cli.node_login import act_asking, add_login_options, resolve_target
+from app.cli.output import Output, plain
 from app.cli.repairs import add_repair_verbs
-from app.errors import HostKeyUnknown, RunsPrograms
 from app.text import DASH, show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
     from app.core.core import Core
     from app.events import NodeSnapshot
-    from app.nodes.node import NodeAddress, SshAddress
+    from app.nodes.node import NodeAddress
 
 
 def add_parser(commands: Commands) -> None:
@@ -30,7 +29,7 @@ def add_parser(commands: Commands) -> None:
     _named(verbs, "show", "show the details of a node", _show)
     move = _named(verbs, "set-address", "reach a node at a new address; runs stay", _set_address)
     move.add_argument("--ssh", metavar="[USER@]HOST[:PORT]", required=True, help="new address")
-    _add_key_options(move)
+    add_login_options(move)
     _named(verbs, "find", "look for a node at a new address of this network, and use it", _find)
     _named(verbs, "remove", "remove a node from the list; nothing on it is deleted", _remove)
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
@@ -43,6 +42,8 @@ def add_parser(commands: Commands) -> None:
     )
     add_repair_verbs(verbs)
     _add_token(verbs)
+    key = _named(verbs, "key", "take back the key that Rackless added on a node", _key)
+    key.add_argument("--take-back", action="store_true", required=True, help="remove its line")
 
 
 def _add_token(verbs: Commands) -> None:
@@ -62,24 +63,7 @@ def _add_add(verbs: Commands) -> None:
     )
     way.add_argument("--local", action="store_true", help="this PC")
     way.add_argument("--wsl", metavar="DISTRO", help="a WSL distro of this PC")
-    _add_key_options(parser)
-
-
-def _add_key_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--key", type=Path, metavar="FILE", help="private key for --ssh")
-    parser.add_argument(
-        "--accept-host-key",
-        metavar="SHA256:...",
-        action="append",
-        default=[],
-        help="host key fingerprint that you have verified, for the first connection; once for each "
-        "host on the way",
-    )
-    parser.add_argument(
-        "--run-ssh-config",
-        action="store_true",
-        help="let ProxyCommand and Match exec of ~/.ssh/config run their programs",
-    )
+    add_login_options(parser)
 
 
 def _named(
@@ -94,7 +78,9 @@ def _named(
 
 
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
-    node = await _asking(core.nodes.add, args, await _address(core, args, out), out)
+    node = await act_asking(
+        core, core.nodes.add, args.name, await _address(core, args, out), args, out
+    )
     out.document(node)
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
     if node.problem:
@@ -105,11 +91,11 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _set_address(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.nodes.node import SshAddress
 
-    address = await _resolve(core, args, out)
+    address = await resolve_target(core, args.ssh, args, out)
     old = core.nodes.address(args.name)
     if args.key is None and isinstance(old, SshAddress):
         address = replace(address, key=old.key)
-    node = await _asking(core.nodes.set_address, args, address, out)
+    node = await act_asking(core, core.nodes.set_address, args.name, address, args, out)
     out.document(node)
     out.text(f"{node.name} is reached at {node.address} from now on")
     return 0
@@ -125,67 +111,12 @@ async def _find(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-async def _asking(
-    act: Callable[[str, NodeAddress, str | None], Awaitable[NodeSnapshot]],
-    args: argparse.Namespace,
-    address: NodeAddress,
-    out: Output,
-) -> NodeSnapshot:
-    """Add or move a node; ask on the terminal whether a host key is the right one."""
-    verified = list(args.accept_host_key)
-    # With several, it is not known yet which host shows which.
-    accepted = verified.pop() if len(verified) == 1 else None
-    while True:
-        try:
-            return await act(args.name, address, accepted)
-        except HostKeyUnknown as error:
-            if error.fingerprint in verified:
-                verified.remove(error.fingerprint)
-            # Never asked with --json: a program reads the output, and cannot compare fingerprints.
-            elif args.accept_host_key or out.as_json or not _confirmed(error):
-                raise
-            # The fingerprint that was shown, not the one of a second connection.
-            accepted = error.fingerprint
-
-
-async def _resolve(core: Core, args: argparse.Namespace, out: Output) -> SshAddress:
-    """Return the address of `--ssh` by ~/.ssh/config; ask before a program of it runs."""
-    agreed: list[str] = []
-    while True:
-        try:
-            host = await core.nodes.resolve(args.ssh, _key_file(args), tuple(agreed))
-        except RunsPrograms as error:
-            if not args.run_ssh_config and (out.as_json or not _allowed(error)):
-                raise
-            agreed.append(error.command)
-            continue
-        for note in host.notes:
-            out.note(note)
-        return host.address
-
-
-def _allowed(error: RunsPrograms) -> bool:
-    how = "It runs on this PC with your rights, each time that the node is connected or added."
-    return confirm(f"{error.message}\n{how}\nMay it run?")
-
-
-def _key_file(args: argparse.Namespace) -> Path | None:
-    # Stored with the node: later commands and the window start in other folders.
-    return args.key.expanduser().absolute() if args.key else None
-
-
 async def _address(core: Core, args: argparse.Namespace, out: Output) -> NodeAddress:
     from app.nodes.node import LocalAddress, WslAddress
 
     if args.ssh:
-        return await _resolve(core, args, out)
+        return await resolve_target(core, args.ssh, args, out)
     return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
-
-
-def _confirmed(error: HostKeyUnknown) -> bool:
-    """Show the fingerprint of a first connection and ask; without a terminal the answer is no."""
-    how = "Compare it on that PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-    return confirm(f"{error.message}\n{how}\nDo they match?")
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
@@ -223,6 +154,17 @@ async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
     report = await core.nodes.setup(args.name, args.python, out.progress)
     out.document(report)
     out.text(f"{args.name} trains with {report.python} (Python {report.python_version})")
+    return 0
+
+
+async def _key(core: Core, args: argparse.Namespace, out: Output) -> int:
+    was_there = await core.nodes.take_back_key(args.name)
+    out.document({"node": args.name, "removed": was_there})
+    out.text(
+        f"The line that Rackless added to ~/.ssh/authorized_keys on {args.name} "
+        f"{'is removed' if was_there else 'was gone already'}. Without another key, {args.name} "
+        "cannot be reached any more."
+    )
     return 0
 
 

@@ -188,6 +188,15 @@ def confirm(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
+def ask_password(question: str) -> str | None:
+    """Ask for a password on the terminal without showing it; None: there is no terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    import getpass  # 5 ms that no other command needs
+
+    return getpass.getpass(show_foreign(question), stream=sys.stderr)
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return each row as a line, its cells padded to the widest of their column.
 

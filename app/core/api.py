@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from app.hub.hub_token import TokenPlace
     from app.hub.node_tokens import NodeToken
     from app.library.sent_files import SentFiles
-    from app.nodes.node import NodeAddress
+    from app.nodes.key_copy import CopiedKey
+    from app.nodes.node import NodeAddress, SshAddress
     from app.nodes.ssh_hosts import SshHost
     from app.provisioning.check_row import CheckRow, OnRow
     from app.provisioning.repairs import Repair
@@ -84,6 +85,10 @@ class NodesApi(Protocol):
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None
     ) -> NodeSnapshot: ...
+    async def copy_key(
+        self, address: SshAddress, password: str, accept_host_key: str | None = None
+    ) -> CopiedKey: ...
+    async def take_back_key(self, name: str) -> bool: ...
     def address(self, name: str) -> NodeAddress: ...
     async def set_address(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None

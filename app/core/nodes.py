@@ -29,6 +29,7 @@ from app.storage.nodes import NodeStore
 
 if TYPE_CHECKING:
     from app.core.api import OnMessage
+    from app.nodes.key_copy import CopiedKey
     from app.nodes.ssh_hosts import SshHost
     from app.provisioning.check_row import CheckRow, OnRow
 
@@ -98,6 +99,36 @@ class CoreNodes:
         # The PC may have carried runs of an earlier store, or of this one before it was removed.
         await reconcile.search_nodes(self._services, (name,))
         return await self._fleet.refresh(name)
+
+    async def copy_key(
+        self, address: SshAddress, password: str, accept_host_key: str | None = None
+    ) -> CopiedKey:
+        """Let an account that refuses our keys accept one, which LoginRefused has named.
+
+        The password is used for this and kept nowhere.
+
+        Raises:
+            HostKeyUnknown: first connection; ask the user, then call again with its fingerprint.
+            LoginRefused: the password is wrong, or the key is refused still.
+            UserError: the key cannot be added there.
+        """
+        from app.nodes.key_copy import copy_key
+
+        home = self._services.paths.home
+        return await copy_key(address, password, home=home, accept_host_key=accept_host_key)
+
+    async def take_back_key(self, name: str) -> bool:
+        """Remove the line that `copy_key` added for a node; return whether it was still there.
+
+        Raises:
+            UserError: no line was added there, or the node cannot be reached.
+        """
+        from app.nodes.key_copy import take_back_key
+
+        address = self._fleet.node(name).address
+        if not isinstance(address, SshAddress):
+            raise UserError(f"{name} is {address} and needs no key", where=name)
+        return await take_back_key(address, home=self._services.paths.home)
 
     def address(self, name: str) -> NodeAddress:
         """Return the address at which a node is reached.

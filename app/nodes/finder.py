@@ -18,8 +18,8 @@ import asyncssh
 
 from app.errors import UserError
 from app.nodes.node import SshAddress
+from app.nodes.transport.host_key_judge import HOST_KEY_ALGORITHMS
 from app.nodes.transport.host_keys import HostKeys
-from app.nodes.transport.ssh import HOST_KEY_ALGORITHMS
 
 PORT_TIMEOUT_S = 1.5
 KEY_TIMEOUT_S = 5.0

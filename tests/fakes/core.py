@@ -34,7 +34,7 @@ from app.artifacts.deletion import DeletedArtifact
 from app.artifacts.estimates.plan import ExportPlan
 from app.artifacts.exports.request import ExportRequest
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
-from app.errors import HostKeyUnknown, NodeUnreachable, RunsPrograms, UserError
+from app.errors import HostKeyUnknown, LoginRefused, NodeUnreachable, RunsPrograms, UserError
 from app.events import (
     ArtifactsChanged,
     CheckpointSnapshot,
@@ -64,6 +64,7 @@ from app.hub.node_tokens import NodeToken
 from app.interruption import Interruption
 from app.library.recipes import Recipe, list_recipes
 from app.library.sent_files import SentFiles
+from app.nodes.key_copy import CopiedKey
 from app.nodes.node import SshAddress, parse_ssh_target
 from app.nodes.ssh_hosts import SshHost
 from app.planning.candidate import Caveats, Plan
@@ -82,6 +83,7 @@ from tests.fakes.repairs import FakeRepairs
 GIB = 1024**3
 NOW_S = 1_795_000_000.0
 FINGERPRINT = "SHA256:m0Cq8Zc6yTq5PZ8k0mHjJbqk3f1oYV2oV3Uq1m9cX3E"
+PASSWORD = "correct horse"
 SPEC = RunSpec(
     name="support-chat",
     model="meta-llama/Llama-2-7b-hf",
@@ -404,8 +406,29 @@ class FakeNodes:
         await self._core.act("nodes.add", name, str(address), accept_host_key)
         if isinstance(address, SshAddress) and accept_host_key != FINGERPRINT:
             raise HostKeyUnknown(str(address), FINGERPRINT)
+        if isinstance(address, SshAddress) and address.host in self._core.locked_hosts:
+            raise LoginRefused(f"{address} accepts none of our keys", account=str(address))
         self._core.put_node(self._core.newcomer or make_node(name))
         return self._core.node_map[name]
+
+    async def copy_key(
+        self, address: SshAddress, password: str, accept_host_key: str | None = None
+    ) -> CopiedKey:
+        await self._core.act("nodes.copy_key", str(address), accept_host_key)
+        if password != PASSWORD:
+            raise LoginRefused("The password is wrong", account=str(address))
+        self._core.locked_hosts.discard(address.host)
+        return CopiedKey(
+            address=address,
+            account=str(address),
+            key="/home/me/.ssh/id_ed25519",
+            is_new=True,
+            was_there=False,
+        )
+
+    async def take_back_key(self, name: str) -> bool:
+        await self._core.act("nodes.take_back_key", name)
+        return True
 
     def address(self, name: str) -> Any:
         return self._core.node_map[name].address
@@ -896,6 +919,8 @@ class FakeCore:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     delay_s: float = 0.0
     distros: tuple[str, ...] = ()
+    locked_hosts: set[str] = field(default_factory=set)
+    """Hosts that let none of our keys in before one is copied with PASSWORD."""
     proxy_commands: dict[str, str] = field(default_factory=dict)
     """Host -> program that ~/.ssh/config names for it."""
     newcomer: NodeSnapshot | None = None

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
 from app.gui.nodes.add_node_dialog import AddNodeDialog
-from tests.fakes.core import FINGERPRINT, make_node
+from tests.fakes.core import FINGERPRINT, PASSWORD, make_node
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
 
@@ -64,6 +64,29 @@ def test_a_program_of_the_ssh_configuration_runs_only_after_a_yes(empty, dialog)
     press(dialog, "Fingerprint matches, add")
     empty.wait_for(dialog.found.isVisible)
     assert "lab" in empty.cluster.nodes
+
+
+def test_a_pc_without_our_key_gets_it_with_a_password_that_is_typed_once(empty, dialog):
+    empty.core.locked_hosts.add("gamer")
+    QTest.keyClicks(dialog.form.target, "anna@gamer")
+    press(dialog, "Add")
+    empty.wait_for(lambda: dialog.confirm.isVisible())
+    assert not dialog.password.isVisible()
+    press(dialog, "Fingerprint matches, add")
+    empty.wait_for(lambda: dialog.password.isVisible())
+    assert "password of anna@gamer:22" in dialog.banner.accessibleName()
+    QTest.keyClicks(dialog.password, "wrong")
+    press(dialog, "Copy key and add")
+    empty.wait_for(lambda: "password is wrong" in dialog.banner.message())
+    assert dialog.password.text() == ""
+    QTest.keyClicks(dialog.password, PASSWORD)
+    QTest.keyClick(dialog.password, Qt.Key.Key_Return)
+    empty.wait_for(dialog.found.isVisible)
+    assert "id_ed25519, which was just made, was added" in dialog.found.banner.message()
+    assert empty.called("nodes.copy_key") == [("anna@gamer:22", FINGERPRINT)] * 2
+    press(dialog.found, "Take it back")
+    empty.wait_for(lambda: "is taken back" in dialog.found.banner.message())
+    assert empty.called("nodes.take_back_key") == [("gamer",)]
 
 
 def test_a_changed_key_is_a_hard_stop(empty, dialog):

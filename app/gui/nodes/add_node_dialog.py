@@ -5,14 +5,16 @@ A host key that has changed since it was confirmed is a hard stop, not a questio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QStackedLayout, QVBoxLayout, QWidget
 
 from app.core.api import CoreApi
-from app.errors import HostKeyChanged, HostKeyUnknown, RacklessError, RunsPrograms
+from app.errors import HostKeyChanged, HostKeyUnknown, LoginRefused, RacklessError, RunsPrograms
 from app.events import NodeSnapshot
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button
@@ -21,6 +23,9 @@ from app.gui.nodes.node_found import NodeFound
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.nodes.node import NodeAddress, SshTarget
+
+if TYPE_CHECKING:
+    from app.nodes.key_copy import CopiedKey
 
 FINGERPRINT_COMMAND = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
@@ -38,14 +43,25 @@ class NodeRequest:
     fingerprint: str | None
     agreed: tuple[str, ...]
     """Commands of ~/.ssh/config that may run."""
+    password: str = field(default="", repr=False)
+    """Password with which our key is copied first; empty: no key is copied."""
 
 
-async def add_node(core: CoreApi, request: NodeRequest) -> NodeSnapshot:
-    """Add a node; over SSH at the address that ~/.ssh/config gives it."""
+async def add_node(
+    core: CoreApi, request: NodeRequest, report: Callable[[CopiedKey], None]
+) -> NodeSnapshot:
+    """Add a node; over SSH at the address that ~/.ssh/config gives it.
+
+    `report` gets the key that was copied there with a password.
+    """
     address = request.address
     if isinstance(address, SshTarget):
         key = Path(request.key) if request.key else None
         address = (await core.nodes.resolve(request.target, key, request.agreed)).address
+        if request.password:
+            copied = await core.nodes.copy_key(address, request.password, request.fingerprint)
+            report(copied)
+            address = copied.address
     return await core.nodes.add(request.name, address, request.fingerprint)
 
 
@@ -59,6 +75,7 @@ class AddNodeDialog(QDialog):
         self._fingerprint = ""
         self._agreed: list[str] = []
         self._command = ""
+        self._copied: CopiedKey | None = None
         self.setWindowTitle("Add a PC")
         self.setMinimumWidth(560)
         self.form = AddNodeForm(context)
@@ -66,6 +83,11 @@ class AddNodeDialog(QDialog):
         self.add = Button(context.theme, "Add", self._add, role="primary")
         self.confirm = Button(context.theme, "Fingerprint matches, add", self._add, role="primary")
         self.allow = Button(context.theme, "Run it and add", self._allow, role="primary")
+        self.copy_key = Button(context.theme, "Copy key and add", self._add, role="primary")
+        self.password = QLineEdit()
+        self.password.setEchoMode(QLineEdit.EchoMode.Password)
+        self.password.setAccessibleName("Password")
+        self.password.setPlaceholderText("Password on that PC; it is used once and kept nowhere")
         self._cancel = Button(context.theme, "Cancel", self.reject)
         self.found = NodeFound(context)
         self._asking = QWidget()
@@ -78,6 +100,7 @@ class AddNodeDialog(QDialog):
         column.addWidget(self.form)
         column.addSpacing(8)
         column.addWidget(self.banner)
+        column.addWidget(self.password)
         column.addStretch(1)
         column.addLayout(self._make_foot())
         self.form.edited.connect(self._edited)
@@ -104,7 +127,7 @@ class AddNodeDialog(QDialog):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addStretch(1)
-        for button in (self._cancel, self.add, self.confirm, self.allow):
+        for button in (self._cancel, self.add, self.confirm, self.allow, self.copy_key):
             row.addWidget(button)
         # Enter adds, as in any dialog with one field to fill in.
         self.add.setDefault(True)
@@ -121,9 +144,14 @@ class AddNodeDialog(QDialog):
 
     def _offer(self, wanted: Button) -> None:
         """Show one of the buttons that add."""
-        for button in (self.add, self.confirm, self.allow):
+        for button in (self.add, self.confirm, self.allow, self.copy_key):
             button.setVisible(button is wanted)
-        if wanted is not self.add:
+        self.password.clear()
+        self.password.setVisible(wanted is self.copy_key)
+        wanted.setDefault(True)
+        if wanted is self.copy_key:
+            self.password.setFocus()
+        elif wanted is not self.add:
             wanted.setFocus()
         QTimer.singleShot(0, self, self._fit)
 
@@ -159,9 +187,14 @@ class AddNodeDialog(QDialog):
             key=self.form.key.text().strip(),
             fingerprint=self._fingerprint or None,
             agreed=tuple(self._agreed),
+            password=self.password.text(),
         )
+        self.password.clear()
         self._op = self._context.bridge.run(
-            lambda core, report: add_node(core, request), self._added, self._failed
+            lambda core, report: add_node(core, request, report),
+            self._added,
+            self._failed,
+            self._show_copied,
         )
 
     def _allow(self) -> None:
@@ -171,16 +204,20 @@ class AddNodeDialog(QDialog):
     def _set_busy(self, is_busy: bool) -> None:
         # Cancel stays enabled: a connection may take until its timeout to fail.
         self.form.set_busy(is_busy)
-        for button in (self.add, self.confirm, self.allow):
-            button.setEnabled(not is_busy)
+        for widget in (self.add, self.confirm, self.allow, self.copy_key, self.password):
+            widget.setEnabled(not is_busy)
+
+    def _show_copied(self, copied: CopiedKey) -> None:
+        self._copied = copied
 
     def _added(self, node: NodeSnapshot) -> None:
         self.setWindowTitle(f"{node.name} added")
         self.pages.setCurrentWidget(self.found)
-        self.found.show_node(node)
+        self.found.show_node(node, self._copied)
 
     def _begin_again(self) -> None:
         self._set_busy(False)
+        self._copied = None
         self.form.clear()
         self.banner.hide()
         self.setWindowTitle("Add a PC")
@@ -209,6 +246,15 @@ class AddNodeDialog(QDialog):
                     "this PC with your rights.",
                 )
                 self._offer(self.allow)
+            case LoginRefused() if error.account:
+                # The fingerprint stays: it was confirmed for the same attempt.
+                self.banner.show_message(
+                    "warning",
+                    error.message,
+                    f"With the password of {error.account}, Rackless adds your key to "
+                    "~/.ssh/authorized_keys there, as ssh-copy-id does.",
+                )
+                self._offer(self.copy_key)
             case _:
                 self._fingerprint = ""
                 self._offer(self.add)

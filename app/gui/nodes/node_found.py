@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
@@ -13,6 +15,9 @@ from app.gui.kit.fact_rows import FactRows
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.banner_task import build_environment_in_banner
 from app.gui.session.context import Context
+
+if TYPE_CHECKING:
+    from app.nodes.key_copy import CopiedKey
 
 
 class NodeFound(QWidget):
@@ -51,8 +56,20 @@ class NodeFound(QWidget):
         column.addStretch(1)
         column.addLayout(row)
 
-    def show_node(self, node: NodeSnapshot) -> None:
-        """Show the found hardware, and whether the node is ready to train."""
+    def show_node(self, node: NodeSnapshot, copied: CopiedKey | None = None) -> None:
+        """Show the found hardware, and whether the node is ready to train.
+
+        `copied`: key that was added there to log in; None: none was.
+        """
+        self.banner.hide()
+        if copied is not None and not copied.was_there:
+            made = ", which was just made," if copied.is_new else ""
+            self.banner.show_message(
+                "good",
+                f"The key {copied.key}{made} was added to ~/.ssh/authorized_keys there",
+                "",
+                ("Take it back", self._take_back),
+            )
         self._name = node.name
         found = describe_found(node)
         self._title.setText(f"{node.name} is added")
@@ -68,6 +85,21 @@ class NodeFound(QWidget):
         )
         self.setup.setVisible(not found.is_ready)
         (self.finish if found.is_ready else self.setup).setFocus()
+        self.changed.emit()
+
+    def _take_back(self) -> None:
+        self._context.bridge.run(
+            lambda core, report: core.nodes.take_back_key(self._name),
+            self._show_taken_back,
+            self.banner.show_error,
+        )
+
+    def _show_taken_back(self, was_there: bool) -> None:
+        self.banner.show_message(
+            "calm",
+            "The key is taken back",
+            f"Without another key, {self._name} cannot be reached any more.",
+        )
         self.changed.emit()
 
     def _setup(self) -> None:

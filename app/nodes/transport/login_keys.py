@@ -52,10 +52,10 @@ async def load_login_keys(address: SshAddress) -> LoginKeys:
     keys = LoginKeys()
     await _ask_agent(keys, address.agent)
     if address.key is not None:
-        await _use_only(keys, _expand(address.key))
+        await _use_only(keys, expand(address.key))
         return keys
     files = address.identity_files or tuple(Path("~/.ssh", name) for name in DEFAULT_KEY_NAMES)
-    files = tuple(map(_expand, files))
+    files = tuple(map(expand, files))
     if address.identity_files or address.only_identity_files:
         # A server allows few tries, so the keys of these files come before the agent's others.
         await asyncio.to_thread(_sort, keys, files, address.only_identity_files)
@@ -74,7 +74,8 @@ def _sort(keys: LoginKeys, files: Sequence[Path], is_limited: bool) -> None:
     keys.names = [name for _, name in first + rest]
 
 
-def _expand(path: Path) -> Path:
+def expand(path: Path) -> Path:
+    """Return the path with the home folder in place of a leading `~`."""
     return Path(os.path.expanduser(path))
 
 

@@ -6,6 +6,7 @@ import errno
 import re
 import socket
 from collections.abc import Sequence
+from typing import Literal
 
 import asyncssh
 
@@ -131,11 +132,34 @@ def login_refused(address: SshAddress, keys: LoginKeys) -> LoginRefused:
             f"Unlock the key once for this login session: ssh-add {keys.locked[0]}"
             if keys.locked
             else f"Make a key and install it: ssh-keygen -t ed25519 && {_copy_command(address)}",
+            account=str(address),
         )
     return LoginRefused(
         f"{address} accepts none of our keys. Tried: {tried}.{locked}",
         f"Install a key there: {_copy_command(address)}, "
         f"and check that the user is called {address.user}",
+        account=str(address),
+    )
+
+
+Asked = Literal["nothing", "password", "more"]
+"""What a host wants beside a key: nothing, a password, or more than that, such as a code."""
+
+
+def password_refused(address: SshAddress, asked: Asked) -> LoginRefused:
+    """Return the error for a login by password."""
+    if asked == "password":
+        return LoginRefused(
+            f"{address.label} does not accept this password for {address.user}",
+            "Check that the user is right, and try once more",
+            account=str(address),
+        )
+    wants = "wants more than a password" if asked == "more" else "lets nobody in by password"
+    return LoginRefused(
+        f"{address.label} {wants}",
+        f"Log in to that PC another way and add your public key to ~/.ssh/authorized_keys of "
+        f"{address.user}, or allow it for a moment: PasswordAuthentication yes in its "
+        "/etc/ssh/sshd_config",
     )
 
 

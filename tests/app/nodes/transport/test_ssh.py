@@ -21,8 +21,7 @@ from app.errors import (
     UserError,
 )
 from app.nodes.node import SshAddress
-from app.nodes.transport import ssh as ssh_module
-from app.nodes.transport import ssh_offer
+from app.nodes.transport import ssh_login, ssh_offer
 from app.nodes.transport.connection import Connection, connect
 from app.nodes.transport.host_keys import HostKeys
 from app.nodes.transport.ssh import SshConnection
@@ -298,7 +297,7 @@ def test_a_host_name_that_cannot_be_one(tmp_path: Path, host: str) -> None:
 
 
 def test_a_host_that_does_not_answer(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(ssh_module, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(ssh_login, "CONNECT_TIMEOUT_S", 0.3)
     # A listener whose queue is full: the kernel drops further calls, as a firewall does.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         place = server.getsockname()
@@ -323,7 +322,7 @@ async def test_a_port_where_something_else_answers(tmp_path: Path, answer: bytes
 
 
 async def test_a_port_that_never_says_a_word(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(ssh_module, "LOGIN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(ssh_login, "LOGIN_TIMEOUT_S", 0.3)
     async with listening(None) as port:
         with pytest.raises(NodeUnreachable, match="no SSH login was possible in time"):
             await log_in(SshAddress(host="127.0.0.1", port=port, user="anna"), tmp_path)
@@ -356,5 +355,5 @@ async def test_the_fast_cipher_is_chosen(tmp_path: Path) -> None:
 
 
 def test_known_hosts_checking_is_switched_off_nowhere() -> None:
-    sources = Path(ssh_module.__file__).parents[2].rglob("*.py")
+    sources = Path(ssh_login.__file__).parents[2].rglob("*.py")
     assert not [path for path in sources if "known_hosts=None" in path.read_text("utf-8")]

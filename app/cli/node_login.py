@@ -1,0 +1,117 @@
+"""Log in to a new PC from the terminal: ask about programs, host keys and, once, a password.
+
+Nothing is asked with --json, where a program reads the output, or without a terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.output import Output, ask_password, confirm
+from app.errors import HostKeyUnknown, LoginRefused, RunsPrograms
+
+if TYPE_CHECKING:
+    from app.core.core import Core
+    from app.events import NodeSnapshot
+    from app.nodes.node import NodeAddress, SshAddress
+
+Act = Callable[[str, "NodeAddress", str | None], Awaitable["NodeSnapshot"]]
+"""Adds or moves a node: name, address, fingerprint that the user has confirmed."""
+
+
+def add_login_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a command that logs in to a PC for the first time."""
+    parser.add_argument("--key", type=Path, metavar="FILE", help="private key for --ssh")
+    parser.add_argument(
+        "--accept-host-key",
+        metavar="SHA256:...",
+        action="append",
+        default=[],
+        help="host key fingerprint that you have verified, for the first connection; once for each "
+        "host on the way",
+    )
+    parser.add_argument(
+        "--run-ssh-config",
+        action="store_true",
+        help="let ProxyCommand and Match exec of ~/.ssh/config run their programs",
+    )
+
+
+async def resolve_target(
+    core: Core, target: str, args: argparse.Namespace, out: Output
+) -> SshAddress:
+    """Return the address that ~/.ssh/config gives a PC; ask before a program of it runs."""
+    agreed: list[str] = []
+    # Stored with the node: later commands and the window start in other folders.
+    key = args.key.expanduser().absolute() if args.key else None
+    while True:
+        try:
+            host = await core.nodes.resolve(target, key, tuple(agreed))
+        except RunsPrograms as error:
+            if not args.run_ssh_config and (out.as_json or not _allowed(error)):
+                raise
+            agreed.append(error.command)
+            continue
+        for note in host.notes:
+            out.note(note)
+        return host.address
+
+
+async def act_asking(
+    core: Core, act: Act, name: str, address: NodeAddress, args: argparse.Namespace, out: Output
+) -> NodeSnapshot:
+    """Add or move a node; ask whether host keys are right, and for a password if no key is let in.
+
+    `args`: those of `add_login_options`.
+    """
+    verified: list[str] = list(args.accept_host_key)
+    # With several, it is not known yet which host shows which.
+    accepted = verified.pop() if len(verified) == 1 else None
+    while True:
+        try:
+            return await act(name, address, accepted)
+        except HostKeyUnknown as error:
+            if error.fingerprint in verified:
+                verified.remove(error.fingerprint)
+            elif args.accept_host_key or out.as_json or not _confirmed(error):
+                raise
+            # The fingerprint that was shown, not the one of a second connection.
+            accepted = error.fingerprint
+        except LoginRefused as error:
+            address = await _copy_key(core, error, address, accepted, out)
+
+
+async def _copy_key(
+    core: Core, error: LoginRefused, address: NodeAddress, accepted: str | None, out: Output
+) -> SshAddress:
+    """Let the account that refused our keys accept one, with its password; return the address."""
+    from app.nodes.node import SshAddress
+
+    if not error.account or out.as_json or not isinstance(address, SshAddress):
+        raise error
+    out.note(
+        f"{error.message}\nWith its password, typed once and kept nowhere, Rackless adds your key "
+        "to ~/.ssh/authorized_keys there."
+    )
+    password = ask_password(f"Password of {error.account} (empty: do not): ")
+    if not password:
+        raise error
+    copied = await core.nodes.copy_key(address, password, accepted)
+    made = "which was just made, " if copied.is_new else ""
+    done = "had been added before" if copied.was_there else "is added"
+    out.note(f"The key {copied.key}, {made}{done}: {copied.account} lets it in.")
+    return copied.address
+
+
+def _allowed(error: RunsPrograms) -> bool:
+    how = "It runs on this PC with your rights, each time that the node is connected or added."
+    return confirm(f"{error.message}\n{how}\nMay it run?")
+
+
+def _confirmed(error: HostKeyUnknown) -> bool:
+    """Show the fingerprint of a first connection and ask; without a terminal the answer is no."""
+    how = "Compare it on that PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    return confirm(f"{error.message}\n{how}\nDo they match?")

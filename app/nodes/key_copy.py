@@ -1,0 +1,276 @@
+"""Put our public key into `~/.ssh/authorized_keys` of another PC, as ssh-copy-id does, and undo it.
+
+The password logs in once and is kept nowhere. The key is appended by a script that goes through the
+input of `sh`, so that no login shell has anything to quote; the line is added once at most.
+Afterwards a second connection logs in with the key alone: if that fails, the line is removed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import re
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import asyncssh
+
+from app.errors import LoginRefused, UserError
+from app.nodes.copied_keys import CopiedKeys
+from app.nodes.node import SshAddress
+from app.nodes.ssh_config import local_user
+from app.nodes.transport.login_keys import expand, load_login_keys
+from app.nodes.transport.ssh import SshConnection, connect_ssh, connect_with_password
+
+OWN_KEY_NAME = "id_ed25519"
+"""Name of the key that Rackless makes for itself, in its home folder."""
+SCRIPT_TIMEOUT_S = 30.0
+"""Maximum duration of the script on the other PC, in seconds."""
+_BLOB_SAFE = re.compile(r"[^\w.@-]")
+# restorecon gives the file back the label that SELinux lets sshd read.
+_ADD = r"""
+set -e
+umask 077
+kind='{kind}'
+blob='{blob}'
+line='{line}'
+folder="$HOME/.ssh"
+file="$folder/authorized_keys"
+[ -d "$folder" ] || mkdir "$folder"
+chmod 700 "$folder"
+if [ -f "$file" ] && grep -v '^[[:space:]]*#' "$file" | grep -qF -- "$kind $blob"; then
+    state=present
+else
+    if [ -s "$file" ] && [ -n "$(tail -c 1 "$file")" ]; then echo >> "$file"; fi
+    printf '%s\n' "$line" >> "$file"
+    state=added
+fi
+chmod 600 "$file"
+if command -v restorecon > /dev/null 2>&1; then
+    restorecon "$folder" "$file" > /dev/null 2>&1 || :
+fi
+echo "rackless-key-$state"
+"""
+# `cat` keeps the owner, the mode and the label of the file, which a rename would replace.
+_REMOVE = r"""
+set -e
+umask 077
+line='{line}'
+file="$HOME/.ssh/authorized_keys"
+if [ -f "$file" ] && grep -qxF -- "$line" "$file"; then
+    rest="$file.rackless.$$"
+    grep -vxF -- "$line" "$file" > "$rest" || [ $? = 1 ]
+    cat "$rest" > "$file"
+    rm "$rest"
+    echo rackless-key-removed
+else
+    echo rackless-key-absent
+fi
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedKey:
+    """A public key that another PC lets in now."""
+
+    address: SshAddress
+    """Address of the node, with the key file that it needs."""
+    account: str
+    """`user@host:port` whose authorized_keys has it: the node, or a jump host on the way to it."""
+    key: str
+    """Private key file, or the name of a key in the SSH agent."""
+    is_new: bool
+    """Whether the key was made just now."""
+    was_there: bool
+    """Whether authorized_keys had the line before."""
+
+
+async def copy_key(
+    address: SshAddress, password: str, *, home: Path, accept_host_key: str | None = None
+) -> CopiedKey:
+    """Let the first host on the way that refuses our keys accept one.
+
+    Args:
+        address: node that is to be reached.
+        password: password of the account that LoginRefused named.
+        home: folder of the master.
+        accept_host_key: fingerprint that the user has confirmed for that host.
+
+    Raises:
+        LoginRefused: the password is wrong, the host takes none, or it refuses the key still.
+        UserError: the line cannot be written there, or no key can be made here.
+    """
+    connection = await connect_with_password(
+        address, password, home=home, accept_host_key=accept_host_key
+    )
+    try:
+        if not connection.by_password:
+            raise UserError(f"{address} lets our key in already", "Add it without a password")
+        host = connection.address
+        ours = await _choose_key(host, home)
+        state = await _run(connection, _ADD, ours.line)
+        host = replace(host, key=ours.named or host.key)
+        try:
+            await (await connect_ssh(host, home=home)).close()
+        except LoginRefused as error:
+            if state == "added":
+                await _run(connection, _REMOVE, ours.line)
+            raise _still_refused(host, ours.name) from error
+        if state == "added":
+            CopiedKeys(home).keep(host, ours.line)
+    finally:
+        await connection.close()
+    return CopiedKey(
+        address=_with_host(address, host),
+        account=str(host),
+        key=ours.name,
+        is_new=ours.is_new,
+        was_there=state == "present",
+    )
+
+
+async def take_back_key(address: SshAddress, *, home: Path) -> bool:
+    """Remove the line that `copy_key` has added for a node; return whether it was still there.
+
+    Raises:
+        UserError: no line was added there, or it cannot be reached.
+    """
+    copied = CopiedKeys(home)
+    line = copied.find(address)
+    if line is None:
+        raise UserError(
+            f"Rackless has added no key to {address}",
+            "Remove a key by hand in ~/.ssh/authorized_keys on that PC",
+        )
+    connection = await connect_ssh(address, home=home)
+    try:
+        state = await _run(connection, _REMOVE, line)
+    finally:
+        await connection.close()
+    copied.forget(address)
+    return state == "removed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OurKey:
+    line: str
+    """Line for authorized_keys."""
+    name: str
+    is_new: bool = False
+    named: Path | None = None
+    """Key file that the address must name; None: it is tried anyway."""
+
+
+async def _choose_key(host: SshAddress, home: Path) -> _OurKey:
+    """Return the key to copy: one that logs in by itself, else a new one."""
+    keys = await load_login_keys(host)
+    try:
+        found = [
+            _OurKey(line=_line_of(pair.get_algorithm(), pair.public_data), name=name)
+            for pair, name in zip(keys.pairs, keys.names, strict=True)
+            # A certificate is no line of authorized_keys.
+            if b"-cert-" not in bytes(pair.algorithm)
+        ]
+    finally:
+        await keys.close()
+    # A file logs in without the agent, which may be another one tomorrow.
+    found.sort(key=lambda key: key.name.endswith("(from the SSH agent)"))
+    return found[0] if found else await asyncio.to_thread(_make_key, host, home)
+
+
+def _make_key(host: SshAddress, home: Path) -> _OurKey:
+    """Make a key where logins look for one, or in Rackless' own home if that place is taken."""
+    usual = expand(host.identity_files[0] if host.identity_files else Path("~/.ssh/id_ed25519"))
+    own = home / OWN_KEY_NAME
+    path, named = (own, own) if usual.exists() else (usual, None)
+    if path.exists():
+        key, is_new = asyncssh.read_private_key(path), False
+    else:
+        key, is_new = asyncssh.generate_private_key("ssh-ed25519", comment=_comment()), True
+        try:
+            _write_key(path, key)
+        except OSError as error:
+            raise UserError(
+                f"No key can be made in {path}: {error.strerror or error}",
+                "Give yourself write access to that folder, or name a key: --key FILE",
+            ) from error
+    line = _line_of(key.get_algorithm(), key.public_data)
+    return _OurKey(line=line, name=str(path), is_new=is_new, named=named)
+
+
+def _write_key(path: Path, key: asyncssh.SSHKey) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    public = path.with_name(f"{path.name}.pub")
+    for place, data, mode in (
+        (path, key.export_private_key("openssh"), 0o600),
+        (public, key.export_public_key("openssh"), 0o644),
+    ):
+        handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+
+
+def _line_of(algorithm: str, public_data: bytes) -> str:
+    blob = base64.b64encode(public_data).decode("ascii")
+    # rsa-sha2-512 is a way to sign; the key itself is of type ssh-rsa.
+    kind = "ssh-rsa" if "rsa" in algorithm else algorithm
+    return f"{kind} {blob} {_comment()}"
+
+
+def _comment() -> str:
+    return _BLOB_SAFE.sub("-", f"{local_user() or 'user'}@{socket.gethostname()}")
+
+
+async def _run(connection: SshConnection, script: str, line: str) -> str:
+    """Run a script for one line on the other PC and return what it says about it.
+
+    Raises:
+        UserError: the script failed.
+    """
+    kind, blob, _ = line.split()
+    text = script.replace("{kind}", kind).replace("{blob}", blob).replace("{line}", line)
+    process = await connection.open(["sh"])
+    try:
+        async with asyncio.timeout(SCRIPT_TIMEOUT_S):
+            await process.write(text.encode("ascii"))
+            process.write_eof()
+            said = b""
+            while data := await process.read():
+                said = (said + data)[-4096:]
+            await process.wait()
+    except (TimeoutError, BrokenPipeError):
+        said = b""
+    finally:
+        with contextlib.suppress(UserError):
+            await process.close()
+    found = re.search(rb"rackless-key-(\w+)", said)
+    if found is None:
+        reason = process.stderr_text() or "its login shell ran no command"
+        raise UserError(
+            f"~/.ssh/authorized_keys of {connection.address} cannot be changed: {reason}",
+            "Log in there and see whether the home folder can be written: ls -ld ~ ~/.ssh",
+        )
+    return found[1].decode("ascii")
+
+
+def _still_refused(host: SshAddress, name: str) -> LoginRefused:
+    return LoginRefused(
+        f"{host} refuses the key {name} even though it was added to ~/.ssh/authorized_keys there; "
+        "it was removed again",
+        "Its sshd may look elsewhere (AuthorizedKeysFile, PubkeyAuthentication), or the home "
+        "folder may be writable for others: chmod go-w ~",
+    )
+
+
+def _with_host(address: SshAddress, host: SshAddress) -> SshAddress:
+    """Return the address with the key of one of its hosts."""
+    if host.known_as == address.known_as:
+        return replace(address, key=host.key)
+    jumps = tuple(
+        replace(jump, key=host.key) if len(host.jumps) == place else jump
+        for place, jump in enumerate(address.jumps)
+    )
+    return replace(address, jumps=jumps)

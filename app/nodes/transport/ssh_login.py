@@ -1,0 +1,258 @@
+"""Open a port or another way to a host, shake hands, and log in with keys or with a password."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncssh
+
+from agents.contract.python_child import SAFE_FOLDER
+from app.errors import NodeUnreachable
+from app.nodes.node import SshAddress
+from app.nodes.transport.host_key_judge import ALL_HOST_KEY_ALGORITHMS, HostKeyJudge
+from app.nodes.transport.login_keys import LoginKeys
+from app.nodes.transport.ssh_errors import (
+    Asked,
+    jump_failed,
+    login_refused,
+    no_common_host_key,
+    password_refused,
+    ssh_failed,
+    tcp_failed,
+)
+from app.nodes.transport.ssh_offer import read_host_key_types
+
+CONNECT_TIMEOUT_S = 8.0
+"""Maximum duration of resolving the host and opening the port, in seconds."""
+LOGIN_TIMEOUT_S = 20.0
+"""Maximum duration of handshake and login, in seconds; slow PCs need several for the key."""
+# A dead connection is noticed within about three seconds, like a missing answer to a ping.
+_KEEPALIVE_INTERVAL_S = 1
+_KEEPALIVE_MISSES = 2
+# aes128-gcm costs half of the default chacha20 per byte where the CPU has AES instructions.
+_CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "chacha20-poly1305@openssh.com",
+    "aes128-ctr",
+    "aes256-ctr",
+)
+# How a handshake ends when the host has none of the requested key types; the server may disconnect
+# before our own side has noticed.
+_NO_COMMON_KEY_TYPE = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
+
+
+@dataclass(frozen=True, slots=True)
+class Password:
+    """Password for one login; it is neither stored nor shown anywhere."""
+
+    text: str = field(repr=False)
+
+
+Login = LoginKeys | Password
+
+
+class _Client(asyncssh.SSHClient):
+    def __init__(self, judge: HostKeyJudge, login: Login) -> None:
+        self._judge = judge
+        self._password = login.text if isinstance(login, Password) else None
+        self.asked: Asked = "nothing"
+        """What the host has asked for, beside a key."""
+
+    def validate_host_public_key(
+        self, host: str, addr: str, port: int, key: asyncssh.SSHKey
+    ) -> bool:
+        return self._judge.accepts(key)
+
+    def password_auth_requested(self) -> str | None:
+        return self._take()
+
+    def kbdint_auth_requested(self) -> str | None:
+        return None if self._password is None else ""
+
+    def kbdint_challenge_received(
+        self, name: str, instructions: str, lang: str, prompts: Sequence[tuple[str, bool]]
+    ) -> Sequence[str] | None:
+        if not prompts:
+            return []
+        # More than one question, or a visible answer, asks for something else than a password.
+        if len(prompts) > 1 or prompts[0][1]:
+            self.asked = "more"
+            return None
+        answer = self._take()
+        return None if answer is None else [answer]
+
+    def _take(self) -> str | None:
+        """Return the password once: a wrong one, tried again, would count towards fail2ban."""
+        self.asked = "password"
+        password, self._password = self._password, None
+        return password
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one host is reached."""
+
+    address: SshAddress
+    through: asyncssh.SSHClientConnection | None
+    """Connection to the host before it; None: there is none."""
+
+    async def open(self) -> dict[str, Any]:
+        """Return the arguments of asyncssh that lead to the host, with an open port if we open it.
+
+        Raises:
+            NodeUnreachable: the port cannot be opened.
+        """
+        if self.through is not None:
+            return {"tunnel": self.through}
+        if self.address.proxy_command is not None:
+            return await _run_proxy(self.address.proxy_command)
+        return {"sock": await _open_port(self.address)}
+
+
+async def _run_proxy(command: str) -> dict[str, Any]:
+    """Start a program of ~/.ssh/config in a shell, as OpenSSH does; it ends with its connection."""
+    if sys.platform == "win32":  # its programs take no socket for their input
+        return {"proxy_command": [os.environ.get("COMSPEC", "cmd.exe"), "/c", command]}
+    ours, its = socket.socketpair()
+    try:
+        # Not by asyncssh, which takes what the program says on stderr for a part of the connection.
+        await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", f"exec {command}"),
+            stdin=its.fileno(),
+            stdout=its.fileno(),
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=SAFE_FOLDER,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        its.close()
+    ours.setblocking(False)
+    return {"sock": ours}
+
+
+async def log_in(way: Way, judge: HostKeyJudge, login: Login) -> asyncssh.SSHClientConnection:
+    """Return a new connection to a host.
+
+    Raises:
+        LoginRefused: it lets in none of the keys, or not the password.
+        UserError: what `app.nodes.transport.connection.connect` lists.
+    """
+    try:
+        return await _handshake(way, judge, login, judge.algorithms())
+    except _NO_COMMON_KEY_TYPE as error:
+        # The host has no key of the confirmed type any more: connect again with all types, so
+        # that the error can name the key it has now.
+        if judge.algorithms() == ALL_HOST_KEY_ALGORITHMS:
+            raise await _explain(way, error) from error
+    try:
+        return await _handshake(way, judge, login, ALL_HOST_KEY_ALGORITHMS)
+    except _NO_COMMON_KEY_TYPE as error:
+        raise await _explain(way, error) from error
+
+
+async def _explain(way: Way, error: Exception) -> NodeUnreachable:
+    """Return the error for a handshake that failed, apparently without a common key type."""
+    opened = (await way.open()).get("sock")
+    # None: the way is a channel of another connection.
+    offered = await read_host_key_types(opened) if opened is not None else ()
+    if offered and not set(offered) & set(ALL_HOST_KEY_ALGORITHMS):
+        return no_common_host_key(way.address, offered)
+    return ssh_failed(way.address, error)
+
+
+async def _handshake(
+    way: Way, judge: HostKeyJudge, login: Login, algorithms: Sequence[str]
+) -> asyncssh.SSHClientConnection:
+    address = way.address
+    place = await way.open()
+    client = _Client(judge, login)
+    try:
+        async with asyncio.timeout(LOGIN_TIMEOUT_S):
+            return await asyncssh.connect(
+                address.host,
+                address.port,
+                **place,
+                # ~/.ssh/config could replace the host, user or key of the address.
+                config=None,
+                client_factory=lambda: client,
+                known_hosts=([], [], []),  # empty, so that every key goes to the judge
+                server_host_key_algs=list(algorithms),
+                x509_trusted_certs=None,
+                username=address.user,
+                # The agent's keys are among those of the login already.
+                agent_path=None,
+                **_ways_to_prove(login),
+                host_based_auth=False,
+                gss_kex=False,
+                gss_auth=False,
+                encryption_algs=list(_CIPHERS),
+                keepalive_interval=_KEEPALIVE_INTERVAL_S,
+                keepalive_count_max=_KEEPALIVE_MISSES,
+                connect_timeout=None,
+                login_timeout=LOGIN_TIMEOUT_S,
+            )
+    except asyncssh.ChannelOpenError as error:
+        raise jump_failed(address, error) from error
+    except _NO_COMMON_KEY_TYPE as error:
+        if judge.verdict is not None:
+            raise judge.verdict from error
+        raise
+    except (asyncssh.Error, OSError, TimeoutError, ValueError) as error:
+        # asyncssh reports a rejected key like any failed handshake; the judge knows better.
+        if judge.verdict is not None:
+            raise judge.verdict from error
+        if isinstance(error, asyncssh.PermissionDenied):
+            if isinstance(login, Password):
+                raise password_refused(address, client.asked) from error
+            raise login_refused(address, login) from error
+        raise ssh_failed(address, error) from error
+    finally:
+        if judge.verdict is not None and "sock" in place:
+            place["sock"].close()
+
+
+def _ways_to_prove(login: Login) -> dict[str, Any]:
+    """Return the arguments of asyncssh that say who logs in."""
+    by_password = isinstance(login, Password)
+    return {
+        "client_keys": None if isinstance(login, Password) else login.pairs or None,
+        "preferred_auth": ["password", "keyboard-interactive"] if by_password else ["publickey"],
+        "public_key_auth": not by_password,
+        "password_auth": by_password,
+        "kbdint_auth": by_password,
+    }
+
+
+async def _open_port(address: SshAddress) -> socket.socket:
+    """Return a connected socket, trying each address of the host in turn."""
+    loop = asyncio.get_running_loop()
+    failure: Exception = OSError("no address")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, place in found:
+                opened = socket.socket(family, kind, protocol)
+                try:
+                    opened.setblocking(False)
+                    await loop.sock_connect(opened, place)
+                    return opened
+                except OSError as error:
+                    opened.close()
+                    failure = error
+                except BaseException:
+                    # The deadline cancels the connect; the socket must not leak then, either.
+                    opened.close()
+                    raise
+    except (OSError, TimeoutError, UnicodeError) as error:
+        failure = error
+    raise tcp_failed(address, failure, CONNECT_TIMEOUT_S) from failure
