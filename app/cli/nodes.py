@@ -1,4 +1,4 @@
-"""`rackless nodes`: add, list, show, remove, setup, measure, token; repairs are in `repairs`."""
+"""`rackless nodes`: add, list, show, remove, set up, measure, token; see `repairs`, `windows`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from app.cli.command import Commands, add_command, add_verbs, with_core
 from app.cli.node_login import act_asking, add_login_options, resolve_target
 from app.cli.output import Output, plain
 from app.cli.repairs import add_repair_verbs
+from app.cli.windows import add_windows_verb
 from app.text import DASH, show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def add_parser(commands: Commands) -> None:
         _measure,
     )
     add_repair_verbs(verbs)
+    add_windows_verb(verbs)
     _add_token(verbs)
     key = _named(verbs, "key", "take back the key that Rackless added on a node", _key)
     key.add_argument("--take-back", action="store_true", required=True, help="remove its line")

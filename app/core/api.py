@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from app.nodes.ssh_hosts import SshHost
     from app.provisioning.check_row import CheckRow, OnRow
     from app.provisioning.repairs import Repair
+    from app.provisioning.windows.offer import ScriptOptions, WindowsScript
 
 
 OnMessage = Callable[[str], None]
@@ -108,6 +109,9 @@ class NodesApi(Protocol):
         on_row: OnRow | None = None,
         progress: OnMessage | None = None,
     ) -> tuple[Any, ...]: ...
+    async def windows_script(
+        self, name: str, options: ScriptOptions | None = None
+    ) -> WindowsScript: ...
     def links(self) -> tuple[LinkSnapshot, ...]: ...
     async def calibrate(
         self, name: str, progress: OnMessage | None = None

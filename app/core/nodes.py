@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from app.nodes.key_copy import CopiedKey
     from app.nodes.ssh_hosts import SshHost
     from app.provisioning.check_row import CheckRow, OnRow
+    from app.provisioning.windows.offer import ScriptOptions, WindowsScript
 
 
 FOLLOW_INTERVAL_S = 10.0
@@ -294,6 +295,19 @@ class CoreNodes:
         store_links(self._services.planning, rows)
         store_last_check(self._services.paths.last_check, rows)
         return rows
+
+    async def windows_script(
+        self, name: str, options: ScriptOptions | None = None
+    ) -> WindowsScript:
+        """Return the script that prepares the Windows of a node in WSL, known already or not yet.
+
+        Raises:
+            UserError: the name or an option cannot be used.
+        """
+        from app.provisioning.windows.offer import ScriptOptions, offer_script
+
+        nodes = {one: self._fleet.node(one) for one in self._fleet.names()}
+        return await asyncio.to_thread(offer_script, nodes, name, options or ScriptOptions())
 
     def links(self) -> tuple[LinkSnapshot, ...]:
         """Return the links that the last checks measured, each direction by itself."""

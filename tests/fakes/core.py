@@ -71,6 +71,7 @@ from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
 from app.provisioning.check_row import CheckRow, OnRow
 from app.provisioning.repairs import synchronise_clock
+from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -531,6 +532,12 @@ class FakeNodes:
             for attempt in (2, 1)
             if name != "delta"
         )
+
+    async def windows_script(
+        self, name: str, options: ScriptOptions | None = None
+    ) -> WindowsScript:
+        await self._core.act("nodes.windows_script", name)
+        return offer_script({}, name, options or ScriptOptions())
 
     def links(self) -> tuple[LinkSnapshot, ...]:
         return tuple(self._core.link_list)

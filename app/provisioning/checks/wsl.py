@@ -14,7 +14,7 @@ from app.text import show_bytes
 
 MIN_MEMORY_SHARE = 0.6
 """Share of the RAM of Windows that a PC which trains should give to WSL; the default is half."""
-SCRIPT = "Run the script for Windows of this node once on that PC: docs/nodes.md"
+SCRIPT = "Run the script for Windows of this node once on that PC: docs/windows.md"
 _FILE = "%UserProfile%\\.wslconfig"
 
 

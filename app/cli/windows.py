@@ -1,0 +1,82 @@
+"""`rackless nodes windows-script`: save the script that prepares the Windows of a node in WSL."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.core.core import Core
+
+
+def add_windows_verb(verbs: Commands) -> None:
+    """Declare the command."""
+    parser = add_command(
+        verbs,
+        "windows-script",
+        "save the PowerShell script that prepares the Windows of a node in WSL",
+        with_core(_save),
+    )
+    parser.add_argument("name", metavar="NAME", help="node, added already or not yet")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="where to; default: here, by the node's name"
+    )
+    parser.add_argument("--distro", metavar="NAME", help="WSL distro; default: Ubuntu-24.04")
+    parser.add_argument("--port", type=int, metavar="N", help="SSH port in WSL; default: 2222")
+    parser.add_argument(
+        "--memory", type=int, metavar="GIB", help="memory of WSL; default: half of that PC's"
+    )
+    parser.add_argument(
+        "--at-logon",
+        action="store_true",
+        help="start WSL when its user logs on: for Windows accounts without a password",
+    )
+    parser.add_argument(
+        "--public-key", type=Path, metavar="FILE", help="key that may log in; default: yours"
+    )
+
+
+async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.provisioning.windows.offer import ScriptOptions
+
+    options = ScriptOptions(
+        distro=args.distro,
+        ssh_port=args.port,
+        memory_gib=args.memory,
+        start="logon" if args.at_logon else "boot",
+        public_key=args.public_key,
+    )
+    script = await core.nodes.windows_script(args.name, options)
+    file = args.out or Path(script.file_name)
+    try:
+        # As it is: its line ends are those of Windows on every system.
+        file.write_bytes(script.text.encode("ascii"))
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be written: {error.strerror or error}", "Name another file with --out"
+        ) from error
+    out.document(
+        {
+            "node": script.node,
+            "file": str(file.absolute()),
+            "steps": [step.id for step in script.steps],
+            "notes": script.notes,
+        }
+    )
+    out.text(f"saved {file}. It can, after asking:")
+    for step in script.steps:
+        out.text(f"  {step.title}{' (administrator)' if step.needs_admin else ''}")
+    for note in script.notes:
+        out.note(f"{note}.")
+    out.text(
+        "Copy it to that PC and run there in PowerShell, as the user that owns the distro:\n"
+        f"  powershell -ExecutionPolicy Bypass -File .\\{file.name} -DryRun\n"
+        f"  powershell -ExecutionPolicy Bypass -File .\\{file.name}\n"
+        "-Undo takes everything back. docs/windows.md explains each step."
+    )
+    return 0

@@ -1,0 +1,173 @@
+"""Offer the script for the Windows of one node, with the addresses and the key of this cluster.
+
+The node may be known already, or be a PC that cannot be reached before its script has run.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import UserError
+from app.nodes.node import (
+    LocalAddress,
+    Node,
+    SshAddress,
+    WslAddress,
+    check_node_name,
+)
+from app.provisioning.windows.facts import DEFAULT_SSH_PORT, Start, WindowsWanted
+from app.provisioning.windows.plan import Step, steps_for
+from app.provisioning.windows.script import script_name, write_script
+
+DEFAULT_DISTRO = "Ubuntu-24.04"
+KEY_NAMES = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
+# Documentation address (RFC 5737): routed like any address of the internet, and nobody's.
+_ANYWHERE = "192.0.2.1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptOptions:
+    """What a person may choose about the script; None: the usual."""
+
+    distro: str | None = None
+    ssh_port: int | None = None
+    memory_gib: int | None = None
+    start: Start = "boot"
+    public_key: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowsScript:
+    """The script for the Windows of a node, ready to be saved."""
+
+    node: str
+    file_name: str
+    text: str
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...]
+    """What a person should know before running it."""
+
+
+def offer_script(nodes: Mapping[str, Node], name: str, options: ScriptOptions) -> WindowsScript:
+    """Return the script for the PC that is, or will be, the node `name`.
+
+    Args:
+        nodes: all nodes that there are.
+        name: of the node.
+        options: what a person chose.
+
+    Raises:
+        UserError: the name or an option cannot be used; the message says which.
+    """
+    check_node_name(name)
+    node = nodes.get(name)
+    address = node.address if node is not None else None
+    distro = options.distro
+    if distro is None:
+        distro = address.distro if isinstance(address, WslAddress) else DEFAULT_DISTRO
+    port = options.ssh_port
+    if port is None:
+        port = _known_port(address)
+    others = [one.address for key, one in nodes.items() if key != name]
+    hosts = [one.host for one in others if isinstance(one, SshAddress)]
+    peers, unknown = _resolve(hosts)
+    own = address.host if isinstance(address, SshAddress) else None
+    masters = _own_addresses([own] if own else peers)
+    key, note = _read_key(options.public_key)
+    is_peer = any(isinstance(one, LocalAddress) for one in others)
+    try:
+        wanted = WindowsWanted(
+            node=name,
+            distro=distro,
+            peers=(*peers, *(masters if is_peer else ())),
+            masters=masters,
+            ssh_port=port,
+            public_key=key,
+            memory_gib=options.memory_gib,
+            start=options.start,
+            has_ssh_agent=isinstance(address, WslAddress),
+        )
+    except ValueError as error:
+        raise UserError(f"No script for {name}: {error}", "Choose another value") from error
+    return WindowsScript(
+        node=name,
+        file_name=script_name(name),
+        text=write_script(wanted),
+        steps=steps_for(wanted),
+        notes=(*note, *(f"{host} has no address now; its node cannot get in" for host in unknown)),
+    )
+
+
+def _known_port(address: object) -> int:
+    """Return the SSH port of a node; the usual one where Windows' own port 22 is its."""
+    if isinstance(address, SshAddress) and address.port >= 1024:
+        return address.port
+    return DEFAULT_SSH_PORT
+
+
+def _resolve(hosts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the addresses of hosts, and the hosts that have none now."""
+    found: dict[str, None] = {}
+    unknown = []
+    for host in hosts:
+        try:
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            unknown.append(host)
+            continue
+        for answer in answers:
+            address = str(answer[4][0]).split("%")[0]
+            if not ipaddress.ip_address(address).is_loopback:
+                found[address] = None
+    return tuple(found), tuple(unknown)
+
+
+def _own_addresses(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the addresses of this PC from which it reaches the targets, or the internet."""
+    found: dict[str, None] = {}
+    for target in (*targets, _ANYWHERE):
+        try:
+            family = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
+                probe.connect(family[4])  # sends nothing; the system chooses its own address
+                address = str(probe.getsockname()[0]).split("%")[0]
+        except (OSError, UnicodeError):
+            continue
+        if not ipaddress.ip_address(address).is_loopback:
+            found[address] = None
+        if found:
+            break
+    return tuple(found)
+
+
+def _read_key(named: Path | None) -> tuple[str, tuple[str, ...]]:
+    """Return the public key that may log in, and a note where there is none."""
+    if named is not None:
+        return _key_in(named.expanduser()), ()
+    for name in KEY_NAMES:
+        file = Path("~/.ssh", name).expanduser()
+        if file.is_file():
+            return _key_in(file), ()
+    text = (
+        "This PC has no SSH key, so the script adds none. Make one (ssh-keygen -t ed25519) and "
+        "save the script again, or add a key on the node by hand"
+    )
+    return "", (text,)
+
+
+def _key_in(file: Path) -> str:
+    try:
+        lines = file.read_text(encoding="utf-8").strip().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The public key {file} cannot be read: {error}", "Name a .pub file") from (
+            error
+        )
+    if len(lines) != 1 or "PRIVATE KEY" in lines[0]:
+        raise UserError(f"{file} is no public key", "Name the file that ends in .pub")
+    kind, _, rest = lines[0].partition(" ")
+    # Without the comment, which may have any characters.
+    return f"{kind} {rest.split(' ')[0]}"

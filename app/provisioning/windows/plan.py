@@ -1,0 +1,279 @@
+"""Decide what would change on Windows so that a distro of WSL can train with other PCs.
+
+The script of `script.py` decides the same in PowerShell, from the same texts and settings, which it
+carries as data. Nothing here does any input or output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from app.provisioning.windows.facts import (
+    FirewallRule,
+    StartTask,
+    WindowsFacts,
+    WindowsWanted,
+)
+from app.provisioning.windows.wslconfig import Setting, merge
+
+MIRRORED_BUILD = 22621
+"""Oldest build of Windows with mirrored networking: Windows 11 22H2."""
+NO_RULE = "no rule of Rackless"
+HIDDEN_RULES = "cannot be read without an administrator"
+NO_TASK = "no such task"
+AWAKE = "never sleeps or hibernates on mains power"
+AGENT_RUNS = "Automatic, Running"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One kind of change, in words that script, window and documentation share."""
+
+    id: str
+    title: str
+    explanation: str
+    undo: str
+    needs_admin: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """What one step would change on this PC."""
+
+    id: str
+    title: str
+    explanation: str
+    before: str | None
+    """What is there now; None: nothing."""
+    after: str
+    undo: str
+    needs_admin: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowsPlan:
+    node: str
+    changes: tuple[Change, ...]
+    problems: tuple[str, ...]
+    """What no script can change, each with what to do."""
+
+
+def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
+    """Return all steps for a node in the order in which they are taken."""
+    port, distro = wanted.ssh_port, wanted.distro
+    return (
+        Step(
+            id="install",
+            title=f"Install WSL with {distro}",
+            explanation="Windows downloads it and may ask for a restart. Then start it once from "
+            "the Start menu, choose a user name and a password, and run this script again.",
+            undo="Not undone by this script: removing a distro deletes all files in it.",
+            needs_admin=True,
+        ),
+        Step(
+            id="wslconfig",
+            title="Set up the network and the life of WSL in .wslconfig",
+            explanation="WSL gets the addresses of this PC, so that other nodes reach it, and does "
+            "not end when it is idle. Other lines of the file stay. It counts once WSL restarts.",
+            undo="The file gets its earlier bytes back; one that was not there is deleted.",
+            needs_admin=False,
+        ),
+        Step(
+            id="sshd",
+            title=f"Run an SSH server in {distro} on port {port}",
+            explanation="Logins with a key only. Port 22 stays free for Windows, which has the "
+            "same address. systemd starts the server.",
+            undo="Settings and the key are removed; the package openssh-server stays.",
+            needs_admin=False,
+        ),
+        Step(
+            id="firewall",
+            title="Let the other PCs of the cluster in",
+            explanation="Rules of the Hyper-V firewall for the named addresses alone: the other "
+            f"nodes to any TCP port, since training uses ports that change, masters to port {port}",
+            undo="The rules are deleted.",
+            needs_admin=True,
+        ),
+        Step(
+            id="keep-running",
+            title="Keep WSL running",
+            explanation="A task starts the distro and holds it, without the usual limit of three "
+            "days. Windows asks for your password, because it has to start without a login; "
+            "Windows keeps it, Rackless never sees it."
+            if wanted.start == "boot"
+            else "A task starts the distro when you log on and holds it, without the usual limit "
+            "of three days. Logging off ends WSL and what runs in it.",
+            undo="The task is deleted.",
+            needs_admin=True,
+        ),
+        Step(
+            id="sleep",
+            title="Keep this PC awake on mains power",
+            explanation="A PC that sleeps or hibernates stops its part of a run. The screen may "
+            "still switch off, and settings on battery stay.",
+            undo="The earlier times are set again.",
+            needs_admin=False,
+        ),
+        Step(
+            id="ssh-agent",
+            title="Run the ssh-agent service",
+            explanation="It keeps your unlocked SSH keys, so that Rackless can log in to nodes "
+            "without a file that anybody could copy.",
+            undo="The service gets its earlier start type and state back.",
+            needs_admin=True,
+        ),
+    )
+
+
+def settings_for(wanted: WindowsWanted, windows_build: int) -> tuple[Setting, ...]:
+    """Return the keys that `.wslconfig` is to have on this build of Windows."""
+    mirrored = Setting(
+        section="wsl2",
+        key="networkingMode",
+        value="mirrored",
+        older_sections=("experimental",),
+    )
+    loopback = Setting(section="experimental", key="hostAddressLoopback", value="true")
+    memory = Setting(section="wsl2", key="memory", value=f"{wanted.memory_gib}GB")
+    has_mirrored = windows_build >= MIRRORED_BUILD
+    return (
+        *((mirrored,) if has_mirrored else ()),
+        Setting(section="wsl2", key="vmIdleTimeout", value="-1"),
+        *((memory,) if wanted.memory_gib is not None else ()),
+        Setting(section="general", key="instanceIdleTimeout", value="-1"),
+        *((loopback,) if has_mirrored else ()),
+    )
+
+
+def rules_for(wanted: WindowsWanted) -> tuple[FirewallRule, ...]:
+    """Return the firewall rules for the addresses of the cluster; none where none is known."""
+    peers = tuple(sorted(set(wanted.peers)))
+    everyone = tuple(sorted({*wanted.peers, *wanted.masters}))
+    rules = []
+    if peers:
+        rules.append(FirewallRule(name="Rackless-peers", addresses=peers, ports=()))
+    if everyone:
+        port = str(wanted.ssh_port)
+        rules.append(FirewallRule(name="Rackless-ssh", addresses=everyone, ports=(port,)))
+    return tuple(rules)
+
+
+def plan_windows(facts: WindowsFacts, wanted: WindowsWanted) -> WindowsPlan:
+    """Return what would change on a PC; nothing where all is in place."""
+    steps = {step.id: step for step in steps_for(wanted)}
+    changes = tuple(
+        Change(
+            id=id_,
+            title=steps[id_].title,
+            explanation=steps[id_].explanation,
+            before=before,
+            after=after,
+            undo=steps[id_].undo,
+            needs_admin=steps[id_].needs_admin,
+        )
+        for id_, before, after in _differences(facts, wanted)
+    )
+    return WindowsPlan(node=wanted.node, changes=changes, problems=tuple(_problems(facts, wanted)))
+
+
+def _differences(
+    facts: WindowsFacts, wanted: WindowsWanted
+) -> Iterator[tuple[str, str | None, str]]:
+    """Yield (id, before, after) of each change."""
+    if not _has_distro(facts, wanted):
+        now = f"WSL {facts.wsl_version}" if facts.wsl_version else None
+        yield "install", now, f"WSL with {wanted.distro}"
+        return  # all others need the distro
+    after = merge(facts.wslconfig or "", settings_for(wanted, facts.windows_build))
+    if after != facts.wslconfig:
+        yield "wslconfig", facts.wslconfig, after
+    if facts.sshd_lacks:
+        after = f"SSH server on port {wanted.ssh_port}, keys only, started by systemd"
+        yield "sshd", f"lacks {', '.join(facts.sshd_lacks)}", after
+    rules = rules_for(wanted)
+    if facts.has_hyperv_firewall and rules:
+        before = HIDDEN_RULES if facts.rules is None else show_rules(facts.rules)
+        if before != show_rules(rules):
+            yield "firewall", before, show_rules(rules)
+    task = StartTask(
+        start=wanted.start,
+        execute=facts.wsl_path,
+        arguments=f"-d {wanted.distro} --exec /bin/sleep infinity",
+        time_limit="PT0S",
+    )
+    if show_task(facts.task) != show_task(task):
+        yield "keep-running", show_task(facts.task), show_task(task)
+    if facts.standby_s or facts.hibernate_s:
+        yield "sleep", _show_sleep(facts), AWAKE
+    if wanted.has_ssh_agent and facts.ssh_agent not in (None, AGENT_RUNS):
+        yield "ssh-agent", facts.ssh_agent, AGENT_RUNS
+
+
+def _problems(facts: WindowsFacts, wanted: WindowsWanted) -> Iterator[str]:
+    if facts.windows_build < MIRRORED_BUILD:
+        yield (
+            f"Windows build {facts.windows_build} has no mirrored networking, so this PC can "
+            f"train alone but not with others. Update to Windows 11 22H2 (build {MIRRORED_BUILD}) "
+            "or newer."
+        )
+    elif not facts.has_hyperv_firewall:
+        yield (
+            "The Hyper-V firewall cannot be asked, so its rules are not changed. Update WSL: "
+            "wsl --update"
+        )
+    if not _has_distro(facts, wanted):
+        return
+    if facts.wsl_version is None:
+        yield "WSL is the one that came with Windows, which ends when idle. Run: wsl --update"
+    if any(one.version == 1 for one in facts.distros if _is_same(one.name, wanted.distro)):
+        yield (
+            f"{wanted.distro} runs on WSL 1, which has no GPU. Run: "
+            f"wsl --set-version {wanted.distro} 2"
+        )
+    if facts.sshd_lacks is None:
+        yield f"{wanted.distro} does not answer. Start it once from the Start menu, then try again."
+    if not rules_for(wanted):
+        yield (
+            "No address of another PC is known, so the firewall is not changed. Add the other "
+            "nodes, then save this script again."
+        )
+    if wanted.has_ssh_agent and facts.ssh_agent is None:
+        yield "There is no ssh-agent. Add the optional feature OpenSSH Client in Settings."
+
+
+def show_rules(rules: tuple[FirewallRule, ...]) -> str:
+    """Return firewall rules as one line, the same for equal ones in any order.
+
+    >>> show_rules((FirewallRule(name="Rackless-ssh", addresses=("10.0.0.2",), ports=("2222",)),))
+    'Rackless-ssh: TCP port 2222 from 10.0.0.2'
+    """
+    lines = sorted(
+        f"{rule.name}: TCP {_show_ports(rule)} from {', '.join(sorted(set(rule.addresses)))}"
+        for rule in rules
+    )
+    return "; ".join(lines) or NO_RULE
+
+
+def _show_ports(rule: FirewallRule) -> str:
+    return f"port {', '.join(sorted(set(rule.ports)))}" if rule.ports else "all ports"
+
+
+def show_task(task: StartTask | None) -> str:
+    """Return a task as one line, the same for equal ones."""
+    if task is None:
+        return NO_TASK
+    return f"at {task.start}: {task.execute} {task.arguments}; time limit {task.time_limit}"
+
+
+def _show_sleep(facts: WindowsFacts) -> str:
+    times = [("sleeps", facts.standby_s), ("hibernates", facts.hibernate_s)]
+    return ", ".join(f"{what} after {seconds} s" for what, seconds in times if seconds)
+
+
+def _has_distro(facts: WindowsFacts, wanted: WindowsWanted) -> bool:
+    return any(_is_same(one.name, wanted.distro) for one in facts.distros)
+
+
+def _is_same(name: str, other: str) -> bool:
+    return name.lower() == other.lower()

@@ -1,0 +1,1 @@
+"""Run the scripts for Windows without Windows: a parser, and an interpreter of what they use."""
