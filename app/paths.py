@@ -111,6 +111,11 @@ class Paths:
         return self.home / "configs"
 
     @property
+    def wheels(self) -> Path:
+        """Packages that this PC has fetched for nodes."""
+        return self.home / "wheels"
+
+    @property
     def recipes(self) -> Path:
         """Recipes that the user saved."""
         return self.home / "recipes"

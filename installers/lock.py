@@ -93,6 +93,17 @@ LOCKS = {
             build="cpu",
         ),
         Lock(
+            path=NODES / "uv.lock",
+            about="What builds the environment of a node that has no uv of its own.",
+            needs="uv",
+        ),
+        Lock(
+            path=NODES / "pip.lock",
+            about="What installs packages of exports, and all packages where uv does not run.",
+            needs="pip",
+            beside=("train",),
+        ),
+        Lock(
             path=ROOT / "installers" / "app.lock",
             about="The window and the command line.",
             needs="project",

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.namespaces import Cluster
+from tests.fakes.uv import fetch_uv, unpack_uv
 
 MARKER = "RACKLESS_TEST_SESSION"
 """Every process that a test starts inherits this, however deep, except through a real sshd."""
@@ -153,3 +154,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if ranks:
         print("\nTests left training processes behind:", *ranks, sep="\n  ")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def uv_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the locked wheel of uv, fetched as a node fetches it."""
+    return fetch_uv(tmp_path_factory.mktemp("uv"))
+
+
+@pytest.fixture(scope="session")
+def uv(uv_wheel: Path) -> str:
+    """Return the path of a uv that runs."""
+    return unpack_uv(uv_wheel)

@@ -13,6 +13,14 @@ The kinds of request, with their arguments (dataclass or names) and results:
     telemetry.follow  {after_s: float | None}         -> {}; then events `telemetry.sample` (Sample)
     environment.find  EnvironmentQuery                -> EnvironmentReport
     environment.build EnvironmentBuild                -> EnvironmentReport; events `progress`
+    environment.tools {}                              -> EnvironmentTools
+    environment.uv    WheelQuery                      -> EnvironmentTools; unpacks uv from its wheel
+    environment.python {}                             -> EnvironmentTools; brings a Python by uv
+    environment.try   {}                              -> EnvironmentReport; events `progress`
+    environment.kept  {}                              -> KeptItems
+    environment.prune {names}                         -> {freed_bytes}
+    wheels.look       WheelQuery                      -> WheelReport
+    wheels.fetch      WheelQuery                      -> WheelReport; events `progress`
     packages.build    PackagesBuild                   -> PackagesReport; events `progress`
     port.choose       {address}                       -> {port}
     probe.listen      {address, timeout_s}            -> {port}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agents.contract.environments import EnvironmentTrial
 from agents.contract.names import (
     MAX_ATTEMPT,
     MAX_WAIT_S,
@@ -13,6 +14,7 @@ from agents.contract.names import (
     check_text,
     check_time,
 )
+from agents.contract.wheel_tags import WheelTarget
 
 MAX_GPUS = 128
 """Number of GPUs of a PC, beyond any mainboard."""
@@ -236,14 +238,16 @@ class EnvironmentQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentBuild:
+    """Order to build an environment from wheels that are on the node already."""
+
     lock_sha256: str
     lock_text: str
     """A lock: exact versions with the hashes of their files."""
     requirements: dict[str, str]
-    index_url: str | None = None
-    """Index to ask where those that the node is set up with lack a package; None: no other."""
-    fallback_text: str = ""
-    """Lock to build from where no index has the packages of the first; empty: there is none."""
+    target: WheelTarget
+    """Interpreter that the wheels were chosen for."""
+    python: str
+    """Path of that interpreter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,6 +263,10 @@ class EnvironmentReport:
     """Deviations, such as `torch 2.12.0 instead of 2.13.0`."""
     headers: bool | None = None
     """Whether the interpreter's C headers (Python.h) are installed; None: not known."""
+    built_with: str | None = None
+    """What built it, such as `uv 0.13.9`; None: it was adopted, or built by an older version."""
+    trial: EnvironmentTrial | None = None
+    """What came of trying it after it was built or adopted; None: it was not tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

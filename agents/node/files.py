@@ -31,7 +31,7 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
 from agents.state import Home, fsync_folder, identify, locked, take_lock
 
-ROOTS = ("models", "data", "runs", "artifacts")
+ROOTS = ("models", "data", "runs", "artifacts", "wheels")
 MAX_HEADER_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
 MAX_PATH_CHARACTERS = 1024

@@ -1,4 +1,4 @@
-"""`rackless nodes`: add, list, show, remove, set up, measure, token; see `repairs`, `windows`."""
+"""`rackless nodes`: add, list, remove, setup, prune, measure, token; `repairs`, `windows`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
 from app.cli.node_login import act_asking, add_login_options, resolve_target
-from app.cli.output import Output, plain
+from app.cli.output import Output, confirm, plain
 from app.cli.repairs import add_repair_verbs
 from app.cli.windows import add_windows_verb
 from app.text import DASH, show_bytes, show_duration, show_moment
@@ -35,6 +35,8 @@ def add_parser(commands: Commands) -> None:
     _named(verbs, "remove", "remove a node from the list; nothing on it is deleted", _remove)
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
     setup.add_argument("--python", metavar="FILE", help="use this interpreter on the node instead")
+    prune = _named(verbs, "prune", "delete environments that nothing needs on a node", _prune)
+    prune.add_argument("--yes", action="store_true", help="delete without asking")
     _named(
         verbs,
         "measure",
@@ -155,7 +157,31 @@ async def _remove(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
     report = await core.nodes.setup(args.name, args.python, out.progress)
     out.document(report)
-    out.text(f"{args.name} trains with {report.python} (Python {report.python_version})")
+    built = f", built with {report.built_with}" if report.built_with else ""
+    out.text(f"{args.name} trains with {report.python} (Python {report.python_version}{built})")
+    for one in report.trial.devices if report.trial else ():
+        took = one.problem or f"one training step in {show_duration(one.seconds)}"
+        out.text(f"{one.name}: {took}")
+    return 0
+
+
+async def _prune(core: Core, args: argparse.Namespace, out: Output) -> int:
+    kept = await core.nodes.kept(args.name)
+    rows = [
+        [one.kind, one.name, show_bytes(one.size_bytes), one.needed_by or "nothing"] for one in kept
+    ]
+    empty = f"Building environments has left nothing on {args.name}."
+    out.table(["KIND", "NAME", "SIZE", "NEEDED BY"], rows, empty)
+    unneeded = [one for one in kept if not one.needed_by]
+    size = show_bytes(sum(one.size_bytes for one in unneeded))
+    what = f"{len(unneeded)} of {len(kept)} on {args.name}, {size}"
+    # Never asked with --json: a program reads the output, and passes --yes.
+    is_agreed = args.yes or (not out.as_json and confirm(f"Delete what nothing needs ({what})?"))
+    freed = 0
+    if unneeded and is_agreed:
+        freed = await core.nodes.prune(args.name, [one.name for one in unneeded])
+        out.text(f"{show_bytes(freed)} are free again on {args.name}")
+    out.document({"kept": plain(kept), "freed_bytes": freed})
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agents.contract.artifacts import ChatAnswer, ChatTurn
 from agents.contract.data import DataPreview
+from agents.contract.environments import KeptItem
 from agents.contract.messages import Progress
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from agents.contract.repair import Change, ChangeList, RepairPreview
@@ -103,6 +104,8 @@ class NodesApi(Protocol):
     async def setup(
         self, name: str, python: str | None = None, progress: OnMessage | None = None
     ) -> EnvironmentReport: ...
+    async def kept(self, name: str) -> tuple[KeptItem, ...]: ...
+    async def prune(self, name: str, items: Sequence[str]) -> int: ...
     async def check(
         self,
         names: tuple[str, ...] = (),

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.contract.environments import KeptItem
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from app.errors import RacklessError, UserError
 from app.events import Event, EventHub, LinkSnapshot, NodeChanged, NodeSnapshot, SampleArrived
@@ -262,10 +263,34 @@ class CoreNodes:
             UserError: it cannot be built there, or `python` does not fit.
         """
         from app.provisioning.environment import setup_environment
+        from app.provisioning.wheels import WheelPlaces
 
-        report = await setup_environment(self._fleet.client(name), python, progress)
-        await self._fleet.refresh(name)
-        return report
+        places = WheelPlaces(
+            store=self._services.paths.wheels,
+            peers=tuple(self._fleet.client(one) for one in self._fleet.names() if one != name),
+        )
+        try:
+            return await setup_environment(self._fleet.client(name), places, python, progress)
+        finally:
+            # Also after a failed trial: there is another environment then.
+            with contextlib.suppress(RacklessError):
+                await self._fleet.refresh(name)
+
+    async def kept(self, name: str) -> tuple[KeptItem, ...]:
+        """Return what building environments has left on a node, the largest first.
+
+        Raises:
+            UserError: the node does not answer.
+        """
+        return (await self._fleet.client(name).kept_environments()).items
+
+    async def prune(self, name: str, items: Sequence[str]) -> int:
+        """Delete kept items of a node by name; return the bytes that this frees.
+
+        Raises:
+            UserError: one is needed by now, or the node does not answer.
+        """
+        return await self._fleet.client(name).prune_environments(items)
 
     async def check(
         self,

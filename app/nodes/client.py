@@ -24,6 +24,12 @@ from agents.contract.artifacts import (
     PackagesReport,
 )
 from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.environments import (
+    EnvironmentTools,
+    KeptItems,
+    WheelQuery,
+    WheelReport,
+)
 from agents.contract.examination import Examination, Route, RouteQuery, Routes
 from agents.contract.messages import Progress, WireError, from_wire, to_wire
 from agents.contract.names import check_inside, check_time
@@ -76,6 +82,10 @@ HASH_TIMEOUT_S = 4 * 3600.0
 slow disk."""
 PREVIEW_TIMEOUT_S = 120.0
 """Maximum duration of asking sudo and a few programs what they would do, in seconds."""
+LOOK_TIMEOUT_S = 120.0
+"""Maximum duration of looking at what is installed on a node, in seconds."""
+TRIAL_TIMEOUT_S = 600.0
+"""Maximum duration of trying an environment: importing torch from a cold, slow disk, in seconds."""
 LAUNCH_TIMEOUT_S = 120.0
 """Maximum duration of starting an attempt, in seconds."""
 STOP_MARGIN_S = 60.0
@@ -206,16 +216,56 @@ class NodeClient:
         return await self._ask(NodeLogs, "logs.tail")
 
     async def environment_find(self, query: EnvironmentQuery) -> EnvironmentReport:
-        return await self._ask(EnvironmentReport, "environment.find", to_wire(query), 120.0)
+        return await self._ask(
+            EnvironmentReport, "environment.find", to_wire(query), LOOK_TIMEOUT_S
+        )
 
     async def environment_build(
         self, build: EnvironmentBuild, progress: OnMessage | None = None
     ) -> EnvironmentReport:
-        """Build the environment. Downloads gigabytes, so only the loss of the link ends it."""
+        """Build the environment from wheels that are on the node."""
         args = to_wire(build)
         return await self._ask(
             EnvironmentReport, "environment.build", args, None, _messages(progress)
         )
+
+    async def environment_tools(self) -> EnvironmentTools:
+        return await self._ask(EnvironmentTools, "environment.tools", {}, LOOK_TIMEOUT_S)
+
+    async def unpack_uv(self, query: WheelQuery) -> EnvironmentTools:
+        """Unpack uv from its wheel, which is on the node."""
+        args = to_wire(query)
+        return await self._ask(EnvironmentTools, "environment.uv", args, LOOK_TIMEOUT_S)
+
+    async def bring_python(self, progress: OnMessage | None = None) -> EnvironmentTools:
+        """Have uv download a Python of its own on the node."""
+        return await self._ask(
+            EnvironmentTools, "environment.python", {}, None, _messages(progress)
+        )
+
+    async def try_environment(self, progress: OnMessage | None = None) -> EnvironmentReport:
+        """Import what training needs, and do one tiny step on each device of the node."""
+        return await self._ask(
+            EnvironmentReport, "environment.try", {}, TRIAL_TIMEOUT_S, _messages(progress)
+        )
+
+    async def look_for_wheels(self, query: WheelQuery) -> WheelReport:
+        return await self._ask(WheelReport, "wheels.look", to_wire(query), LOOK_TIMEOUT_S)
+
+    async def fetch_wheels(
+        self, query: WheelQuery, progress: OnMessage | None = None
+    ) -> WheelReport:
+        """Fetch wheels. Downloads gigabytes, so only the loss of the link ends it."""
+        args = to_wire(query)
+        return await self._ask(WheelReport, "wheels.fetch", args, None, _messages(progress))
+
+    async def kept_environments(self) -> KeptItems:
+        return await self._ask(KeptItems, "environment.kept", {}, LOOK_TIMEOUT_S)
+
+    async def prune_environments(self, names: Sequence[str]) -> int:
+        """Delete what building has left on the node; return the bytes that were freed."""
+        args = {"names": list(names)}
+        return await self._ask_number("freed_bytes", "environment.prune", args, 300.0)
 
     # ------------------------------------------------------------ probes
 

@@ -12,12 +12,17 @@ import hashlib
 import importlib.resources
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from agents.contract.environments import WheelQuery
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, OnMessage
 from app.provisioning.torch_build import TorchBuild, choose_torch
+
+if TYPE_CHECKING:
+    from app.provisioning.wheels import WheelPlaces
 
 # Maximum number of differing packages that a message lists.
 _SHOWN_PACKAGES = 6
@@ -40,8 +45,9 @@ def read_train_lock(torch: TorchBuild | None = None) -> EnvironmentLock:
         torch: build of torch; None: the one for current drivers. It changes the text alone.
     """
     build = _lock_text((torch or TorchBuild.CUDA_13).lock)
-    # First, so that a build which the index lacks is missed before the others are fetched.
-    text = build + _lock_text("train")
+    # First, so that a build which the index lacks is missed before the others are fetched. pip, as
+    # packages of exports come by it; environments are not compared by it.
+    text = build + _lock_text("train") + _lock_text("pip")
     train = parse_lock(_lock_text("train")).requirements
     # What its build brings, such as CUDA's libraries, is torch's own business.
     version = parse_lock(build).requirements["torch"].partition("+")[0]
@@ -84,25 +90,60 @@ def _lock(text: str, requirements: dict[str, str]) -> EnvironmentLock:
 
 async def setup_environment(
     client: NodeClient,
+    places: WheelPlaces,
     python: str | None = None,
     progress: OnMessage | None = None,
     *,
     lock: EnvironmentLock | None = None,
     candidates: Sequence[str] = (sys.executable,),
 ) -> EnvironmentReport:
-    """Make sure that a node has an environment that fits the lock, and have the node store it.
+    """Make sure that a node has an environment that fits the lock, tried, and stored there.
 
     Args:
+        client: of the node.
+        places: where packages may come from.
         python: interpreter to adopt; None: the stored one, else the first of `candidates` that
             fits, else a newly built one.
+        progress: gets sentences.
         lock: packages to fit; None: those of this version's trainer.
         candidates: interpreters to try before gigabytes are downloaded. The master's own exists
             on the node if the node is this PC.
 
     Raises:
-        UserError: `python` does not fit (with the differences), or the build failed (with why).
+        UserError: `python` does not fit (with the differences), the build failed (with why), or
+            training does not work with what was built.
     """
-    given, lock = lock, lock or read_train_lock()
+    say = progress or _say_nothing
+    report = await _find_or_build(client, places, python, say, lock, candidates)
+    # A stand-in for the lock has no torch to try.
+    if report.trial is not None or (lock and "torch" not in lock.requirements):
+        return report
+    say("trying it: imports, and one tiny training step on each device")
+    report = await client.try_environment(progress)
+    failed = [one for one in report.trial.devices if one.is_failed] if report.trial else []
+    if failed:
+        raise UserError(
+            f"the environment of {client.name} is built, but {failed[0].name} cannot train with "
+            f"it: {failed[0].problem}",
+            f"Run rackless check {client.name}, which looks at driver and card",
+            where=client.name,
+        )
+    return report
+
+
+def _say_nothing(text: str) -> None:
+    del text
+
+
+async def _find_or_build(
+    client: NodeClient,
+    places: WheelPlaces,
+    python: str | None,
+    say: OnMessage,
+    given: EnvironmentLock | None,
+    candidates: Sequence[str],
+) -> EnvironmentReport:
+    lock = given or read_train_lock()
     if python is not None:
         report = await client.environment_find(_adopting(lock, python))
         if not report.fits:
@@ -116,22 +157,43 @@ async def setup_environment(
         report = await _find(client, _adopting(lock, candidate))
         if report.fits:
             return report
-    build = _order(lock, None) if given else _order(lock, choose_torch(await client.facts()))
-    return await client.environment_build(build, progress)
+    torch = None if given else choose_torch(await client.facts())
+    return await _build(client, places, lock, torch, say)
 
 
-def _order(lock: EnvironmentLock, torch: TorchBuild | None) -> EnvironmentBuild:
-    """Return the order to build `lock`, or the trainer's own with one build of torch."""
+async def _build(
+    client: NodeClient,
+    places: WheelPlaces,
+    lock: EnvironmentLock,
+    torch: TorchBuild | None,
+    say: OnMessage,
+) -> EnvironmentReport:
+    """Build `lock`, or the trainer's own with one build of torch."""
+    # Here: most commands build none.
+    from app.provisioning.build_tools import prepare_tools
+    from app.provisioning.wheels import NoWheels, bring_wheels
+
+    tools = await prepare_tools(client, places, say)
     first = lock if torch is None else read_train_lock(torch)
-    # PyPI's build has CUDA, and works without a GPU, too.
-    spare = torch is TorchBuild.CPU
-    return EnvironmentBuild(
+    index_url = None if torch is None else torch.index_url
+    query = WheelQuery(lock_text=first.text, target=tools.target, index_url=index_url)
+    try:
+        await bring_wheels(client, query, places, say)
+    except NoWheels as missing:
+        if torch is not TorchBuild.CPU:
+            raise
+        # PyPI's build has CUDA, and works without a GPU, too.
+        say(f"{missing.message}. Taking the build of PyPI instead, which is larger")
+        query = replace(query, lock_text=lock.text, index_url=None)
+        await bring_wheels(client, query, places, say)
+    order = EnvironmentBuild(
         lock_sha256=lock.sha256,
-        lock_text=first.text,
+        lock_text=query.lock_text,
         requirements=lock.requirements,
-        index_url=None if torch is None else torch.index_url,
-        fallback_text=lock.text if spare else "",
+        target=tools.target,
+        python=tools.python or "",
     )
+    return await client.environment_build(order, say)
 
 
 async def find_environment(client: NodeClient, lock: EnvironmentLock) -> EnvironmentReport:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataPreview
+from agents.contract.environments import KeptItem
 from agents.contract.messages import Progress
 from agents.contract.node import (
     Calibration,
@@ -460,6 +461,19 @@ class FakeNodes:
         if progress is not None:
             progress("Collecting torch==2.13.0")
         return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)
+
+    async def kept(self, name: str) -> tuple[KeptItem, ...]:
+        await self._core.act("nodes.kept", name)
+        used = KeptItem(
+            kind="environment", name="environment-1", size_bytes=6 << 30, used_s=1.0,
+            needed_by="training",
+        )  # fmt: skip
+        old = KeptItem(kind="wheels", name="wheels-2", size_bytes=3 << 30, used_s=1.0)
+        return (used, old)
+
+    async def prune(self, name: str, items: Sequence[str]) -> int:
+        await self._core.act("nodes.prune", name, *items)
+        return 3 << 30
 
     async def check(
         self,

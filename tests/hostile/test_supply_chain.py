@@ -21,18 +21,22 @@ import pytest
 
 from agents.children import Children
 from agents.contract.artifacts import PackagesBuild
+from agents.contract.environments import WheelQuery
 from agents.contract.node import EnvironmentBuild
+from agents.contract.wheel_tags import this_target
 from agents.errors import ExpectedError
-from agents.node import environment, packages
+from agents.node import environment, packages, wheels
 from agents.state import Home
 from app.errors import NodeNotReady
 from app.nodes.archive import build_archive
 from app.nodes.bootstrap import StartedAgent, start_agent
 from app.nodes.transport.local import LocalConnection
+from tests.fakes.package_site import put_pip
 from tests.fakes.packages import flip_a_bit, lock_of, make_sdist, make_wheel, sha256_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHA256 = "ab" * 32
+TARGET = this_target(".".join(map(str, sys.version_info[:3])))
 Attack = Callable[..., None]
 
 
@@ -86,14 +90,9 @@ def test_an_environment_refuses_a_wheel_with_one_wrong_bit_by_name_and_keeps_not
     text = lock_of(good, bad)
     expected = sha256_of(bad)
     flip_a_bit(bad)
-    order = EnvironmentBuild(
-        lock_sha256=SHA256,
-        lock_text=text,
-        requirements={"aaa_good": "1.5", "tiny_thing": "1.5"},
-    )
-    with pytest.raises(ExpectedError) as caught:
-        environment.build(home, order, children, lambda line: None)
-    said = caught.value.message
+    query = WheelQuery(lock_text=text, target=TARGET)
+    report = wheels.fetch_wheels(home, query, children, lambda line: None)
+    said = report.message
     attack(
         given="a wheel with one bit changed in the index of a node",
         tried="set up the training environment from the lock",
@@ -102,9 +101,84 @@ def test_an_environment_refuses_a_wheel_with_one_wrong_bit_by_name_and_keeps_not
     assert "tiny_thing==1.5" in said
     assert expected in said
     assert sha256_of(bad) in said
+    assert report.trouble == "wrong"
+    assert report.hint
+    assert not report.is_complete
+    assert bad.name not in [path.name for path in home.path.rglob("*.whl")]
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+def test_a_wheel_that_is_changed_on_a_node_is_refused_again_when_it_is_installed(
+    home: Home, index: Path, children: Children, tool: str, request, monkeypatch, attack: Attack
+) -> None:
+    uv = request.getfixturevalue("uv") if tool == "uv" else None
+    monkeypatch.setattr(environment, "find_uv", lambda home, children: (uv, "1"))
+    text = lock_of(make_wheel(index, "tiny_thing"), put_pip(index))
+    query = WheelQuery(lock_text=text, target=TARGET)
+    report = wheels.fetch_wheels(home, query, children, lambda line: None)
+    kept = home.path / report.path / "tiny_thing-1.5-py3-none-any.whl"
+    expected = sha256_of(kept)
+    flip_a_bit(kept)
+    wrong = sha256_of(kept)
+    order = EnvironmentBuild(
+        lock_sha256=SHA256,
+        lock_text=text,
+        requirements={"tiny_thing": "1.5"},
+        target=TARGET,
+        python=sys.executable,
+    )
+    with pytest.raises(ExpectedError) as caught:
+        environment.build(home, order, children, lambda line: None)
+    said = caught.value.message
+    attack(
+        given=f"a wheel of the store of a node with one bit changed, and {tool}",
+        tried="set up the training environment from it",
+        happened=said,
+    )
+    assert "tiny" in said
+    assert expected in said
+    assert wrong in said
     assert caught.value.hint
     assert not [path for path in home.environments.iterdir() if path.is_dir()]
+    assert not kept.exists()
     assert not home.environment_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UV_NO_VERIFY_HASHES", "1"),
+        ("UV_REQUIRE_HASHES", "0"),
+        ("UV_FIND_LINKS", "{index}"),
+        ("UV_INDEX_URL", "file://{index}"),
+        ("UV_OVERRIDE", "{index}/more.txt"),
+        ("UV_CONSTRAINT", "{index}/more.txt"),
+        ("UV_NO_BINARY", "1"),
+        ("UV_CONFIG_FILE", "{index}/uv.toml"),
+    ],
+)
+def test_no_setting_of_a_nodes_uv_loosens_a_lock(
+    home: Home, index: Path, children: Children, uv: str, name: str, value: str, monkeypatch, attack
+) -> None:
+    (index / "more.txt").write_text("stowaway==9\n")
+    (index / "uv.toml").write_text("[pip]\nno-deps = false\nverify-hashes = false\n")
+    wheel = make_wheel(index, needs="stowaway")
+    make_wheel(index, "stowaway", "9")
+    monkeypatch.setenv(name, value.format(index=index))
+    monkeypatch.setattr(environment, "find_uv", lambda home, children: (uv, "1"))
+    query = WheelQuery(lock_text=lock_of(wheel), target=TARGET)
+    wheels.fetch_wheels(home, query, children, lambda line: None)
+    order = EnvironmentBuild(
+        lock_sha256=SHA256,
+        lock_text=query.lock_text,
+        requirements={"tiny_thing": "1.5"},
+        target=TARGET,
+        python=sys.executable,
+    )
+    environment.build(home, order, children, lambda line: None)
+    happened = sorted(path.name for path in home.environments.rglob("*.dist-info"))
+    attack(given=f"{name}={value} on a node", tried="set it up by uv", happened=str(happened))
+    assert happened == ["tiny_thing-1.5.dist-info"]
 
 
 def test_packages_of_an_export_refuse_a_wheel_with_one_wrong_bit_by_name(
@@ -354,7 +428,11 @@ def test_a_lock_without_hashes_begins_no_environment(
 ) -> None:
     make_wheel(index)
     order = EnvironmentBuild(
-        lock_sha256=SHA256, lock_text="tiny_thing==1.5\n", requirements={"tiny_thing": "1.5"}
+        lock_sha256=SHA256,
+        lock_text="tiny_thing==1.5\n",
+        requirements={"tiny_thing": "1.5"},
+        target=TARGET,
+        python=sys.executable,
     )
     with pytest.raises(ExpectedError, match=r"tiny_thing==1\.5 has no --hash") as caught:
         environment.build(home, order, children, lambda line: None)

@@ -12,17 +12,21 @@ import re
 import signal
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agents.contract.artifacts import MakeJob, MergeJob
 from agents.contract.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
 from agents.contract.data import PreviewJob
+from agents.contract.environments import DeviceTrial, EnvironmentTrial, TrialJob
 from agents.contract.json_text import read_said
-from agents.contract.node import CalibrationJob
+from agents.contract.node import CalibrationJob, EnvironmentReport
 from agents.contract.python_child import python_variables
 from agents.contract.run_layout import checkpoint_name
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.node.environment import keep_trial, read_adopted
+from agents.node.facts import read_gpus
 from agents.node.files import (
     describe_file,
     job_folder,
@@ -103,6 +107,36 @@ def calibrate(call: Call) -> dict[str, Any]:
     with borrow_device(call.home, job.device_id, "a measurement", node, lambda name: False):
         module = "agents.trainer.calibration"
         return _report(call, job.python, module, to_wire(job), f"The measurement of {job.device}")
+
+
+def try_environment(call: Call) -> EnvironmentReport:
+    """Import what training needs and do one tiny step on each free device; keep what came of it.
+
+    Raises:
+        ExpectedError: there is no environment, or a package cannot be imported.
+    """
+    adopted = read_adopted(call.home)
+    if adopted is None or adopted.python is None:
+        raise ExpectedError("There is no training environment on this node to try.")
+    gpus, _ = read_gpus(call.home)
+    node = socket.gethostname()
+    devices = []
+    with contextlib.ExitStack() as held:
+        for gpu in gpus:
+            trial = DeviceTrial(device=f"cuda:{gpu.index}", name=gpu.name)
+            try:
+                held.enter_context(
+                    borrow_device(call.home, gpu.uuid, "a trial", node, lambda name: False)
+                )
+            except ExpectedError as busy:
+                trial = replace(trial, problem=f"not tried: {busy.message}")
+            devices.append(trial)
+        cpu = DeviceTrial(device="cpu", name="CPU")
+        job = TrialJob(devices=tuple(devices) or (cpu,))
+        found = _report(
+            call, adopted.python, "agents.trainer.trial", to_wire(job), "The trial of training"
+        )
+    return keep_trial(call.home, from_wire(EnvironmentTrial, found, "report"))
 
 
 @contextlib.contextmanager

@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 
 from agents.children import Children
+from agents.contract.environments import EnvironmentTrial, WheelQuery, WheelReport
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery
+from agents.contract.wheel_tags import this_target
 from agents.errors import ExpectedError
 from agents.node import environment
-from agents.node.environment import build, compare, find, is_version, read_adopted
+from agents.node.environment import build, compare, find, is_version, keep_trial, read_adopted
+from agents.node.kept_environments import list_kept
+from agents.node.wheels import fetch_wheels
 from agents.state import Home
-from tests.fakes.packages import lock_line, lock_of, make_wheel
+from tests.fakes.package_site import put_pip
+from tests.fakes.packages import lock_of, make_wheel
 
 LOCK_SHA256 = "ab" * 32
 QUERY = EnvironmentQuery(
@@ -127,90 +132,108 @@ def test_interpreter_that_hangs_is_ended(
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder in which pip looks for packages, and nowhere else."""
+    """Return a folder in which wheels are looked for, and nowhere else; pip is there."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    put_pip(folder)
     return folder
+
+
+@pytest.fixture
+def no_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "find_uv", lambda home, children: (None, ""))
 
 
 def folder_of(home: Home, lock_text: str) -> Path:
     return home.environments / hashlib.sha256(lock_text.encode()).hexdigest()[:16]
 
 
+TARGET = this_target(".".join(map(str, sys.version_info[:3])))
+
+
 def job(lock_text: str, **requirements: str) -> EnvironmentBuild:
-    return EnvironmentBuild(lock_sha256=LOCK_SHA256, lock_text=lock_text, requirements=requirements)
+    return EnvironmentBuild(
+        lock_sha256=LOCK_SHA256,
+        lock_text=lock_text,
+        requirements=requirements,
+        target=TARGET,
+        python=sys.executable,
+    )
+
+
+def fetch(home: Home, lock_text: str, children: Children) -> WheelReport:
+    query = WheelQuery(lock_text=lock_text, target=TARGET)
+    return fetch_wheels(home, query, children, lambda line: None)
 
 
 @pytest.mark.slow
-def test_environment_is_built_adopted_and_not_built_twice(
+@pytest.mark.usefixtures("no_uv")
+def test_pip_builds_where_there_is_no_uv_and_nothing_is_built_twice(
     home: Home, children: Children, index: Path
 ) -> None:
     lines: list[str] = []
-    text = lock_of(make_wheel(index, "rackless_probe", "1.2.3"))
+    text = lock_of(make_wheel(index, "rackless_probe", "1.2.3"), *index.glob("pip-*"))
+    assert fetch(home, text, children).is_complete
     order = job(text, **{"rackless-probe": "1.2.3"})
     report = build(home, order, children, lines.append)
     assert report.fits
     assert report.python == str(folder_of(home, text) / "bin" / "python")
+    assert report.built_with == "pip"
     assert os.access(report.python, os.X_OK)
     assert read_adopted(home) == report
     assert any("Successfully installed rackless" in line for line in lines)
     again: list[str] = []
     assert build(home, order, children, again.append) == report
     assert again == []
+    # Packages of exports come by it.
+    assert children.run([str(report.python), "-m", "pip", "--version"])[0] == 0
     wrong = replace(order, requirements={"rackless-probe": "9.9.9"})
     with pytest.raises(ExpectedError, match=r"rackless-probe 1\.2\.3 instead of 9\.9\.9"):
         build(home, wrong, children, again.append)
+    # The Python that it was built on is gone.
+    Path(report.python).unlink()
+    Path(report.python).symlink_to("/no/such/python")
+    assert build(home, order, children, again.append) == report
+    (kept,) = (one for one in list_kept(home) if one.kind == "environment")
+    assert kept.needed_by == "training"
 
 
-def test_missing_venv_names_the_package_to_install(
-    home: Home, children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_environment_is_not_begun_before_its_packages_are_here(
+    home: Home, children: Children, index: Path
 ) -> None:
-    said = "The virtual environment was not created successfully because ensurepip is not available"
-    fake = script(tmp_path / "python", f"#!/bin/sh\necho '{said}'\nexit 1\n")
-    monkeypatch.setattr(sys, "executable", fake)
-    with pytest.raises(ExpectedError) as caught:
-        build(home, job(""), children, lambda line: None)
-    assert "python3-venv is missing on this node" in caught.value.message
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert caught.value.hint == f"sudo apt-get install -y python{version}-venv"
-    assert not folder_of(home, "").exists()
+    text = lock_of(make_wheel(index), make_wheel(index, "aaa"))
+    (index / "aaa-1.5-py3-none-any.whl").unlink()
+    report = fetch(home, text, children)
+    assert (report.trouble, report.num_present, report.num_packages) == ("missing", 0, 2)
+    with pytest.raises(ExpectedError, match="2 of the 2 packages"):
+        build(home, job(text), children, lambda line: None)
+    assert not folder_of(home, text).exists()
 
 
 @pytest.mark.parametrize(
     ("said", "message", "hint"),
     [
         ("ERROR: [Errno 28] No space left on device", "the disk is full", "Free about 10 GB"),
-        (
-            "NewConnectionError: Failed to establish a new connection: [Errno -3]",
-            "cannot reach the package index",
-            "Check its internet connection",
-        ),
-        (
-            "ERROR: No matching distribution found for torch==2.13.0",
-            r"no package torch==2.13.0 for this Python",
-            "Install a Python",
-        ),
         ("ERROR: something else", "something else", ""),
     ],
 )
-def test_pips_failures_are_explained(
-    home: Home, children: Children, tmp_path: Path, said: str, message: str, hint: str
+@pytest.mark.usefixtures("no_uv")
+def test_failures_of_pip_and_venv_are_explained(
+    home: Home, children: Children, tmp_path: Path, index: Path, said: str, message: str, hint: str
 ) -> None:
-    text = lock_line("torch", "2.13.0")
-    folder = folder_of(home, text)
-    (folder / "bin").mkdir(parents=True)
-    script(folder / "bin" / "pip", "")
-    script(folder / "bin" / "python", f"#!/bin/sh\necho Collecting torch\necho '{said}'\nexit 1\n")
+    text = lock_of(*index.glob("pip-*"))
+    fetch(home, text, children)
+    fake = script(tmp_path / "python", f"#!/bin/sh\necho '{said}'\nexit 1\n")
     lines: list[str] = []
     with pytest.raises(ExpectedError) as caught:
-        build(home, job(text), children, lines.append)
+        build(home, replace(job(text), python=fake), children, lines.append)
+    assert "making the virtual environment failed" in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
-    assert lines == ["continuing the environment that was begun before", "Collecting torch", said]
-    assert (folder / "requirements.txt").read_text() == f"{text}\n"
-    assert not (folder / "complete").exists()
+    assert lines == ["making a virtual environment; there is no uv, so pip builds it"]
+    assert not folder_of(home, text).exists()
 
 
 def test_hash_of_a_lock_cannot_be_a_path(home: Home, children: Children) -> None:
@@ -218,21 +241,12 @@ def test_hash_of_a_lock_cannot_be_a_path(home: Home, children: Children) -> None
         build(home, replace(job(""), lock_sha256="../../x"), children, lambda line: None)
 
 
-def test_where_the_indexes_lack_a_build_another_index_is_asked_then_the_other_lock(
-    home: Home, children: Children, tmp_path: Path
+def test_a_trial_is_kept_until_another_interpreter_is_adopted(
+    home: Home, children: Children
 ) -> None:
-    first, other = lock_line("torch", "2.13.0+cpu"), lock_line("torch", "2.13.0")
-    folder = folder_of(home, first)
-    (folder / "bin").mkdir(parents=True)
-    script(folder / "bin" / "pip", "")
-    says = '#!/bin/sh\nfor last; do :; done\necho asked: "$@"\ngrep -q cpu $last || exit 0\n'
-    says += "echo 'ERROR: No matching distribution found for torch==2.13.0+cpu'\nexit 1\n"
-    script(folder / "bin" / "python", says)
-    order = replace(job(first), index_url="https://index.example/cpu", fallback_text=other)
-    lines: list[str] = []
-    with pytest.raises(ExpectedError, match="does not work as a Python interpreter"):
-        build(home, order, children, lines.append)  # what pip made is looked at: here, a script
-    asked = ["--extra-index-url" in line for line in lines if line.startswith("asked: ")]
-    assert asked == [False, True, False]
-    assert sum("Trying elsewhere" in line for line in lines) == 2
-    assert (folder / "requirements.txt").read_text() == f"{other}\n"
+    fits = replace(QUERY, requirements={"pytest": pytest.__version__}, python=sys.executable)
+    find(home, replace(fits, adopt=True), children)
+    trial = EnvironmentTrial(import_s=1.0, torch="2.13.0", devices=())
+    assert keep_trial(home, trial).trial == trial
+    assert find(home, replace(fits, python=None), children).trial == trial
+    assert find(home, replace(fits, lock_sha256="cd" * 32), children).trial is None

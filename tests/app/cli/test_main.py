@@ -37,6 +37,8 @@ PRODUCT_COMMANDS = [
     "nodes show pc",
     "nodes remove pc",
     "nodes setup pc",
+    "nodes prune pc",
+    "nodes prune pc --yes",
     "nodes token",
     "nodes token alpha beta --give",
     "nodes token alpha --take-back",
@@ -337,6 +339,31 @@ def test_the_hubs_token_is_given_to_nodes_and_taken_back(
     away = NodeToken(node="beta", place="unknown", problem="beta cannot be reached: it is off")
     core.node_token_map["beta"] = away
     assert ask() == (1, "Not on alpha. beta cannot be asked.")
+
+
+def test_what_nothing_needs_is_deleted_from_a_node_after_asking(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = FakeCore()
+
+    def ask(*words: str, as_json: bool = False) -> str:
+        args = build_parser().parse_args(["nodes", "prune", "alpha", *words])
+        core.calls.clear()
+        assert asyncio.run(nodes._prune(core, args, Output(as_json))) == 0  # type: ignore[arg-type]
+        return capsys.readouterr().out
+
+    deleted = ("nodes.prune", "alpha", "wheels-2")
+    monkeypatch.setattr(nodes, "confirm", lambda question: "1 of 2 on alpha, 3.0 GiB" in question)
+    said = ask()
+    assert deleted in core.calls
+    assert "environment-1  6.0 GiB  training" in said
+    assert "3.0 GiB are free again on alpha" in said
+    monkeypatch.setattr(nodes, "confirm", lambda question: False)
+    ask()
+    assert deleted not in core.calls
+    assert json.loads(ask(as_json=True))["freed_bytes"] == 0
+    assert deleted not in core.calls
+    assert json.loads(ask("--yes", as_json=True))["freed_bytes"] == 3 << 30
 
 
 def test_help_and_lists_load_little() -> None:

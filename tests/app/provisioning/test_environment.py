@@ -9,6 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.environments import (
+    DeviceTrial,
+    EnvironmentTools,
+    EnvironmentTrial,
+    WheelQuery,
+    WheelReport,
+    WheelTrouble,
+)
 from agents.contract.node import (
     EnvironmentBuild,
     EnvironmentQuery,
@@ -16,6 +24,7 @@ from agents.contract.node import (
     GpuFacts,
     NodeFacts,
 )
+from agents.contract.wheel_tags import WheelTarget
 from app.errors import NodeUnreachable, UserError
 from app.provisioning.environment import (
     EnvironmentLock,
@@ -26,6 +35,7 @@ from app.provisioning.environment import (
     setup_environment,
 )
 from app.provisioning.torch_build import TorchBuild
+from app.provisioning.wheels import WheelPlaces
 from tests.fakes.packages import NO_HASH, lock_line
 from tests.fakes.ssh import nodes
 
@@ -78,6 +88,9 @@ class FakeNode:
         self.looked_at: list[str | None] = []
         self.built: EnvironmentBuild | None = None
         self.facts_now = make_facts()
+        self.has_torch_index = True
+        self.problem = ""
+        self.asked: list[WheelQuery] = []
 
     async def facts(self) -> NodeFacts:
         return self.facts_now
@@ -99,14 +112,45 @@ class FakeNode:
         self.built = build
         return EnvironmentReport(python="/built", fits=True, lock_sha256=build.lock_sha256)
 
+    async def environment_tools(self) -> EnvironmentTools:
+        target = WheelTarget(python="3.12.3", machine="x86_64", glibc="2.39")
+        return EnvironmentTools(target=target, python="/usr/bin/python3", uv="/usr/bin/uv")
 
-LOCK: EnvironmentLock = parse_lock(f"{lock_line('torch', '2.13.0')}\n{lock_line('numpy', '2')}\n")
+    async def look_for_wheels(self, query: WheelQuery) -> WheelReport:
+        return self.report(None)
+
+    async def fetch_wheels(self, query: WheelQuery, progress: object = None) -> WheelReport:
+        self.asked.append(query)
+        is_there = self.has_torch_index or query.index_url is None
+        return self.report(None if is_there else "missing", is_complete=is_there)
+
+    def report(self, trouble: WheelTrouble | None, is_complete: bool = False) -> WheelReport:
+        return WheelReport(
+            path="wheels/x",
+            num_packages=2,
+            num_present=0,
+            is_complete=is_complete,
+            trouble=trouble,
+            message="finds no package torch",
+        )
+
+    async def try_environment(self, progress: object = None) -> EnvironmentReport:
+        card = DeviceTrial(
+            device="cuda:0", name="RTX", problem=self.problem, is_failed=bool(self.problem)
+        )
+        trial = EnvironmentTrial(import_s=1.0, torch="2.13.0", devices=(card,))
+        return EnvironmentReport(python="/tried", fits=True, trial=trial)
+
+
+LOCK: EnvironmentLock = parse_lock(f"{lock_line('scipy', '2.13.0')}\n{lock_line('numpy', '2')}\n")
+
+
+PLACES = WheelPlaces(store=Path("/no/such/folder"))
 
 
 def set_up(node: FakeNode, python: str | None = None, *candidates: str) -> EnvironmentReport:
-    return asyncio.run(
-        setup_environment(node, python, lock=LOCK, candidates=candidates)  # type: ignore[arg-type]
-    )
+    work = setup_environment(node, PLACES, python, lock=LOCK, candidates=candidates)  # type: ignore[arg-type]
+    return asyncio.run(work)
 
 
 def test_a_named_interpreter_is_adopted_or_refused_with_the_reasons() -> None:
@@ -138,14 +182,32 @@ def test_candidates_come_before_a_build(remembered: str | None) -> None:
 def test_a_build_brings_the_torch_that_suits_the_nodes_gpus(drivers: list[str], build: str) -> None:
     node = FakeNode(set())
     node.facts_now = make_facts(*drivers)
-    asyncio.run(setup_environment(node, candidates=()))  # type: ignore[arg-type]
-    order = node.built
-    assert order is not None
-    assert order.requirements == read_train_lock().requirements
-    assert order.lock_text == read_train_lock(TorchBuild(build)).text
-    assert order.index_url == TorchBuild(build).index_url
-    # What works everywhere, for where PyTorch's own index cannot be reached.
-    assert order.fallback_text == (read_train_lock().text if build == "cpu" else "")
+    report = asyncio.run(setup_environment(node, PLACES, candidates=()))  # type: ignore[arg-type]
+    assert report.python == "/tried"
+    (query,) = node.asked
+    assert query.lock_text == read_train_lock(TorchBuild(build)).text
+    assert query.index_url == TorchBuild(build).index_url
+    assert node.built is not None
+    assert node.built.requirements == read_train_lock().requirements
+    assert node.built.lock_text == query.lock_text
+
+
+def test_where_pytorchs_index_is_not_reached_a_cpu_gets_the_build_of_pypi() -> None:
+    node = FakeNode(set())
+    node.has_torch_index = False
+    said: list[str] = []
+    asyncio.run(setup_environment(node, PLACES, progress=said.append, candidates=()))  # type: ignore[arg-type]
+    assert [query.index_url for query in node.asked] == [TorchBuild.CPU.index_url, None]
+    assert node.built is not None
+    assert node.built.lock_text == read_train_lock().text
+    assert any("Taking the build of PyPI instead" in line for line in said)
+
+
+def test_a_device_that_cannot_train_is_an_error_that_names_it() -> None:
+    node = FakeNode(set())
+    node.problem = "no kernel image is available"
+    with pytest.raises(UserError, match="pc is built, but RTX cannot train with it: no kernel"):
+        asyncio.run(setup_environment(node, PLACES, candidates=()))  # type: ignore[arg-type]
 
 
 def test_a_lost_node_is_not_taken_for_one_without_environment() -> None:
@@ -158,7 +220,7 @@ async def test_a_real_node_adopts_this_interpreter_and_remembers_it(tmp_path: Pa
     other = parse_lock(lock_line("asyncssh", "0.1"))
     async with nodes(tmp_path, 1) as (pc,):
         assert not (await find_environment(pc, lock)).fits
-        report = await setup_environment(pc, lock=lock)
+        report = await setup_environment(pc, PLACES, lock=lock)
         assert report.fits
         assert report.python == sys.executable
         assert (await find_environment(pc, lock)).python == sys.executable
@@ -166,4 +228,4 @@ async def test_a_real_node_adopts_this_interpreter_and_remembers_it(tmp_path: Pa
         assert not misfit.fits
         assert "asyncssh" in misfit.different[0]
         with pytest.raises(UserError, match="no interpreter"):
-            await setup_environment(pc, "/no/such/python", lock=lock)
+            await setup_environment(pc, PLACES, "/no/such/python", lock=lock)

@@ -1,0 +1,147 @@
+"""What building environments has left on this node, what needs it, and deleting the rest.
+
+Environments and their wheels are gigabytes each, and every new lock brings more. An environment is
+needed while training is set up to use it, by an attempt that is not over, and for a while after
+that, because the nodes of a lost run start the next attempt with the same interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agents.contract.environments import KeptItem, KeptKind
+from agents.contract.wheel_store import HALVES, PARTIAL, STORE
+from agents.errors import ExpectedError, explain_os_error
+from agents.node.build_tools import PYTHONS, TOOLS
+from agents.node.environment import COMPLETE, read_adopted, read_marker
+from agents.state import Home, locked
+from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over
+from agents.supervisor.leases import is_any_held
+
+RECOVERY_S = 2 * 3600.0
+"""Time after the end of an attempt in which its run may be recovered here, in seconds."""
+
+
+def list_kept(home: Home) -> tuple[KeptItem, ...]:
+    """Return all that building has left here, the largest first."""
+    needs = _needs(home)
+    found = [
+        KeptItem(
+            kind=kind,
+            name=_name(kind, folder),
+            size_bytes=_size_of(folder),
+            used_s=folder.stat().st_mtime,
+            needed_by=needs.get(_name(kind, folder), ""),
+        )
+        for kind, folder in _folders(home)
+    ]
+    return tuple(sorted(found, key=lambda item: -item.size_bytes))
+
+
+def prune(home: Home, names: Sequence[str]) -> int:
+    """Delete items by name; return the bytes that this frees.
+
+    Raises:
+        ExpectedError: one is needed by now, or in use.
+    """
+    folders = {_name(kind, folder): folder for kind, folder in _folders(home)}
+    freed = 0
+    for name in names:
+        folder = folders.get(name)
+        if folder is None:  # somebody else has deleted it
+            continue
+        needs = _needs(home)
+        if name in needs:
+            raise ExpectedError(f"{name} is not deleted: {needs[name]} needs it by now.")
+        freed += _delete(folder)
+    return freed
+
+
+def _folders(home: Home) -> Iterator[tuple[KeptKind, Path]]:
+    for folder in _inside(home.environments):
+        if not folder.name.startswith("."):
+            yield "packages" if folder.name.startswith("packages-") else "environment", folder
+    for folder in _inside(home.path / STORE):
+        is_part = folder.name == HALVES or folder.name.startswith(PARTIAL)
+        yield "downloads" if is_part else "wheels", folder
+    for folder in _inside(home.path / TOOLS):
+        if folder.name.startswith("uv-"):
+            yield "uv", folder
+    for folder in _inside(home.path / PYTHONS):
+        if not folder.name.startswith("."):
+            yield "python", folder
+
+
+def _inside(place: Path) -> Iterator[Path]:
+    if place.is_dir():
+        yield from (one for one in sorted(place.iterdir()) if one.is_dir() and not one.is_symlink())
+
+
+def _name(kind: KeptKind, folder: Path) -> str:
+    return f"{kind}-{folder.name.lstrip('.').removeprefix(f'{kind}-')}"
+
+
+def _size_of(folder: Path) -> int:
+    """Return the bytes that deleting a folder frees: files with other names stay."""
+    total = 0
+    for top, _, names in os.walk(folder):
+        for name in names:
+            state = os.lstat(os.path.join(top, name))
+            total += state.st_blocks * 512 if state.st_nlink == 1 else 0
+    return total
+
+
+def _needs(home: Home) -> dict[str, str]:
+    """Return what needs an item, by its name."""
+    needs: dict[str, str] = {}
+    used = [(python, f"run {attempt.run_id}") for attempt, python in _recent_attempts(home)]
+    adopted = read_adopted(home)
+    if adopted is not None and adopted.python:
+        used.append((adopted.python, "training"))
+    for python, user in used:
+        environment = Path(python).parent.parent
+        if environment.parent != home.environments:
+            continue
+        needs[_name("environment", environment)] = user
+        wheels = home.path / STORE / read_marker(environment).wheels
+        needs[_name("wheels", wheels)] = "other nodes, which get them from here"
+        base = (environment / "bin" / "python").resolve()
+        if (home.path / PYTHONS) in base.parents:
+            brought = base.relative_to(home.path / PYTHONS).parts[0]
+            needs[_name("python", home.path / PYTHONS / brought)] = user
+    if is_any_held(home):
+        for kind, folder in _folders(home):
+            if kind == "packages":
+                needs[_name(kind, folder)] = "the work that runs now"
+    return needs
+
+
+def _recent_attempts(home: Home) -> Iterator[tuple[AttemptFolder, str]]:
+    for attempt in find_attempts(home):
+        intent = attempt.read_intent()
+        if intent is not None and not (is_over(attempt) and _age_s(attempt.folder) > RECOVERY_S):
+            yield attempt, intent.python
+
+
+def _age_s(folder: Path) -> float:
+    written = [file.stat().st_mtime for file in folder.iterdir()]
+    return time.time() - max(written, default=0.0)
+
+
+def _delete(folder: Path) -> int:
+    """Delete a folder, the marker of a whole environment first; return the bytes of it."""
+    size = _size_of(folder)
+    busy = f"{folder} is not deleted: it is being written."
+    lock = folder.with_name(f"{folder.name}.lock")
+    with locked(lock, 1.0, busy):
+        try:
+            (folder / COMPLETE).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise explain_os_error(error, f"deleting {folder}") from error
+        lock.unlink(missing_ok=True)
+    return size

@@ -1,0 +1,195 @@
+"""Bring the wheels of a lock to a node: from another node that has them, or by one download.
+
+No byte is fetched from outside twice. A node that has the whole set sends it; else the node that
+has most of it fetches the rest for all, for whatever interpreter they are; and where no node
+reaches a package index, this PC does. Copies go through `app/nodes/files`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.contract.environments import WheelQuery, WheelReport
+from agents.contract.lock import read_lock_text
+from agents.contract.package_index import PackageIndex, read_index_settings
+from agents.contract.run import FileEntry
+from agents.contract.wheel_progress import WheelProgress
+from agents.contract.wheel_store import WheelProblem, WheelSet, fetch
+from app.errors import RacklessError, UserError
+from app.filelock import locked
+from app.nodes.client import NodeClient
+from app.nodes.files.local_files import in_thread
+from app.nodes.files.transfer import BytesProgress, copy, push
+from app.storage.hashes import hash_file
+
+PEER_S = 15.0
+"""Maximum wait for another node to say what it has, in seconds; a silent one is left out."""
+Say = Callable[[str], None]
+
+
+class NoWheels(UserError):
+    """No place that could be asked has all packages of a lock."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WheelPlaces:
+    """Where packages may come from, beside the node itself."""
+
+    store: Path
+    """Folder of this PC for what it fetches."""
+    peers: Sequence[NodeClient] = ()
+    """Other nodes."""
+
+
+async def bring_wheels(
+    client: NodeClient, query: WheelQuery, places: WheelPlaces, say: Say
+) -> None:
+    """Make sure that a node has all wheels of a query.
+
+    Raises:
+        NoWheels: no index that can be reached has them.
+        UserError: a file is not the locked one, a disk is full, or the node does not answer.
+    """
+    own = await client.look_for_wheels(query)
+    if own.is_complete:
+        return
+    reports = await _ask(places.peers, query)
+    for peer, report in reports:
+        if report.is_complete and await _copy(peer, client, report, say):
+            return
+    here = await in_thread(_set_here, places.store, query)
+    if here.is_complete:
+        await _send(here, client, own, say)
+        return
+    # Where most is, most need not be fetched again; else at the node itself.
+    by_size = sorted([(client, own), *reports], key=lambda one: -one[1].size_bytes)
+    troubles: list[str] = []
+    for fetcher, _ in by_size:
+        report = await _fetch_at(fetcher, client, query, say)
+        if report.is_complete and (fetcher is client or await _copy(fetcher, client, report, say)):
+            return
+        troubles.append(_refuse(report, fetcher.name))
+    await _fetch_here(here, query, client.name, troubles, say)
+    await _send(here, client, own, say)
+
+
+async def _ask(
+    peers: Sequence[NodeClient], query: WheelQuery
+) -> list[tuple[NodeClient, WheelReport]]:
+    async def ask(peer: NodeClient) -> tuple[NodeClient, WheelReport] | None:
+        try:
+            async with asyncio.timeout(PEER_S):
+                return peer, await peer.look_for_wheels(query)
+        except (RacklessError, TimeoutError):
+            return None
+
+    return [one for one in await asyncio.gather(*map(ask, peers)) if one is not None]
+
+
+async def _copy(source: NodeClient, client: NodeClient, report: WheelReport, say: Say) -> bool:
+    """Copy a set from another node; return False if that fails, and say why."""
+    say(f"{source.name} has the packages: copying them from there")
+    try:
+        await copy(source, [client], report.path, _bytes_progress(say))
+    except RacklessError as error:
+        say(f"{source.name} could not send the packages: {error}")
+        return False
+    return True
+
+
+async def _fetch_at(
+    fetcher: NodeClient, client: NodeClient, query: WheelQuery, say: Say
+) -> WheelReport:
+    """Have a node fetch what it lacks; a node other than `client` may fail without an error."""
+    if fetcher is client:
+        return await fetcher.fetch_wheels(query, say)
+    try:
+        return await fetcher.fetch_wheels(query, lambda text: say(f"{fetcher.name}: {text}"))
+    except RacklessError as error:
+        return WheelReport(
+            path="",
+            num_packages=0,
+            num_present=0,
+            is_complete=False,
+            trouble="unreachable",
+            message=str(error),
+        )
+
+
+def _refuse(report: WheelReport, name: str) -> str:
+    """Return why a node could not fetch, where another one may; else raise the error."""
+    message = f"{name} {report.message}"
+    if report.trouble == "missing":
+        raise NoWheels(message, report.hint)
+    if report.trouble in ("wrong", "stopped"):
+        raise UserError(message, report.hint)
+    return message
+
+
+def _set_here(store: Path, query: WheelQuery) -> WheelSet:
+    return WheelSet(store=store, lock=read_lock_text(query.lock_text), target=query.target)
+
+
+async def _fetch_here(
+    here: WheelSet, query: WheelQuery, name: str, troubles: list[str], say: Say
+) -> None:
+    """Fetch a set on this PC, for a node that reaches no package index."""
+    say(f"no node reaches a package index; this PC fetches the packages for {name}")
+    stopped = threading.Event()
+    settings = read_index_settings(os.environ, Path.home(), query.index_url)
+    index = PackageIndex(settings)
+    loop = asyncio.get_running_loop()
+
+    def tell(text: str) -> None:
+        loop.call_soon_threadsafe(say, text)
+
+    def work() -> None:
+        here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(here.store / f"{here.name}.lock"):
+            fetch(here, index, tell, stopped.is_set)
+
+    task = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stopped.set()
+        await asyncio.wait({task})
+        raise
+    except WheelProblem as problem:
+        kind = UserError if problem.kind in ("wrong", "stopped") else NoWheels
+        said = "; ".join((*troubles, f"this PC {problem.message}"))
+        raise kind(f"the packages for {name} cannot be had: {said}", problem.hint) from problem
+    except OSError as error:
+        raise UserError(
+            f"{here.store} cannot be written: {error.strerror or error}",
+            "Free some space on that disk: packages with CUDA take 3 GB",
+        ) from error
+
+
+async def _send(here: WheelSet, client: NodeClient, report: WheelReport, say: Say) -> None:
+    def describe() -> list[FileEntry]:
+        return [
+            FileEntry(path=file.name, size_bytes=file.stat().st_size, sha256=hash_file(file))
+            for file in here.present().values()
+        ]
+
+    files = await in_thread(describe)
+    say(f"sending the packages to {client.name}")
+    await push(client, report.path, here.folder, files, _bytes_progress(say))
+
+
+def _bytes_progress(say: Say) -> BytesProgress:
+    """Return a callback that says how far a copy of a set is."""
+    progress: list[WheelProgress] = []
+
+    def tell(done_bytes: int, total_bytes: int) -> None:
+        if not progress:
+            progress.append(WheelProgress(say, "copying", total_bytes=total_bytes))
+        progress[0].reach("", done_bytes)
+
+    return tell
