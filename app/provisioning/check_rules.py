@@ -12,6 +12,7 @@ from typing import TypeVar
 from agents.contract.node import GpuFacts
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.repairs import install_compiler, install_driver, synchronise_clock
+from app.provisioning.windows.repair import run_script
 from app.text import show_bytes, show_list
 
 Value = TypeVar("Value", str, int)
@@ -130,7 +131,7 @@ def judge_wsl(node: CheckedNode) -> tuple[CheckRow, ...]:
     text = f"WSL networking is {mode}: other nodes cannot reach this one"
     # A run on a single node needs no connection from another one.
     status: Status = "fail" if node.num_nodes > 1 else "warn"
-    return (make_row("wsl", node.name, status, text, _MIRRORED),)
+    return (make_row("wsl", node.name, status, text, _MIRRORED, run_script(node.name)),)
 
 
 def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from agents.contract.examination import WslFacts
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.system import WINDOWS_FILE_SYSTEMS
+from app.provisioning.windows.repair import run_script
+from app.provisioning.windows.wslconfig import Setting, read_value
 from app.text import show_bytes
 
 MIN_MEMORY_SHARE = 0.6
@@ -25,11 +27,12 @@ def judge_wsl_idle(node: CheckedNode) -> tuple[CheckRow, ...]:
         return ()
     if wsl.config is None:
         text = f"{_FILE} could not be read: WSL may end when no terminal is open"
-        return (make_row("wsl-idle", node.name, "unknown", text, SCRIPT),)
+        return (make_row("wsl-idle", node.name, "unknown", text, SCRIPT, run_script(node.name)),)
     values = {
         "instanceIdleTimeout": read_setting(wsl.config, "general", "instanceIdleTimeout"),
         "vmIdleTimeout": read_setting(wsl.config, "wsl2", "vmIdleTimeout"),
     }
+    repair = run_script(node.name)
     evidence = ", ".join(f"{name}={value or 'not set'}" for name, value in values.items())
     missing = [name for name, value in values.items() if not _is_negative(value)]
     if not missing:
@@ -40,7 +43,7 @@ def judge_wsl_idle(node: CheckedNode) -> tuple[CheckRow, ...]:
         f"In {_FILE}: instanceIdleTimeout=-1 below [general] and vmIdleTimeout=-1 below [wsl2], "
         "then: wsl --shutdown"
     )
-    return (make_row("wsl-idle", node.name, "warn", text, fix, evidence=evidence),)
+    return (make_row("wsl-idle", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
 def judge_wsl_boot(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -99,7 +102,8 @@ def judge_wsl_memory(node: CheckedNode) -> tuple[CheckRow, ...]:
     gib = int(whole * 0.8) >> 30
     text = f"WSL has only {evidence} of RAM"
     fix = f"memory={gib}GB below [wsl2] in {_FILE}, then: wsl --shutdown"
-    return (make_row("wsl-memory", node.name, "warn", text, fix, evidence=evidence),)
+    repair = run_script(node.name, gib)
+    return (make_row("wsl-memory", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
 def judge_wsl_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -149,7 +153,8 @@ def judge_wsl_sshd(node: CheckedNode) -> tuple[CheckRow, ...]:
     if not text:
         passes = f"its SSH server has port {ports}"
         return (make_row("wsl-sshd", node.name, "pass", passes, "", evidence=evidence),)
-    return (make_row("wsl-sshd", node.name, "warn", text, fix, evidence=evidence),)
+    repair = run_script(node.name)
+    return (make_row("wsl-sshd", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
 def _find_sshd_problem(wsl: WslFacts, mode: str | None) -> tuple[str, str]:
@@ -168,20 +173,13 @@ def _find_sshd_problem(wsl: WslFacts, mode: str | None) -> tuple[str, str]:
 
 
 def read_setting(lines: Sequence[str], section: str, name: str) -> str:
-    """Return a value of an .ini file, its last one where there are several; empty: not set.
+    """Return the value that WSL reads for a key of .wslconfig; empty: not set.
 
-    >>> read_setting(["[wsl2]", "vmIdleTimeout = -1 ; never"], "wsl2", "vmidletimeout")
+    >>> read_setting(["[wsl2]", "vmIdleTimeout = -1 # never"], "wsl2", "vmidletimeout")
     '-1'
     """
-    inside, found = "", ""
-    for line in lines:
-        text = line.split(";")[0].split("#")[0].strip()
-        if text.startswith("[") and text.endswith("]"):
-            inside = text[1:-1].strip().lower()
-        key, _, value = text.partition("=")
-        if inside == section.lower() and key.strip().lower() == name.lower():
-            found = value.strip()
-    return found
+    setting = Setting(section=section, key=name, value="")
+    return read_value("\n".join(lines), setting) or ""
 
 
 def _is_negative(value: str) -> bool:
@@ -198,14 +196,8 @@ def _judge(
     unknown: str,
     evidence: str,
 ) -> CheckRow:
-    if value is None:
-        return make_row(check, node.name, "unknown", unknown, SCRIPT, evidence=evidence)
-    status: Status = "pass" if value else "warn"
-    return make_row(
-        check,
-        node.name,
-        status,
-        passes if value else warns,
-        "" if value else SCRIPT,
-        evidence=evidence,
-    )
+    if value:
+        return make_row(check, node.name, "pass", passes, "", evidence=evidence)
+    status: Status = "unknown" if value is None else "warn"
+    text, repair = unknown if value is None else warns, run_script(node.name)
+    return make_row(check, node.name, status, text, SCRIPT, repair, evidence=evidence)

@@ -56,15 +56,36 @@ def test_files_on_a_drive_of_windows(kind: str | None, status: str) -> None:
     assert row.status == status
 
 
-def test_the_last_of_several_values_counts() -> None:
+def test_the_first_of_several_values_counts_as_wsl_reads_it() -> None:
     lines = [
         "[WSL2]",
         "memory=4GB",
-        "; memory=9GB",
+        "# memory=9GB",
         "[other]",
         "memory=1GB",
         "[wsl2]",
         "MEMORY=8GB",
     ]
-    assert wsl.read_setting(lines, "wsl2", "memory") == "8GB"
+    assert wsl.read_setting(lines, "wsl2", "memory") == "4GB"
     assert wsl.read_setting(lines, "general", "memory") == ""
+
+
+@pytest.mark.parametrize(
+    ("judge", "changes", "memory"),
+    [
+        ("idle", {"config": ()}, ""),
+        ("boot", {"boot_task": False}, ""),
+        ("firewall", {}, ""),
+        ("sshd", {"sshd_ports": (22,), "is_systemd": True}, ""),
+        ("memory", {"windows_memory_bytes": 64 << 30}, " --memory 51"),
+    ],
+)
+def test_what_only_windows_can_change_comes_with_its_script(
+    judge: str, changes: dict[str, Any], memory: str
+) -> None:
+    node = checked(wsl_with(**changes), facts=replace(FACTS, wsl="mirrored"))
+    (row,) = getattr(wsl, f"judge_wsl_{judge}")(node)
+    assert row.repair is not None
+    assert row.repair.where == "windows"
+    assert f"rackless nodes windows-script {node.name}{memory} " in row.repair.explanation
+    assert f"rackless-windows-{node.name}.ps1" in row.repair.script
