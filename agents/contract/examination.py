@@ -101,11 +101,13 @@ class SystemFacts:
     """Whether systemd ends a user's processes at logout."""
     lingers: bool | None = None
     """Whether the user's services go on without a login."""
+    user: str | None = None
+    """Name that Rackless logs in as."""
     may_sleep: bool | None = None
     """Whether this PC may suspend: a desktop runs and sleep is not masked."""
 
     def check_foreign(self) -> None:
-        _check_texts(self, "home", "home_file_system", "boot_id", "first_process")
+        _check_texts(self, "home", "home_file_system", "boot_id", "first_process", "user")
         _check_lists(self, "hostname_addresses")
 
 
@@ -184,6 +186,8 @@ class DriverFacts:
     """Whether this user may open the device files; None: there are none."""
     smi_message: str | None = None
     """What nvidia-smi says when it fails; empty: it works; None: it is not installed."""
+    persistence: bool | None = None
+    """Whether the driver stays loaded while no program uses a GPU."""
     dxg: bool | None = None
     """Whether the GPU of Windows is there (WSL)."""
 

@@ -7,6 +7,7 @@ is in place already is skipped then, and has nothing to undo.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +37,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEdit:
-    """New text of one file: `content` as a whole, or else its lines without `drop` and with `add`.
+    """New text of one file: `content` as a whole, or else its lines after `swap`, and `add`.
 
     >>> FileEdit(path="/etc/fstab", add=("/swap none swap sw 0 0",)).apply_to("a\\n")
     'a\\n/swap none swap sw 0 0\\n'
@@ -45,10 +46,10 @@ class FileEdit:
     path: str
     content: str | None = None
     """Whole text; None: the lines below are edited."""
-    drop: tuple[str, ...] = ()
-    """Lines to leave out, compared without the white space around them."""
+    swap: tuple[tuple[str, str], ...] = ()
+    """Regular expressions, and what each line has from then on where one matches."""
     add: tuple[str, ...] = ()
-    """Lines to add where none of them is: in place of the first dropped one, else at the end."""
+    """Lines to add at the end, those that are there already left out."""
     mode: int = 0o644
     """Mode of a file that is new; another one keeps its own."""
     activate: tuple[str, ...] = ()
@@ -57,26 +58,20 @@ class FileEdit:
     def __post_init__(self) -> None:
         if not self.path.startswith("/"):
             raise ValueError(f"path is {self.path!r}; it must begin with /")
-        if (self.content is None) == (not self.drop and not self.add):
+        if (self.content is None) == (not self.swap and not self.add):
             raise ValueError(f"the edit of {self.path} needs either content or lines")
 
     def apply_to(self, before: str | None) -> str:
         """Return the text after the edit. `before`: the text now; None: there is no such file."""
         if self.content is not None:
             return self.content
-        dropped = {line.strip() for line in self.drop}
-        kept: list[str] = []
-        place: int | None = None
         # Only at newlines: `splitlines` knows more ends of a line, which belong to its text here.
-        for line in (before or "").removesuffix("\n").split("\n") if before else ():
-            if line.strip() not in dropped:
-                kept.append(line)
-            elif place is None:
-                place = len(kept)
-        present = {line.strip() for line in kept}
-        at = len(kept) if place is None else place
-        kept[at:at] = [line for line in self.add if line.strip() not in present]
-        return "".join(f"{line}\n" for line in kept)
+        lines = before.removesuffix("\n").split("\n") if before else []
+        for pattern, text in self.swap:
+            lines = [re.sub(pattern, text, line) for line in lines]
+        present = {line.strip() for line in lines}
+        lines += [line for line in self.add if line.strip() not in present]
+        return "".join(f"{line}\n" for line in lines)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,12 +32,15 @@ class Offer:
 
 
 def collect_offers(rows: Iterable[CheckRow]) -> tuple[Offer, ...]:
-    """Return the repairs that a check found, each once for a node, in the order of its rows."""
+    """Return the repairs that a check found, each once for a node, in the order of its rows.
+
+    A repair may be for another node than its row: a firewall is that of the one that is called.
+    """
     found: dict[tuple[str, str], list[CheckRow]] = {}
     repairs: dict[tuple[str, str], Repair] = {}
     for row in rows:
         if row.repair is not None and row.status != "pass":
-            key = (row.node, row.repair.id)
+            key = (row.repair.node or row.node, row.repair.id)
             repairs.setdefault(key, row.repair)
             found.setdefault(key, []).append(row)
     return tuple(Offer(node, repairs[node, id_], tuple(found[node, id_])) for node, id_ in found)
@@ -187,8 +190,8 @@ def _describe_step(step: RepairStep, shown: StepPreview | None) -> tuple[str, ..
     elif edit.content is not None:
         lines = (f"write {edit.path}", *(f"+{line}" for line in edit.content.splitlines()))
     else:
-        dropped, added = ((f"-{a}" for a in edit.drop), (f"+{a}" for a in edit.add))
-        lines = (f"change {edit.path}", *dropped, *added)
+        swapped = (f"{pattern} becomes {text}" for pattern, text in edit.swap)
+        lines = (f"change {edit.path}", *swapped, *(f"+{line}" for line in edit.add))
     right = " (as administrator)" if step.as_root else ""
     sudo = ("sudo",) if step.as_root else ()
     then = (f"    {shlex.join((*sudo, *edit.activate))}",) if edit.activate else ()

@@ -54,6 +54,7 @@ NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
     system.judge_logout,
     judge_gpus,
     gpu.judge_driver,
+    gpu.judge_persistence,
     judge_compiler,
     network.judge_ports,
     network.judge_rdma,

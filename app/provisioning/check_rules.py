@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from agents.contract.node import GpuFacts
+from agents.contract.node import GpuFacts, NodeFacts
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
-from app.provisioning.repairs import install_compiler, install_driver, synchronise_clock
+from app.provisioning.repairs import install_compiler, offer_driver
+from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.repair import run_script
 from app.text import show_bytes, show_list
 
@@ -84,11 +85,11 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
             if facts.wsl
             else "sudo ubuntu-drivers install, then restart that PC"
         )
-        repair = None if facts.wsl else install_driver()
+        repair = offer_driver(facts)
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
     if not facts.gpus:
         return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)
-    return tuple(_judge_gpu(name, gpu, bool(facts.wsl)) for gpu in facts.gpus)
+    return tuple(_judge_gpu(name, gpu, facts) for gpu in facts.gpus)
 
 
 def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -176,10 +177,10 @@ def _judge_disk(node: str, free: int | None) -> CheckRow:
     return make_row("disk", node, "pass", text)
 
 
-def _judge_gpu(node: str, gpu: GpuFacts, is_wsl: bool) -> CheckRow:
+def _judge_gpu(node: str, gpu: GpuFacts, facts: NodeFacts) -> CheckRow:
     text = f"{gpu.name}, driver {gpu.driver or 'not known'}"
-    update = "the Windows driver" if is_wsl else "it: sudo ubuntu-drivers install"
-    repair = None if is_wsl else install_driver()
+    update = "the Windows driver" if facts.wsl else "it: sudo ubuntu-drivers install"
+    repair = offer_driver(facts)
     capability = numbers_of(gpu.capability)
     # Before the driver: no update helps a card that torch does not support.
     if capability and capability < MIN_CAPABILITY:

@@ -1,8 +1,9 @@
 """What repairs a problem that a check has found: exact steps, who may take them, how to undo them.
 
-The judge of a row attaches a `Repair` to it. Adding one takes a function below that returns it, and
-`repair=` in the row. Steps say how to see that they are in place already, so that applying a repair
-twice changes nothing the second time. Nothing here does any input or output.
+The judge of a row attaches a `Repair` to it. Adding one takes a function that returns it, here, in
+`system_repairs.py` or in `network_repairs.py`, and `repair=` in the row. Steps say how to see that
+they are in place already, so that applying a repair twice changes nothing the second time. Nothing
+here does any input or output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agents.contract.names import check_name
+from agents.contract.node import NodeFacts
 from agents.contract.repair import INSTALL_STEP_S, Probe, RepairStep
 
 Where = Literal["node", "windows", "person"]
@@ -31,6 +33,8 @@ class Repair:
     """What it does in a few words, as on a button's dialog."""
     explanation: str
     """What changes, why it helps and what it costs, in plain sentences."""
+    node: str = ""
+    """Node to which it is applied; empty: that of the row."""
     where: Where = "node"
     steps: tuple[RepairStep, ...] = ()
     """Changes in their order; they are undone in the reverse order. Only with `node`."""
@@ -73,26 +77,8 @@ def ask_administrator(repair: Repair) -> str:
     return f"Ask an administrator of that PC to do this: {'; '.join((*commands, *edits))}"
 
 
-def synchronise_clock() -> Repair:
-    """Return the repair that has the system keep its clock right."""
-    return Repair(
-        id="time-sync",
-        title="Synchronise the clock",
-        explanation="The system asks time servers from now on and corrects its clock. Logs of "
-        "several nodes can then be compared. It takes up to a minute.",
-        steps=(
-            RepairStep(
-                says="Switch on the system's time synchronisation",
-                run=("timedatectl", "set-ntp", "true"),
-                undo=("timedatectl", "set-ntp", "false"),
-                done=Probe(argv=("timedatectl", "show", "-p", "NTP", "--value"), shows="yes"),
-            ),
-        ),
-    )
-
-
-def install_packages(id_: str, title: str, explanation: str, packages: tuple[str, ...]) -> Repair:
-    """Return the repair that installs packages of Debian or Ubuntu, each a step of its own.
+def package_steps(packages: tuple[str, ...]) -> tuple[RepairStep, ...]:
+    """Return the steps that install packages of Debian or Ubuntu, one for each.
 
     Undoing removes those that were not there before; what they needed themselves stays.
     """
@@ -105,7 +91,7 @@ def install_packages(id_: str, title: str, explanation: str, packages: tuple[str
         done=Probe(argv=(*query, *packages), shows=installed),
         timeout_s=INSTALL_STEP_S,
     )
-    steps = [
+    steps = (
         RepairStep(
             says=f"Install {package}",
             run=(*_APT, "install", "-y", package),
@@ -114,18 +100,18 @@ def install_packages(id_: str, title: str, explanation: str, packages: tuple[str
             timeout_s=INSTALL_STEP_S,
         )
         for package in packages
-    ]
-    return Repair(id=id_, title=title, explanation=explanation, steps=(update, *steps))
+    )
+    return (update, *steps)
 
 
 def install_compiler(python: str) -> Repair:
     """Return the repair that installs a C compiler and the headers of `python`, such as `3.12`."""
-    return install_packages(
-        "compiler",
-        "Install a compiler and Python's headers",
-        "torch then compiles the layers of a model for the node's GPUs, which makes training "
-        "faster. Takes about 300 MB on disk.",
-        ("build-essential", f"python{python}-dev"),
+    return Repair(
+        id="compiler",
+        title="Install a compiler and Python's headers",
+        explanation="torch then compiles the layers of a model for the node's GPUs, which makes "
+        "training faster. Takes about 300 MB on disk.",
+        steps=package_steps(("build-essential", f"python{python}-dev")),
     )
 
 
@@ -148,22 +134,28 @@ def install_driver() -> Repair:
     )
 
 
-def set_mtu(interface: str, before: int, after: int) -> Repair:
-    """Return the repair that gives an interface packets of `after` bytes instead of `before`."""
-    device = ("ip", "link", "set", "dev", interface, "mtu")
+def offer_driver(facts: NodeFacts) -> Repair | None:
+    """Return the repair that installs a driver on this node; None: Ubuntu's tool is not there."""
+    return install_driver() if facts.os.startswith("Ubuntu") and facts.wsl is None else None
+
+
+def keep_driver_loaded() -> Repair:
+    """Return the repair that keeps NVIDIA's driver loaded while no program uses a GPU."""
     return Repair(
-        id=f"mtu-{interface}",
-        title=f"Send packets of {after} bytes",
-        explanation=f"All PCs of one network need the same size, or large packets are lost. This "
-        f"lasts until {interface} is set up again, such as by a restart. To keep it, with "
-        f"NetworkManager: nmcli connection modify NAME 802-3-ethernet.mtu {after}; with netplan: "
-        f"netplan set ethernets.{interface}.mtu={after}.",
+        id="gpu-persistence",
+        title="Keep the GPU driver loaded",
+        explanation="Without a screen, the driver unloads itself when the last program ends, which "
+        "makes the start of the next one slow and forgets power limits. An idle GPU then takes a "
+        "few watts more. This lasts until a restart; the service nvidia-persistenced keeps it.",
         steps=(
             RepairStep(
-                says=f"Set the packet size of {interface} from {before} to {after} bytes",
-                run=(*device, str(after)),
-                undo=(*device, str(before)),
-                done=Probe(argv=("cat", f"/sys/class/net/{interface}/mtu"), shows=str(after)),
+                says="Switch on persistence mode",
+                run=("nvidia-smi", "-pm", "1"),
+                undo=("nvidia-smi", "-pm", "0"),
+                done=Probe(
+                    argv=("nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader"),
+                    shows=r"(Enabled\s*)+",
+                ),
             ),
         ),
     )

@@ -71,7 +71,7 @@ from app.nodes.ssh_hosts import SshHost
 from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
 from app.provisioning.check_row import CheckRow, OnRow
-from app.provisioning.repairs import synchronise_clock
+from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile

@@ -29,6 +29,7 @@ _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)$")
 
 def read_driver() -> DriverFacts:
     """Return the state of NVIDIA's driver on this PC."""
+    smi_message, persistence = _ask_smi()
     return DriverFacts(
         num_cards=count_cards(),
         module_version=parse_module_version(read_text("/proc/driver/nvidia/version") or ""),
@@ -36,7 +37,8 @@ def read_driver() -> DriverFacts:
         is_loaded=_has_module("nvidia"),
         nouveau=_has_module("nouveau"),
         devices_open=_try_devices("/dev/nvidia[0-9]*"),
-        smi_message=_ask_smi(),
+        smi_message=smi_message,
+        persistence=persistence,
         dxg=os.path.exists("/dev/dxg"),
     )
 
@@ -88,9 +90,23 @@ def _try_devices(pattern: str) -> bool | None:
     return all(os.access(device, os.R_OK | os.W_OK) for device in devices)
 
 
-def _ask_smi() -> str | None:
-    answer = ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], SMI_TIMEOUT_S)
+def _ask_smi() -> tuple[str | None, bool | None]:
+    """Return what nvidia-smi says when it fails, and whether all GPUs are in persistence mode."""
+    query = ["nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader"]
+    answer = ask(query, SMI_TIMEOUT_S)
     if answer is None:
-        return None
-    said = (answer.problem or answer.output).splitlines()
-    return "" if answer.code == 0 else (said[0][:300] if said else f"exit code {answer.code}")
+        return None, None
+    if answer.code:
+        said = (answer.problem or answer.output).splitlines()
+        return (said[0][:300] if said else f"exit code {answer.code}"), None
+    return "", parse_persistence(answer.output)
+
+
+def parse_persistence(text: str) -> bool | None:
+    """Return whether all GPUs are in persistence mode; None: nvidia-smi does not say.
+
+    >>> [parse_persistence(t) for t in ("Enabled\\nDisabled\\n", "Enabled\\n", "[N/A]\\n")]
+    [False, True, None]
+    """
+    states = set(text.split())
+    return "Disabled" not in states if states and states <= {"Enabled", "Disabled"} else None

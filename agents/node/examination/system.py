@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import getpass
 import os
+import pwd
 import socket
 import stat
 import subprocess
@@ -47,6 +48,7 @@ def read_system(home: Path) -> SystemFacts:
         first_process=read_text("/proc/1/comm") or None,
         ends_at_logout=read_ends_at_logout(),
         lingers=_read_lingers(),
+        user=_read_user(),
         may_sleep=read_may_sleep(),
     )
 
@@ -198,6 +200,13 @@ def _read_lingers() -> bool | None:
     folder = Path("/var/lib/systemd/linger")
     with contextlib.suppress(OSError, KeyError):
         return folder.is_dir() and (folder / getpass.getuser()).exists()
+    return None
+
+
+def _read_user() -> str | None:
+    # By the process, not by a variable: commands of an administrator name this user.
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.geteuid()).pw_name
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.provisioning.check_row import CheckedNode, CheckRow, make_row
+from app.provisioning.repairs import keep_driver_loaded, offer_driver
 from app.text import count_of
 
 INSTALL = "sudo ubuntu-drivers install, then restart that PC"
@@ -31,7 +32,20 @@ def judge_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
         return (make_row("driver", node.name, "pass", text, "", evidence=evidence),)
     reason, fix = _explain_missing(node)
     text = f"{count_of(cards - found, 'NVIDIA card')} cannot be used: {reason}"
-    return (make_row("driver", node.name, "fail", text, fix, evidence=evidence),)
+    repair = offer_driver(facts) if fix == INSTALL else None
+    return (make_row("driver", node.name, "fail", text, fix, repair, evidence=evidence),)
+
+
+def judge_persistence(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the driver stays loaded between programs; WSL and other systems have no row."""
+    kept = node.examination.driver.persistence
+    if kept is None or node.facts.wsl is not None:
+        return ()
+    if kept:
+        return (make_row("persistence", node.name, "pass", "the driver stays loaded"),)
+    text = "the driver unloads itself when no program uses a GPU, so the next one starts slowly"
+    fix = "sudo nvidia-smi -pm 1"
+    return (make_row("persistence", node.name, "warn", text, fix, keep_driver_loaded()),)
 
 
 def _explain_missing(node: CheckedNode) -> tuple[str, str]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agents.contract.node import LinkProbe
 from app.errors import RacklessError, UserError
 from app.nodes.client import NodeClient, OnMessage
 from app.provisioning.check_row import CheckedGroup, CheckRow, OnRow, Status
 from app.provisioning.checks.network import find_device, judge_routes
+from app.provisioning.network_repairs import open_ufw
+from app.provisioning.repairs import Repair
 from app.text import count_of
 
 PROBE_BYTES = 8 << 20
@@ -170,7 +173,8 @@ def judge_link(
     """
     if probe.failure is not None:
         message, fix = _explain(group, node, peer, probe, small)
-        return _row(node, peer, "fail", message, fix, probe)
+        row = _row(node, peer, "fail", message, fix, probe)
+        return replace(row, repair=_find_repair(group, node, peer, probe))
     text = f"round trip {(probe.round_trip_s or 0.0) * 1000:.2f} ms"
     if probe.bytes_per_s is not None:
         text += f", {probe.bytes_per_s / 1e6:.0f} MB/s"
@@ -179,6 +183,17 @@ def judge_link(
         return _row(node, peer, "pass", text, "", probe)
     fix = "Connect both PCs by cable to one Gigabit switch; Wi-Fi and VPNs are too slow"
     return _row(node, peer, "warn", f"{text}; {slow}", fix, probe)
+
+
+def _find_repair(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) -> Repair | None:
+    """Return the repair of a link: a rule for the firewall of the node that is called."""
+    answerer = group.nodes.get(peer)
+    is_closed = probe.failure in ("dropped", "refused") and node != peer
+    if not is_closed or answerer is None or answerer.facts.wsl is not None:
+        return None
+    if answerer.examination.network.firewall != "ufw":
+        return None
+    return open_ufw(peer, group.endpoints[node].address)
 
 
 def _find_slowness(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) -> str:

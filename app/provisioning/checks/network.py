@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from agents.contract.examination import DeviceFacts, Route
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
-from app.provisioning.repairs import set_mtu
+from app.provisioning.network_repairs import keep_wifi_awake, set_mtu, widen_ports
 from app.text import show_list
 
 ENOUGH_PORTS = 2000
@@ -44,7 +44,7 @@ def judge_ports(node: CheckedNode) -> tuple[CheckRow, ...]:
         return (make_row("ports", node.name, "pass", text, "", evidence=evidence),)
     text = f"the system has only {number} ports for connections of all programs"
     fix = 'sudo sysctl net.ipv4.ip_local_port_range="32768 60999"'
-    return (make_row("ports", node.name, "warn", text, fix, evidence=evidence),)
+    return (make_row("ports", node.name, "warn", text, fix, widen_ports(ports), evidence=evidence),)
 
 
 def judge_rdma(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -103,9 +103,11 @@ def _judge_interface(group: CheckedGroup, name: str) -> CheckRow:
     if fix and better:
         text = f"{text}, although {better} joins them, too"
         fix = f"Use {better}: rackless nodes set-address {name} --ssh USER@{better.split()[-1]}"
-    elif not fix and device.saves_power:
-        fix = f"sudo iw dev {device.name} set power_save off"
-    return make_row("interface", name, "warn" if fix else "pass", text, fix, evidence=evidence)
+    repair = keep_wifi_awake(device.name) if device.saves_power else None
+    if repair is not None:
+        fix = f"{fix}; until then: sudo iw dev {device.name} set power_save off"
+    status = "warn" if fix else "pass"
+    return make_row("interface", name, status, text, fix, repair, evidence=evidence)
 
 
 def _find_better(group: CheckedGroup, name: str) -> str:

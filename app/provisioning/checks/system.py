@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
-from app.provisioning.repairs import synchronise_clock
+from app.provisioning.system_repairs import (
+    add_swap,
+    forbid_sleep,
+    grow_shared_memory,
+    keep_after_logout,
+    name_own_address,
+    synchronise_clock,
+)
 from app.text import show_bytes, show_list
 
 MIN_FREE_INODES = 50_000
@@ -100,7 +107,8 @@ def judge_swap(node: CheckedNode) -> tuple[CheckRow, ...]:
             "sudo fallocate -l 8G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile "
             "&& sudo swapon /swapfile"
         )
-        return (make_row("swap", node.name, "warn", text, fix, evidence=evidence),)
+        repair = None if node.facts.wsl else add_swap()
+        return (make_row("swap", node.name, "warn", text, fix, repair, evidence=evidence),)
     text = f"{show_bytes(swap)} of swap" if swap else "no swap, and RAM enough without"
     return (make_row("swap", node.name, "pass", text, "", evidence=evidence),)
 
@@ -117,9 +125,11 @@ def judge_shm(node: CheckedNode) -> tuple[CheckRow, ...]:
         return (make_row("shm", node.name, "pass", evidence, "", evidence=evidence),)
     text = f"/dev/shm has only {show_bytes(min(size, free))} for tensors between processes"
     fix = "sudo mount -o remount,size=50% /dev/shm"
+    memory = node.facts.memory_bytes
+    repair = grow_shared_memory(size, memory) if memory and size < memory // 2 else None
     if free < size // 2:
-        fix = "Delete old files in /dev/shm there: ls -l /dev/shm"
-    return (make_row("shm", node.name, "warn", text, fix, evidence=evidence),)
+        fix, repair = "Delete old files in /dev/shm there: ls -l /dev/shm", None
+    return (make_row("shm", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
 def judge_sync(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -146,7 +156,8 @@ def judge_sync(node: CheckedNode) -> tuple[CheckRow, ...]:
     elif service == "on":
         text = "its time service runs, but has reached no server yet"
         fix = "Run there: timedatectl timesync-status; UDP port 123 must be open to the internet"
-    repair = synchronise_clock() if service == "off" else None
+    known = {"off": True, "none": False}
+    repair = synchronise_clock(has_service=known[service]) if service in known else None
     return (make_row("time-sync", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
@@ -181,6 +192,7 @@ def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
         )
     evidence = f"{name}: {show_list(found) or 'no address'}"
     looped = [address for address in found if address.startswith("127.")]
+    repair = None
     if not found:
         text = f"its own name {name} has no address; torchrun and Ray started by hand need one"
         fix = f"Add a line to /etc/hosts there: {node.facts.address or 'ADDRESS'} {name}"
@@ -191,10 +203,12 @@ def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
             "address themselves, but torchrun, Gloo or Ray started by hand would wait there"
         )
         fix = f"In /etc/hosts there, replace {looped[0]} by the node's address in your network"
+        if looped[0] == "127.0.1.1" and node.facts.address and node.facts.wsl is None:
+            repair = name_own_address(name, node.facts.address)
     else:
         text = f"its own name {name} is {show_list(found)}"
         return (make_row("hostname", node.name, "pass", text, "", evidence=evidence),)
-    return (make_row("hostname", node.name, "warn", text, fix, evidence=evidence),)
+    return (make_row("hostname", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
 def judge_sleep(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -212,7 +226,7 @@ def judge_sleep(node: CheckedNode) -> tuple[CheckRow, ...]:
     text = "its desktop may suspend this PC in the middle of a run"
     fix = "sudo systemctl mask sleep.target suspend.target hibernate.target hybrid-sleep.target"
     evidence = "a display manager is enabled; sleep.target is not masked"
-    return (make_row("sleep", node.name, "warn", text, fix, evidence=evidence),)
+    return (make_row("sleep", node.name, "warn", text, fix, forbid_sleep(), evidence=evidence),)
 
 
 def judge_logout(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -232,7 +246,8 @@ org.freedesktop.login1.Manager KillUserProcesses"
     if system.ends_at_logout and not system.lingers:
         text = "systemd ends all programs of this user at logout, runs too"
         fix = "sudo loginctl enable-linger $USER"
-        return (make_row("logout", node.name, "fail", text, fix, evidence=evidence),)
+        repair = keep_after_logout(system.user) if system.user else None
+        return (make_row("logout", node.name, "fail", text, fix, repair, evidence=evidence),)
     text = "runs outlive a logout"
     return (make_row("logout", node.name, "pass", text, "", evidence=evidence),)
 

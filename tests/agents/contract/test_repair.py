@@ -9,8 +9,8 @@ from agents.contract.repair import FileEdit, RepairStep
 HOSTS = "127.0.0.1\tlocalhost\n127.0.1.1\tpc1\n\n::1\tip6-localhost\n"
 
 
-def test_a_line_takes_the_place_of_the_dropped_one_and_the_rest_stays() -> None:
-    edit = FileEdit(path="/etc/hosts", drop=("127.0.1.1\tpc1 ",), add=("10.0.0.5\tpc1",))
+def test_what_matches_is_swapped_and_the_rest_stays() -> None:
+    edit = FileEdit(path="/etc/hosts", swap=((r"^127\.0\.1\.1(?=\s+pc1$)", "10.0.0.5"),))
     after = edit.apply_to(HOSTS)
     assert after == HOSTS.replace("127.0.1.1", "10.0.0.5")
     assert edit.apply_to(after) == after

@@ -104,7 +104,7 @@ def test_undoing_everything_leaves_the_files_as_they_were(home: Home, place: Pat
     hosts.chmod(0o664)
     link.symlink_to(hosts)
     before = hash_of(place)
-    first = edit(hosts, drop=("127.0.1.1\tpc1",), add=("10.0.0.5 pc1",))
+    first = edit(hosts, swap=(("127.0.1.1\tpc1\r?", "10.0.0.5 pc1"),))
     do(home, first, edit(own, content="a = 1\n", mode=0o600))
     do(home, edit(link, add=("10.0.0.6 pc2",)), touch(place / "made"))
     assert hosts.read_bytes() == b"10.0.0.5 pc1\n\n# odd \x0c line\n10.0.0.6 pc2\n"

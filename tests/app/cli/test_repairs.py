@@ -18,7 +18,8 @@ from app.cli.main import build_parser
 from app.cli.output import Output
 from app.errors import AdminRefused, UsageError
 from app.provisioning.check_row import make_row
-from app.provisioning.repairs import Repair, install_driver, synchronise_clock
+from app.provisioning.repairs import Repair, install_driver
+from app.provisioning.system_repairs import synchronise_clock
 from tests.fakes.core import NOW_S, FakeCore, make_node
 
 BAD = make_row("clock", "alpha", "warn", "42 s behind", "set it", synchronise_clock())

@@ -16,7 +16,7 @@ from tests.fakes.ssh import address_of, loopback_node
 
 
 def made_for(folder: Path, *more: RepairStep) -> Repair:
-    edit = FileEdit(path=str(folder / "hosts"), drop=("old",), add=("new \u00e4",))
+    edit = FileEdit(path=str(folder / "hosts"), swap=(("old", "new \u00e4"),))
     steps = (RepairStep(says="Edit hosts", as_root=False, edit=edit), *more)
     return Repair(id="hosts", title="Correct hosts", explanation="It helps.", steps=steps)
 

@@ -16,10 +16,12 @@ from agents.contract.repair import (
 )
 from app.flows import repair as flow
 from app.provisioning.check_row import make_row
-from app.provisioning.repairs import Repair, install_driver, set_mtu, synchronise_clock
+from app.provisioning.network_repairs import open_ufw, set_mtu
+from app.provisioning.repairs import Repair, install_driver
+from app.provisioning.system_repairs import synchronise_clock
 
 EDIT = FileEdit(
-    path="/etc/hosts", drop=("127.0.1.1 pc",), add=("10.0.0.5 pc",), activate=("reload", "it")
+    path="/etc/hosts", swap=(("^127.0.1.1", "10.0.0.5"),), add=("# end",), activate=("reload", "it")
 )
 STEPS = (RepairStep(says="Correct it", edit=EDIT), RepairStep(says="Say so", run=("echo", "a b")))
 REPAIR = Repair(id="hosts", title="Correct hosts", explanation="It helps.", steps=STEPS)
@@ -38,9 +40,14 @@ def test_one_repair_of_a_node_is_offered_once_and_only_for_what_is_wrong() -> No
         make_row("sync", "a", "fail", "off", repair=clock),
         make_row("clock", "b", "pass", "well", repair=clock),
         make_row("disk", "b", "fail", "full"),
+        make_row("tcp", "a", "fail", "closed", repair=open_ufw("b", "10.0.0.1")),
     )
     offers = flow.collect_offers(rows)
-    assert [(one.node, one.repair.id) for one in offers] == [("a", "time-sync"), ("a", "mtu-eth0")]
+    assert [(one.node, one.repair.id) for one in offers] == [
+        ("a", "time-sync"),
+        ("a", "mtu-eth0"),
+        ("b", "firewall-10.0.0.1"),
+    ]
     assert [row.check for row in offers[0].rows] == ["clock", "sync"]
 
 
@@ -51,19 +58,20 @@ def test_steps_are_shown_as_they_will_be_on_the_node() -> None:
     assert flow.describe_steps(REPAIR, known) == (
         "Correct it (as administrator):",
         "    change /etc/hosts",
-        "    @@ -1,4 +1,4 @@",
+        "    @@ -1,4 +1,5 @@",
         "     one",
         "     two",
         "    -127.0.1.1 pc",
         "    +10.0.0.5 pc",
         "     three",
+        "    +# end",
         "    sudo reload it",
         "Say so: in place already",
     )
     assert flow.describe_steps(REPAIR)[1:4] == (
         "    change /etc/hosts",
-        "    -127.0.1.1 pc",
-        "    +10.0.0.5 pc",
+        "    ^127.0.1.1 becomes 10.0.0.5",
+        "    +# end",
     )
     assert flow.describe_steps(REPAIR)[-1] == "    sudo echo 'a b'"
 

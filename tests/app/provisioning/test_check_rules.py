@@ -10,7 +10,8 @@ from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
 from app.nodes.endpoints import Endpoint
 from app.provisioning import check_rules as rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode
-from app.provisioning.repairs import install_compiler, synchronise_clock
+from app.provisioning.repairs import install_compiler
+from app.provisioning.system_repairs import synchronise_clock
 
 FACTS = NodeFacts(hostname="pc", os="Ubuntu", kernel="6", python="3.12", architecture="x86_64")
 CARD = GpuFacts(uuid="u", index=0, name="RTX 4070", driver="580.65", capability="8.9")

@@ -13,7 +13,7 @@ from app.nodes.client import NodeClient
 from app.provisioning.check_row import CheckedGroup
 from app.provisioning.checks import links, network
 from app.provisioning.checks.links import interleave, judge_link
-from app.provisioning.repairs import set_mtu
+from app.provisioning.network_repairs import set_mtu
 from tests.fakes.checked import CARD, FACTS, checked, group_of, network_with
 
 
