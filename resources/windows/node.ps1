@@ -190,13 +190,14 @@ function Find-Wsl {
     return (Join-Path -Path $env:SystemRoot -ChildPath 'System32\wsl.exe')
 }
 
-# Its labels are translated, so only numbers are read; WSL_UTF8 keeps it from writing UTF-16.
+# Its labels are translated, so only numbers are read. WSL_UTF8 keeps it from writing UTF-16, whose
+# zero bytes an older one still sends.
 function Get-WslVersion {
     param([string]$Wsl)
     if (-not $Wsl.StartsWith($env:ProgramFiles)) {
         return $null
     }
-    $said = (& $Wsl --version) -join ' '
+    $said = ((& $Wsl --version) -join ' ') -replace '\x00', ''
     $found = [regex]::Match($said, '\d+\.\d+\.\d+(\.\d+)?')
     if (-not $found.Success) {
         return $null
@@ -256,6 +257,32 @@ function Get-PowerTime {
         return $null
     }
     return [Convert]::ToInt64($found[$found.Count - 2].Value, 16)
+}
+
+# Ports that Windows has set aside, in pairs; labels are translated, so only numbers are read.
+function Get-ExcludedPorts {
+    $ranges = @()
+    foreach ($line in @(& netsh.exe int ipv4 show excludedportrange protocol=tcp)) {
+        $found = [regex]::Match($line, '^\s*(\d+)\s+(\d+)\b')
+        if ($found.Success) {
+            $ranges += @{ first = [Convert]::ToInt64($found.Groups[1].Value, 10); last = [Convert]::ToInt64($found.Groups[2].Value, 10) }
+        }
+    }
+    return $ranges
+}
+
+function Get-DynamicPorts {
+    $numbers = @()
+    foreach ($line in @(& netsh.exe int ipv4 show dynamicportrange tcp)) {
+        $found = [regex]::Match($line, '(\d+)\s*$')
+        if ($found.Success) {
+            $numbers += [Convert]::ToInt64($found.Groups[1].Value, 10)
+        }
+    }
+    if ($numbers.Count -ne 2) {
+        return $null
+    }
+    return @{ first = $numbers[0]; last = $numbers[0] + $numbers[1] - 1 }
 }
 
 function Get-Agent {
@@ -320,6 +347,8 @@ function Get-Facts {
         standby_s = Get-PowerTime -Name 'STANDBYIDLE'
         hibernate_s = Get-PowerTime -Name 'HIBERNATEIDLE'
         ssh_agent = Get-Agent
+        excluded_ports = @(Get-ExcludedPorts)
+        dynamic_ports = Get-DynamicPorts
         sshd_lacks = $null
     }
     if ($config.Exists) {
@@ -486,6 +515,15 @@ function Get-Problems {
     }
     if ($null -eq $Known.sshd_lacks) {
         $problems += ('{0} does not answer. Start it once from the Start menu, then try again.' -f $Wanted.distro)
+    }
+    foreach ($range in @($Known.excluded_ports)) {
+        if ($range -and ($range.first -le $Wanted.ssh_port) -and ($Wanted.ssh_port -le $range.last)) {
+            $problems += ('Windows has set port {0} aside for itself, so the SSH server cannot have it. Save this script again with another one: --port N' -f $Wanted.ssh_port)
+        }
+    }
+    $dynamic = $Known.dynamic_ports
+    if ($dynamic -and (($dynamic.last - $dynamic.first + 1) -lt $Wanted.least_dynamic_ports)) {
+        $problems += ('Windows gives programs only the ports {0} to {1}, of which WSL takes a part; connections can fail. As administrator: netsh int ipv4 set dynamicport tcp start=49152 num=16384' -f $dynamic.first, $dynamic.last)
     }
     if (@($Wanted.rules).Count -eq 0) {
         $problems += 'No address of another PC is known, so the firewall is not changed. Add the other nodes, then save this script again.'

@@ -71,6 +71,8 @@ class FakeWindows:
     asked: list[str] = field(default_factory=list)
     shutdowns: int = 0
     installed: list[str] = field(default_factory=list)
+    outputs: dict[str, list[str]] = field(default_factory=dict)
+    """Output of a program, whatever its arguments are; others act on this PC."""
 
     def __post_init__(self) -> None:
         for name in ("Program Files/WSL", "Users/ann/AppData/Local"):
@@ -94,6 +96,15 @@ class FakeWindows:
 
     def run(self, script: str, **parameters: Any) -> tuple[int, list[Any]]:
         """Run a script on this PC."""
+        return self._start().run(script, **parameters)
+
+    def call(self, script: str, function: str, **parameters: Any) -> Any:
+        """Call one function of a script on this PC."""
+        one = self._start()
+        one.define(script)
+        return one.call(function, **parameters)
+
+    def _start(self) -> Interpreter:
         one = Interpreter(self.commands(), self.statics())
         one.environ = {
             "PROGRAMFILES": str(self.folder / "Program Files"),
@@ -104,7 +115,7 @@ class FakeWindows:
             "USERNAME": "ann",
         }
         self._interpreter = one
-        return one.run(script, **parameters)
+        return one
 
     # ---------------------------------------------------------------- commands
 
@@ -253,8 +264,13 @@ class FakeWindows:
     def _native(self, named: dict[str, Any], words: list[Any], piped: list[Any]) -> list[str]:
         self._interpreter.scopes[0]["lastexitcode"] = 0
         words = list(map(str, words))
+        if named["program"] in self.outputs:
+            return self.outputs[named["program"]]
         if named["program"] == "powercfg.exe":
             return self._powercfg(words)
+        if named["program"] == "netsh.exe":
+            is_dynamic = "dynamicportrange" in words
+            return ["Start : 49152", "Number : 16384"] if is_dynamic else ["  50000   50059  *"]
         assert named["program"].endswith("wsl.exe"), named
         if words == ["--version"]:
             return list(self.wsl_version)

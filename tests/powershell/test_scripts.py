@@ -11,7 +11,7 @@ from app.provisioning.windows.script import write_script
 from tests.powershell.syntax import calls, functions, parse, programs, walk
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = {"$Wsl", "$wsl", "powercfg.exe"}
+PROGRAMS = {"$Wsl", "$wsl", "powercfg.exe", "netsh.exe"}
 # Grammar of PowerShell 7 that 5.1 does not have.
 _NEWER = ("??", "?.", "&&", "||", "ternary_expression")
 

@@ -101,6 +101,11 @@ async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, .
             output, _ = await process.communicate()
     except (NodeNotReady, OSError, TimeoutError):
         return ()
+    return read_distro_names(output)
+
+
+def read_distro_names(output: bytes) -> tuple[str, ...]:
+    """Return the names that `wsl.exe --list --quiet` prints, without those that cannot train."""
     # An older wsl.exe does not know WSL_UTF8 and writes UTF-16.
     text = output.decode("utf-16-le" if b"\0" in output else "utf-8", "replace")
     # The distros of Docker Desktop run its engine and are no place to train.

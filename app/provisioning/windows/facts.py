@@ -88,6 +88,13 @@ class FirewallRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PortRange:
+    first: int
+    last: int
+    """Last port of the range, itself included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StartTask:
     """The task that keeps WSL running."""
 
@@ -121,5 +128,9 @@ class WindowsFacts:
     """Seconds until Windows hibernates on mains power; 0: never."""
     ssh_agent: str | None = None
     """State of the ssh-agent service, such as `Disabled, Stopped`; None: there is none."""
+    excluded_ports: tuple[PortRange, ...] = ()
+    """TCP ports that Windows has set aside."""
+    dynamic_ports: PortRange | None = None
+    """TCP ports that Windows gives to programs which ask for any."""
     sshd_lacks: tuple[str, ...] | None = None
     """What the distro still lacks to be reached over SSH; None: it could not be asked."""

@@ -19,6 +19,9 @@ from app.provisioning.windows.wslconfig import Setting, merge
 
 MIRRORED_BUILD = 22621
 """Oldest build of Windows with mirrored networking: Windows 11 22H2."""
+LEAST_DYNAMIC_PORTS = 16384
+"""Number of dynamic ports that Windows has by default; WSL reserves some of them, and with fewer
+its programs fail to bind (microsoft/WSL#40984)."""
 NO_RULE = "no rule of Rackless"
 HIDDEN_RULES = "cannot be read without an administrator"
 NO_TASK = "no such task"
@@ -233,6 +236,7 @@ def _problems(facts: WindowsFacts, wanted: WindowsWanted) -> Iterator[str]:
         )
     if facts.sshd_lacks is None:
         yield f"{wanted.distro} does not answer. Start it once from the Start menu, then try again."
+    yield from _port_problems(facts, wanted)
     if not rules_for(wanted):
         yield (
             "No address of another PC is known, so the firewall is not changed. Add the other "
@@ -240,6 +244,22 @@ def _problems(facts: WindowsFacts, wanted: WindowsWanted) -> Iterator[str]:
         )
     if wanted.has_ssh_agent and facts.ssh_agent is None:
         yield "There is no ssh-agent. Add the optional feature OpenSSH Client in Settings."
+
+
+def _port_problems(facts: WindowsFacts, wanted: WindowsWanted) -> Iterator[str]:
+    for ports in facts.excluded_ports:
+        if ports.first <= wanted.ssh_port <= ports.last:
+            yield (
+                f"Windows has set port {wanted.ssh_port} aside for itself, so the SSH server "
+                "cannot have it. Save this script again with another one: --port N"
+            )
+    dynamic = facts.dynamic_ports
+    if dynamic is not None and dynamic.last - dynamic.first + 1 < LEAST_DYNAMIC_PORTS:
+        yield (
+            f"Windows gives programs only the ports {dynamic.first} to {dynamic.last}, of which "
+            "WSL takes a part; connections can fail. As administrator: netsh int ipv4 set "
+            "dynamicport tcp start=49152 num=16384"
+        )
 
 
 def show_rules(rules: tuple[FirewallRule, ...]) -> str:

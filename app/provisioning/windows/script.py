@@ -13,7 +13,13 @@ import json
 from dataclasses import asdict
 
 from app.provisioning.windows.facts import WindowsWanted
-from app.provisioning.windows.plan import MIRRORED_BUILD, rules_for, settings_for, steps_for
+from app.provisioning.windows.plan import (
+    LEAST_DYNAMIC_PORTS,
+    MIRRORED_BUILD,
+    rules_for,
+    settings_for,
+    steps_for,
+)
 
 _VALUES, _SERVER = "@@VALUES@@", "@@SERVER@@"
 
@@ -54,6 +60,7 @@ def _values(wanted: WindowsWanted) -> dict[str, object]:
     return {
         **asdict(wanted),
         "mirrored_build": MIRRORED_BUILD,
+        "least_dynamic_ports": LEAST_DYNAMIC_PORTS,
         "steps": [asdict(step) for step in steps_for(wanted)],
         "settings": {
             "mirrored": _settings(wanted, MIRRORED_BUILD),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.provisioning.windows.facts import Distro, StartTask, WindowsFacts, WindowsWanted
+from app.provisioning.windows.facts import Distro, PortRange, StartTask, WindowsFacts, WindowsWanted
 from app.provisioning.windows.plan import plan_windows, rules_for, settings_for
 from app.provisioning.windows.wslconfig import merge
 
@@ -75,6 +75,8 @@ def test_a_task_that_windows_ends_after_three_days_is_replaced() -> None:
         ({"wsl_version": None}, "wsl --update"),
         ({"distros": (Distro(name="ubuntu-24.04", version=1),)}, "wsl --set-version"),
         ({"sshd_lacks": None}, "does not answer"),
+        ({"excluded_ports": (PortRange(first=2200, last=2299),)}, "set port 2222 aside"),
+        ({"dynamic_ports": PortRange(first=1024, last=15000)}, "only the ports 1024 to 15000"),
     ],
 )
 def test_what_no_script_can_change_is_said(changed: dict[str, object], problem: str) -> None:

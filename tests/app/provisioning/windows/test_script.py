@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from app.provisioning.windows.facts import (
     Distro,
     FirewallRule,
+    PortRange,
     StartTask,
     WindowsFacts,
     WindowsWanted,
@@ -95,6 +96,12 @@ facts_of_pcs = st.builds(
     standby_s=seconds,
     hibernate_s=seconds,
     ssh_agent=st.none() | st.sampled_from(("Automatic, Running", "Disabled, Stopped")),
+    excluded_ports=st.lists(
+        st.sampled_from((PortRange(first=2200, last=2299), PortRange(first=50000, last=50059))),
+        unique=True,
+    ).map(tuple),
+    dynamic_ports=st.none()
+    | st.sampled_from((PortRange(first=49152, last=65535), PortRange(first=1024, last=15000))),
     sshd_lacks=st.none() | st.sampled_from(((), ("key",), ("openssh-server", "settings"))),
 )
 
