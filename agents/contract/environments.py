@@ -107,6 +107,11 @@ class EnvironmentTrial:
     """Version of torch with its build, such as `2.13.0+cu130`."""
     devices: tuple[DeviceTrial, ...]
 
+    @property
+    def failed(self) -> tuple[DeviceTrial, ...]:
+        """Devices that cannot train."""
+        return tuple(one for one in self.devices if one.is_failed)
+
     def check_foreign(self) -> None:
         check_number("import_s", self.import_s, 0, 1e6)
         check_text("torch", self.torch)

@@ -7,12 +7,21 @@ guess.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TypeVar
 
-from agents.contract.node import GpuFacts, NodeFacts
+from agents.contract.node import GpuFacts
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.repairs import install_compiler, offer_driver
 from app.provisioning.system_repairs import synchronise_clock
+from app.provisioning.torch_build import (
+    DRIVERS,
+    TorchBuild,
+    choose_torch,
+    is_of_other_build,
+    numbers_of,
+    serves,
+)
 from app.provisioning.windows.repair import run_script
 from app.text import show_bytes, show_list
 
@@ -23,12 +32,6 @@ ENOUGH_DISK_BYTES = 20 << 30
 """Free space that a large model and its checkpoints need, in bytes."""
 MAX_SKEW_S = 2.0
 """Maximum difference between clocks that logs of several nodes can bear, in seconds."""
-MIN_DRIVER = 525
-"""Oldest driver that supports CUDA 12."""
-GOOD_DRIVER = 580
-"""Oldest driver that supports CUDA 13, which torch 2.13 from PyPI is built with."""
-MIN_CAPABILITY = (7, 5)
-"""Oldest compute capability in CUDA 13 builds: Turing."""
 _MIRRORED = (
     "Write networkingMode=mirrored below [wsl2] in %UserProfile%\\.wslconfig on Windows, then run: "
     "wsl --shutdown"
@@ -45,10 +48,19 @@ def judge_reach(node: CheckedNode) -> tuple[CheckRow, ...]:
 def judge_environment(node: CheckedNode) -> tuple[CheckRow, ...]:
     """Check that the node's training environment fits the lock file."""
     report = node.environment
+    fix = f"rackless nodes setup {node.name}"
     if report.fits:
         text = f"Python {report.python_version}, lock {(report.lock_sha256 or '')[:8]}"
+        tried = report.trial
+        if tried is not None and tried.failed:
+            card = tried.failed[0]
+            text = f"{card.name} could not train with it: {card.problem}"
+            return (make_row("environment", node.name, "fail", text, fix),)
+        wanted = choose_torch(node.facts)
+        if tried is not None and report.built_with and is_of_other_build(tried, wanted):
+            text = f"its torch is {tried.torch}, and the GPUs of this node need {wanted.value}"
+            return (make_row("environment", node.name, "fail", text, fix),)
         return (make_row("environment", node.name, "pass", text),)
-    fix = f"rackless nodes setup {node.name}"
     if report.python is None:
         text = "there is no training environment yet"
     else:
@@ -89,7 +101,8 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
     if not facts.gpus:
         return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)
-    return tuple(_judge_gpu(name, gpu, facts) for gpu in facts.gpus)
+    build = choose_torch(facts)
+    return tuple(_judge_gpu(node, gpu, build) for gpu in facts.gpus)
 
 
 def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -177,29 +190,31 @@ def _judge_disk(node: str, free: int | None) -> CheckRow:
     return make_row("disk", node, "pass", text)
 
 
-def _judge_gpu(node: str, gpu: GpuFacts, facts: NodeFacts) -> CheckRow:
+def _judge_gpu(node: CheckedNode, gpu: GpuFacts, build: TorchBuild) -> CheckRow:
+    """Check that the build of torch that this node gets runs on a GPU."""
+    is_wsl = bool(node.facts.wsl)
     text = f"{gpu.name}, driver {gpu.driver or 'not known'}"
-    update = "the Windows driver" if facts.wsl else "it: sudo ubuntu-drivers install"
-    repair = offer_driver(facts)
-    capability = numbers_of(gpu.capability)
-    # Before the driver: no update helps a card that torch does not support.
-    if capability and capability < MIN_CAPABILITY:
-        fix = "Leave this node out: name the others under nodes in the run file"
-        return make_row(
-            "gpu", node, "fail", f"{gpu.name} is too old for this version of torch", fix
-        )
-    driver = numbers_of(gpu.driver)
-    if not driver:
-        return make_row("gpu", node, "unknown", text, "Run there: nvidia-smi")
-    if driver[0] < MIN_DRIVER:
-        return make_row("gpu", node, "fail", f"{text} is too old", f"Update {update}", repair)
-    if driver[0] < GOOD_DRIVER:
-        old = f"{text} is older than {GOOD_DRIVER}, which CUDA 13 needs"
-        return make_row("gpu", node, "warn", old, f"Update {update}", repair)
-    return make_row("gpu", node, "pass", text)
-
-
-def numbers_of(version: str | None) -> tuple[int, ...]:
-    """Return the parts of a version that are numbers; none where it is not known."""
-    parts = (version or "").split(".")
-    return tuple(int(part) for part in parts if part.isdigit())
+    update = "Update the Windows driver" if is_wsl else "Update it: sudo ubuntu-drivers install"
+    repair = offer_driver(node.facts)
+    leave_out = "Leave this node out: name the others under nodes in the run file"
+    if not numbers_of(gpu.driver):
+        return make_row("gpu", node.name, "unknown", text, "Run there: nvidia-smi")
+    if serves(build, gpu):
+        older = "" if build is TorchBuild.CUDA_13 else f"; gets the build of torch {build.value}"
+        return make_row("gpu", node.name, "pass", f"{text}{older}")
+    # Without its driver: no update helps a card that a build has no kernels for.
+    card = replace(gpu, driver=None)
+    if not any(serves(one, card) for one in DRIVERS):
+        old = f"{gpu.name} is too old for this version of torch"
+        return make_row("gpu", node.name, "fail", old, leave_out)
+    if not serves(build, card):
+        why = "its other cards need another one"
+        if not any(serves(one, card) for one in DRIVERS if one.is_shipped):
+            why = "the one with CUDA 12.6 does not ship with this version"
+        old = f"{gpu.name} has no kernels in the build of torch that this node gets: {why}"
+        return make_row("gpu", node.name, "fail", old, leave_out)
+    # A build of CUDA 12 in an environment of the user's own still runs on it.
+    too_old = numbers_of(gpu.driver)[0] < min(DRIVERS.values())
+    status: Status = "fail" if too_old else "warn"
+    old = f"{text} is older than {DRIVERS[build]}, which the build of torch {build.value} needs"
+    return make_row("gpu", node.name, status, old, update, repair)

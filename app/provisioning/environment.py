@@ -19,7 +19,7 @@ from agents.contract.environments import WheelQuery
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, OnMessage
-from app.provisioning.torch_build import TorchBuild, choose_torch
+from app.provisioning.torch_build import TorchBuild, choose_torch, is_of_other_build
 
 if TYPE_CHECKING:
     from app.provisioning.wheels import WheelPlaces
@@ -97,7 +97,9 @@ async def setup_environment(
     lock: EnvironmentLock | None = None,
     candidates: Sequence[str] = (sys.executable,),
 ) -> EnvironmentReport:
-    """Make sure that a node has an environment that fits the lock, tried, and stored there.
+    """Make sure that a node has an environment that fits the lock, and have the node store it.
+
+    What is built is tried: imports, and one tiny training step on each device.
 
     Args:
         client: of the node.
@@ -115,12 +117,13 @@ async def setup_environment(
     """
     say = progress or _say_nothing
     report = await _find_or_build(client, places, python, say, lock, candidates)
-    # A stand-in for the lock has no torch to try.
-    if report.trial is not None or (lock and "torch" not in lock.requirements):
+    # What was adopted is known to somebody; a stand-in for the lock has no torch to try.
+    if report.built_with is None or (lock and "torch" not in lock.requirements):
         return report
-    say("trying it: imports, and one tiny training step on each device")
-    report = await client.try_environment(progress)
-    failed = [one for one in report.trial.devices if one.is_failed] if report.trial else []
+    if report.trial is None or report.trial.failed:
+        say("trying it: imports, and one tiny training step on each device")
+        report = await client.try_environment(progress)
+    failed = report.trial.failed if report.trial else ()
     if failed:
         raise UserError(
             f"the environment of {client.name} is built, but {failed[0].name} cannot train with "
@@ -150,15 +153,23 @@ async def _find_or_build(
             raise misfit(client.name, report)
         return report
     report = await find_environment(client, lock)
-    if report.fits:
+    torch = None if given else choose_torch(await client.facts())
+    if report.fits and not _is_for_other_gpus(report, torch):
         return report
     # Adopting an interpreter takes seconds, building an environment downloads gigabytes.
-    for candidate in candidates:
+    for candidate in () if report.fits else candidates:
         report = await _find(client, _adopting(lock, candidate))
         if report.fits:
             return report
-    torch = None if given else choose_torch(await client.facts())
     return await _build(client, places, lock, torch, say)
+
+
+def _is_for_other_gpus(report: EnvironmentReport, torch: TorchBuild | None) -> bool:
+    """Return whether an environment of ours has a build of torch that no longer suits the GPUs,
+    such as after a card was added or the driver changed.
+    """
+    is_ours = report.built_with is not None
+    return is_ours and torch is not None and is_of_other_build(report.trial, torch)
 
 
 async def _build(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.resources
 from enum import Enum
 
+from agents.contract.environments import EnvironmentTrial
 from agents.contract.node import GpuFacts, NodeFacts
 
 _PYTORCH_INDEX = "https://download.pytorch.org/whl/"
@@ -38,23 +39,53 @@ class TorchBuild(Enum):
         return folder.joinpath(f"{self.lock}.lock").is_file()
 
 
-def choose_torch(facts: NodeFacts) -> TorchBuild:
-    """Return the build for a node's GPUs, the oldest of which decides.
+DRIVERS = {TorchBuild.CUDA_13: 580, TorchBuild.CUDA_12: 525}
+"""Oldest driver of each build of CUDA."""
+_CARDS = {TorchBuild.CUDA_13: ((7, 5), (99, 0)), TorchBuild.CUDA_12: ((5, 0), (10, 0))}
+"""Compute capabilities that each build has kernels for: from, and below. CUDA 13 begins with
+Turing; the build with 12.6 has Maxwell to Hopper, and nothing for Blackwell (PyTorch's
+RELEASE.md)."""
 
-    A GPU that no shipped build serves gets the newest one: the check of the node says what is
+
+def choose_torch(facts: NodeFacts) -> TorchBuild:
+    """Return the newest shipped build that serves the most of a node's GPUs.
+
+    A node whose GPUs no build serves gets the newest one: the check of the node says what is
     wrong with the driver or the card, and an update of the driver mends it without a new build.
     """
     if not facts.gpus and facts.gpu_problem is None:
         return TorchBuild.CPU
-    old = any(_wants_cuda_12(gpu) for gpu in facts.gpus)
-    return TorchBuild.CUDA_12 if old and TorchBuild.CUDA_12.is_shipped else TorchBuild.CUDA_13
-
-
-def _wants_cuda_12(gpu: GpuFacts) -> bool:
-    # Imported on use: lists of runs need no rules of the check, and start sooner.
-    from app.provisioning.check_rules import GOOD_DRIVER, MIN_CAPABILITY, numbers_of
-
-    driver, capability = numbers_of(gpu.driver), numbers_of(gpu.capability)
-    return bool(driver and driver[0] < GOOD_DRIVER) or bool(
-        capability and capability < MIN_CAPABILITY
+    builds = [build for build in (TorchBuild.CUDA_13, TorchBuild.CUDA_12) if build.is_shipped]
+    # The first of equals.
+    return max(
+        builds,
+        key=lambda build: sum(serves(build, gpu) for gpu in facts.gpus),
+        default=TorchBuild.CUDA_13,
     )
+
+
+def serves(build: TorchBuild, gpu: GpuFacts) -> bool:
+    """Return whether a build of CUDA runs on a GPU with its driver; what is not known is no
+    reason against it.
+    """
+    driver, capability = numbers_of(gpu.driver), numbers_of(gpu.capability)
+    oldest, newest = _CARDS[build]
+    return not (
+        (driver and driver[0] < DRIVERS[build])
+        or (capability and not oldest <= capability < newest)
+    )
+
+
+def is_of_other_build(trial: EnvironmentTrial | None, wanted: TorchBuild) -> bool:
+    """Return whether a tried environment has another build of torch than GPUs need.
+
+    Not for a node without GPUs, where every build runs.
+    """
+    local = trial.torch.partition("+")[2] if trial else ""
+    return wanted is not TorchBuild.CPU and local not in ("", wanted.value)
+
+
+def numbers_of(version: str | None) -> tuple[int, ...]:
+    """Return the parts of a version that are numbers; none where it is not known."""
+    parts = (version or "").split(".")
+    return tuple(int(part) for part in parts if part.isdigit())

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from agents.contract.node import TorchFacts
 from app.provisioning.check_row import CheckedGroup, CheckRow, make_row
-from app.provisioning.check_rules import find_odd, numbers_of
+from app.provisioning.check_rules import find_odd
+from app.provisioning.torch_build import numbers_of
 from app.text import show_list
 
 _CARD = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")

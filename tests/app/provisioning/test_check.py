@@ -18,11 +18,15 @@ from app.provisioning.check import check_nodes
 from app.provisioning.check_row import CheckRow
 from app.provisioning.checks.reduce import ReduceOutcome, judge_reduce
 from app.provisioning.environment import EnvironmentLock, parse_lock, setup_environment
+from app.provisioning.wheels import WheelPlaces
 from tests.fakes.fleet import Seen, fleet_at
 from tests.fakes.packages import lock_line
 from tests.fakes.ssh import address_of, connect, loopback_node, tools_without
 
 NAMES = ("a", "b", "c")
+
+
+PLACES = WheelPlaces(store=Path("/no/such/folder"))
 
 
 def summed(ended_s: float = 1.0, sum_ok: bool = True) -> ReduceOutcome:
@@ -106,7 +110,7 @@ def test_three_nodes_one_without_python_and_one_without_environment(tmp_path: Pa
         ):
             for name, server in zip(NAMES, (a, b, c), strict=True):
                 await add(fleet, server, name, tmp_path / "m")
-            await setup_environment(fleet.client("a"), sys.executable, lock=lock)
+            await setup_environment(fleet.client("a"), PLACES, sys.executable, lock=lock)
             return await check_nodes(fleet, NAMES, lock=lock)
 
     rows = asyncio.run(run())
@@ -143,9 +147,9 @@ def test_a_real_all_reduce_over_two_nodes_and_one_that_hangs(tmp_path: Path) -> 
         ):
             for name, server in zip("ab", (a, b), strict=True):
                 await add(fleet, server, name, tmp_path / "m")
-                await setup_environment(fleet.client(name), sys.executable, lock=lock)
+                await setup_environment(fleet.client(name), PLACES, sys.executable, lock=lock)
             well = await check_nodes(fleet, "ab", lock=lock)
-            await setup_environment(fleet.client("b"), str(sleepy), lock=lock)
+            await setup_environment(fleet.client("b"), PLACES, str(sleepy), lock=lock)
             return [well, await check_nodes(fleet, "ab", lock=lock, reduce_timeout_s=3.0)]
 
     well, ill = asyncio.run(run())

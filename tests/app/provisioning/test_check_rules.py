@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.environments import DeviceTrial, EnvironmentTrial
 from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
 from app.nodes.endpoints import Endpoint
 from app.provisioning import check_rules as rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode
 from app.provisioning.repairs import install_compiler
 from app.provisioning.system_repairs import synchronise_clock
+from app.provisioning.torch_build import TorchBuild
 
 FACTS = NodeFacts(hostname="pc", os="Ubuntu", kernel="6", python="3.12", architecture="x86_64")
 CARD = GpuFacts(uuid="u", index=0, name="RTX 4070", driver="580.65", capability="8.9")
@@ -140,6 +142,50 @@ def test_one_card(card: GpuFacts, status: str) -> None:
     (row,) = rules.judge_gpus(node(replace(FACTS, gpus=(card,))))
     assert row.status == status
     assert "RTX 4070" in row.message
+
+
+@pytest.mark.parametrize(
+    ("cards", "statuses"),
+    [
+        ((CARD,), ["pass"]),
+        ((replace(CARD, driver="560.1"),), ["pass"]),
+        ((replace(CARD, capability="6.1"),), ["pass"]),
+        ((replace(CARD, driver="470.1"),), ["fail"]),
+        ((replace(CARD, driver="560.1", capability="12.0"),), ["warn"]),
+        ((replace(CARD, capability="3.5"),), ["fail"]),
+        ((replace(CARD, capability="6.1"), replace(CARD, capability="12.0")), ["fail", "pass"]),
+    ],
+)
+def test_with_a_lock_for_cuda_12_a_row_passes_with_the_build_that_is_chosen(
+    cards: tuple[GpuFacts, ...], statuses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchBuild, "is_shipped", True)
+    rows = rules.judge_gpus(node(replace(FACTS, gpus=cards)))
+    assert [row.status for row in rows] == statuses
+    assert all(row.fix for row in rows if row.status != "pass")
+    if len(cards) == 1 and statuses == ["pass"]:
+        is_older = cards[0] != CARD
+        assert rows[0].message.endswith("gets the build of torch cu126") is is_older
+
+
+def test_an_environment_that_cannot_train_or_is_for_other_gpus_fails() -> None:
+    card = DeviceTrial(device="cuda:0", name="RTX 4070", problem="no kernel", is_failed=True)
+    trial = EnvironmentTrial(import_s=1.0, torch="2.13.0+cpu", devices=(card,))
+    facts = replace(FACTS, gpus=(CARD,))
+    (row,) = rules.judge_environment(node(facts, replace(BUILT, trial=trial)))
+    assert (row.status, "RTX 4070 could not train with it: no kernel" in row.message) == (
+        "fail",
+        True,
+    )
+    built = replace(BUILT, trial=replace(trial, devices=()), built_with="uv 0.13.9")
+    (row,) = rules.judge_environment(node(facts, built))
+    assert (row.status, row.fix) == ("fail", "rackless nodes setup pc")
+    assert "2.13.0+cpu, and the GPUs of this node need cu130" in row.message
+    # On a node without GPUs, and for an interpreter of the user's own, that is no fault.
+    (row,) = rules.judge_environment(node(FACTS, built))
+    assert row.status == "pass"
+    (row,) = rules.judge_environment(node(facts, replace(built, built_with=None)))
+    assert row.status == "pass"
 
 
 def test_no_card_is_fine_but_a_broken_driver_is_not() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,9 @@ class FakeNode:
         self, build: EnvironmentBuild, progress: object = None
     ) -> EnvironmentReport:
         self.built = build
-        return EnvironmentReport(python="/built", fits=True, lock_sha256=build.lock_sha256)
+        return EnvironmentReport(
+            python="/built", fits=True, lock_sha256=build.lock_sha256, built_with="uv 0.13.9"
+        )
 
     async def environment_tools(self) -> EnvironmentTools:
         target = WheelTarget(python="3.12.3", machine="x86_64", glibc="2.39")
@@ -208,6 +211,25 @@ def test_a_device_that_cannot_train_is_an_error_that_names_it() -> None:
     node.problem = "no kernel image is available"
     with pytest.raises(UserError, match="pc is built, but RTX cannot train with it: no kernel"):
         asyncio.run(setup_environment(node, PLACES, candidates=()))  # type: ignore[arg-type]
+
+
+def test_an_environment_is_built_again_for_other_gpus_and_tried_again_after_a_failure() -> None:
+    trial = EnvironmentTrial(import_s=1.0, torch="2.13.0+cpu", devices=())
+
+    class Adopted(FakeNode):
+        async def environment_find(self, query: EnvironmentQuery) -> EnvironmentReport:
+            return EnvironmentReport(python="/old", fits=True, built_with="uv 1", trial=trial)
+
+    node = Adopted(set())
+    assert asyncio.run(setup_environment(node, PLACES)).python == "/old"  # type: ignore[arg-type]
+    node.facts_now = make_facts("580.95.05")
+    assert asyncio.run(setup_environment(node, PLACES)).python == "/tried"  # type: ignore[arg-type]
+    assert node.built is not None
+    failed = DeviceTrial(device="cuda:0", name="RTX", problem="no kernel", is_failed=True)
+    trial = replace(trial, torch="2.13.0+cu130", devices=(failed,))
+    node = Adopted(set())
+    assert asyncio.run(setup_environment(node, PLACES)).python == "/tried"  # type: ignore[arg-type]
+    assert node.built is None
 
 
 def test_a_lost_node_is_not_taken_for_one_without_environment() -> None:
