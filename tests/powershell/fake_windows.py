@@ -349,7 +349,7 @@ class FakeWindows:
             "Environment::OSVersion": lambda: version,
             "IO.File::ReadAllBytes": lambda path: Path(path).read_bytes(),
             "IO.File::WriteAllBytes": lambda path, data: Path(path).write_bytes(data) and None,
-            "IO.File::ReadAllText": lambda path: Path(path).read_text(),
+            "IO.File::ReadAllText": lambda path: Path(path).read_bytes().decode(),
             "IO.File::WriteAllText": lambda path, text: Path(path).write_text(text) and None,
             "Convert::ToBase64String": lambda data: base64.b64encode(data).decode(),
             "Convert::FromBase64String": base64.b64decode,

@@ -274,6 +274,8 @@ class Interpreter:
             value = self._value(part) if value is None else value
             if waiting:
                 named[waiting], waiting = value, ""
+            elif is_call:
+                words += unroll(value)  # a program gets each item as an argument of its own
             else:
                 words.append(value)
         if waiting:

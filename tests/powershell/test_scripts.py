@@ -11,7 +11,10 @@ from app.provisioning.windows.script import write_script
 from tests.powershell.syntax import calls, functions, parse, programs, walk
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = {"$Wsl", "$wsl", "powercfg.exe", "netsh.exe"}
+PROGRAMS = {
+    *("$Wsl", "$wsl", "powercfg.exe", "netsh.exe"),
+    *("$Path", "$path", "$python", "py.exe", "winget.exe"),
+}
 # Grammar of PowerShell 7 that 5.1 does not have.
 _NEWER = ("??", "?.", "&&", "||", "ternary_expression")
 
@@ -21,7 +24,8 @@ def node_script() -> str:
 
 
 def scripts() -> dict[str, str]:
-    return {"the script of a node": node_script()}
+    installer = (ROOT / "installers" / "setup.ps1").read_bytes().decode("ascii")
+    return {"the script of a node": node_script(), "installers/setup.ps1": installer}
 
 
 def allowed() -> dict[str, set[str]]:
@@ -47,7 +51,7 @@ def test_a_script_parses_and_calls_what_is_documented(name: str) -> None:
 def test_a_script_is_ascii_with_the_line_ends_of_windows(name: str) -> None:
     text = scripts()[name]
     assert text.isascii()
-    assert text.count("\r\n") == text.count("\n")
+    assert text.count("\r\n") == text.count("\n") > 100
     assert "\t" not in text
 
 
