@@ -51,6 +51,7 @@ _PLAUSIBLE = {
     "disk_write_bytes_per_s": 1e15,
     "bytes_per_s": 1e15,
     "round_trip_s": 3600.0,
+    "resent_share": 1.0,
     "network_in_bytes_per_s": 1e15,
     "network_out_bytes_per_s": 1e15,
     "load": 1e9,
@@ -310,6 +311,8 @@ class LinkProbe:
     """Median round trip of the pings, in seconds; None: no connection."""
     bytes_per_s: float | None = None
     """Throughput; None: no bytes were sent, or too few arrived."""
+    resent_share: float | None = None
+    """Packets that had to be sent again, as a share of all; None: no bytes were sent."""
     failure: LinkFailure | None = None
     """None: it works."""
     reason: str = ""

@@ -41,6 +41,8 @@ MAX_SEND_S = 0.6
 STALL_S = 3.0
 """Time without any acknowledged byte after which a transfer stands still, in seconds."""
 _LOOK_S = 0.05
+# tcpi_total_retrans and tcpi_segs_out of struct tcp_info (linux/tcp.h).
+_TCP_INFO_BYTES, _RESENT_AND_SENT = 144, (100, 136)
 BLOCK_BYTES = 1 << 18
 HEADER = struct.Struct("!16sQ")
 
@@ -233,7 +235,7 @@ def _transfer(connection: socket.socket, num_bytes: int, round_trip_s: float) ->
                 _receive(connection, 1)
                 # The last byte's acknowledgement takes a round trip, which is no transfer time.
                 taken_s = max(time.monotonic() - began_s - round_trip_s, 1e-6)
-                return LinkProbe(round_trip_s=round_trip_s, bytes_per_s=num_bytes / taken_s)
+                return _describe(connection, round_trip_s, num_bytes / taken_s)
         now_s, arrived = time.monotonic(), sent - _count_unacknowledged(connection)
         if arrived > acknowledged:
             acknowledged, moved_s = arrived, now_s
@@ -242,8 +244,18 @@ def _transfer(connection: socket.socket, num_bytes: int, round_trip_s: float) ->
             return LinkProbe(round_trip_s=round_trip_s, failure="stalled", reason=reason)
         if now_s - began_s > MAX_SEND_S and acknowledged and now_s - moved_s < 4 * _LOOK_S:
             _end_at_once(connection)
-            rate = acknowledged / (now_s - began_s)
-            return LinkProbe(round_trip_s=round_trip_s, bytes_per_s=rate)
+            return _describe(connection, round_trip_s, acknowledged / (now_s - began_s))
+
+
+def _describe(connection: socket.socket, round_trip_s: float, bytes_per_s: float) -> LinkProbe:
+    """Return what was measured, with the share of packets that the kernel had to send again."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    resent, sent = (struct.unpack_from("=I", info, place)[0] for place in _RESENT_AND_SENT)
+    return LinkProbe(
+        round_trip_s=round_trip_s,
+        bytes_per_s=bytes_per_s,
+        resent_share=resent / sent if sent else None,
+    )
 
 
 def _count_unacknowledged(connection: socket.socket) -> int:

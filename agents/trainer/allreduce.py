@@ -20,6 +20,7 @@ import torch.distributed as dist
 from agents.contract.node import AllReduceProbe, TorchFacts
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.rendezvous.client import StoreError
 from agents.rendezvous.doors import close_doors
 from agents.rendezvous.interfaces import choose_variables, listen_on
 from agents.trainer.rank import process_group
@@ -54,13 +55,20 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
         if probe.interface
         else choose_variables(probe.master_address, probe.rank == 0)
     )
-    store = open_rank_store(
-        address=probe.master_address,
-        port=probe.master_port,
-        credential=probe.credential,
-        is_first=probe.rank == 0,
-        timeout_s=probe.timeout_s,
-    )
+    try:
+        store = open_rank_store(
+            address=probe.master_address,
+            port=probe.master_port,
+            credential=probe.credential,
+            is_first=probe.rank == 0,
+            timeout_s=probe.timeout_s,
+        )
+    except StoreError as error:
+        if probe.rank == 0:
+            raise
+        # Rank 0 has the store: where it cannot be reached, that rank is silent or cut off.
+        said = f"{name_missing(probe, [0])} Its store: {error}"
+        return {"message": said, "hint": "Check it: rackless check"}
     missing = gather(store, probe, deadline)
     if missing:
         return {"message": name_missing(probe, missing), "hint": "Check it: rackless check"}

@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -164,14 +164,20 @@ class Cluster:
                 if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
                     os.kill(pid, signal.SIGKILL)
 
-    def start_sshd(self, node: Node, files: Mapping[Path, Path] | None = None) -> None:
+    def start_sshd(
+        self,
+        node: Node,
+        files: Mapping[Path, Path] | None = None,
+        commands: Sequence[str] = (),
+    ) -> None:
         """Start the node's sshd again.
 
         Args:
             node: node whose sshd was stopped.
             files: files of the system, and those that its sessions see in their place.
+            commands: shell commands to run before it, such as mounts that its sessions see.
         """
-        self._run_sshd(node, files or {})
+        self._run_sshd(node, files or {}, commands)
         self._wait_for_sshd(node)
 
     def change_host_key(self, node: Node) -> None:
@@ -258,9 +264,9 @@ class Cluster:
         configuration = node.folder / "sshd_config"
         configuration.write_text(self._sshd_settings(node))
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd refuses to start without it
-        self._run_sshd(node, {})
+        self._run_sshd(node, {}, ())
 
-    def _run_sshd(self, node: Node, files: Mapping[Path, Path]) -> None:
+    def _run_sshd(self, node: Node, files: Mapping[Path, Path], commands: Sequence[str]) -> None:
         sshd = shutil.which("sshd", path=SYSTEM_PATH)
         if sshd is None:
             raise ClusterError("there is no sshd: apt-get install openssh-server")
@@ -270,7 +276,7 @@ class Cluster:
         with (node.folder / "sshd.log").open("ab") as log:
             self._sshd[node.name] = self.start(
                 node,
-                *("sh", "-ec", "\n".join([*mounts, last])),
+                *("sh", "-ec", "\n".join([*mounts, *commands, last])),
                 stdin=subprocess.DEVNULL,
                 stderr=log,
             )

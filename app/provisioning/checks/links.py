@@ -28,6 +28,8 @@ SLOW_BYTES_PER_S = 30e6
 """Throughput below which a link is reported as slow, in bytes per second."""
 SLOW_ROUND_TRIP_S = 0.005
 """Round trip above which a link is reported as slow, in seconds."""
+MAX_RESENT_SHARE = 0.05
+"""Packets sent again, as a share: queues of switches that overflow lose some, too."""
 MIN_SPEED_SHARE = 0.4
 """Share of the speed of both network cards that a link has to reach."""
 SMALL_SEGMENT_BYTES = 536
@@ -178,6 +180,10 @@ def judge_link(
     text = f"round trip {(probe.round_trip_s or 0.0) * 1000:.2f} ms"
     if probe.bytes_per_s is not None:
         text += f", {probe.bytes_per_s / 1e6:.0f} MB/s"
+    if probe.resent_share is not None and probe.resent_share > MAX_RESENT_SHARE:
+        text += f"; {probe.resent_share:.0%} of the packets had to be sent again"
+        fix = "Replace the cables of both PCs, then try other ports of the switch"
+        return _row(node, peer, "warn", text, fix, probe)
     slow = _find_slowness(group, node, peer, probe) if node != peer else ""
     if not slow:
         return _row(node, peer, "pass", text, "", probe)
@@ -290,10 +296,15 @@ def _row(
         status=status,
         message=message,
         fix=fix,
-        evidence=probe.reason,
+        evidence=probe.reason or _show_resent(probe),
         round_trip_s=probe.round_trip_s,
         bytes_per_s=probe.bytes_per_s,
     )
+
+
+def _show_resent(probe: LinkProbe) -> str:
+    share = probe.resent_share
+    return "" if share is None else f"{share:.1%} of the packets were sent again"
 
 
 def _untried(node: str, peer: str, error: RacklessError) -> CheckRow:
