@@ -67,9 +67,10 @@ def this_target(python: str) -> WheelTarget:
     import platform  # not for all who only name a target
 
     # Windows has no confstr, and other C libraries do not know the name.
+    confstr = getattr(os, "confstr", lambda name: "")
     try:
-        libc = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
-    except (AttributeError, ValueError, OSError):
+        libc = (confstr("CS_GNU_LIBC_VERSION") or "").split()
+    except (ValueError, OSError):
         libc = []
     glibc = libc[1] if len(libc) == 2 and libc[0] == "glibc" else ""
     return WheelTarget(python=python, machine=platform.machine(), glibc=glibc)

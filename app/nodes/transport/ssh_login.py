@@ -120,24 +120,26 @@ async def _run_proxy(command: str) -> dict[str, Any]:
     """Start a program of ~/.ssh/config in a shell, as OpenSSH does; it ends with its connection."""
     if sys.platform == "win32":  # its programs take no socket for their input
         return {"proxy_command": [os.environ.get("COMSPEC", "cmd.exe"), "/c", command]}
-    ours, its = socket.socketpair()
-    try:
-        # Not by asyncssh, which takes what the program says on stderr for a part of the connection.
-        await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", f"exec {command}"),
-            stdin=its.fileno(),
-            stdout=its.fileno(),
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            cwd=SAFE_FOLDER,
-        )
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        its.close()
-    ours.setblocking(False)
-    return {"sock": ours}
+    else:
+        ours, its = socket.socketpair()
+        try:
+            # Not by asyncssh, which takes what the program says on stderr for a part of the
+            # connection.
+            await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", f"exec {command}"),
+                stdin=its.fileno(),
+                stdout=its.fileno(),
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=SAFE_FOLDER,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        ours.setblocking(False)
+        return {"sock": ours}
 
 
 async def log_in(way: Way, judge: HostKeyJudge, login: Login) -> asyncssh.SSHClientConnection:
