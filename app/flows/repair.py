@@ -7,7 +7,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agents.contract.repair import Change, ChangeStep, RepairPreview, RepairStep, StepPreview
+from agents.contract.repair import (
+    Change,
+    ChangeList,
+    ChangeStep,
+    RepairPreview,
+    RepairStep,
+    StepPreview,
+)
 from app.provisioning.check_row import CheckRow
 from app.provisioning.repairs import Repair, ask_administrator, show_command
 from app.text import count_of, show_moment
@@ -143,6 +150,30 @@ def can_undo(change: Change) -> bool:
     )
 
 
+def wants_password(log: ChangeList) -> bool:
+    """Return whether sudo on the node wants a password to undo what is in force there."""
+    return log.admin == "password" and any(
+        one.step.as_root for change in log.changes if can_undo(change) for one in change.steps
+    )
+
+
+def summarise_changes(node: str, changes: Sequence[Change]) -> str:
+    """Return one sentence on the log of a node.
+
+    >>> summarise_changes("alpha", ())
+    'Rackless has repaired nothing on alpha yet.'
+    """
+    if not changes:
+        return f"Rackless has repaired nothing on {node} yet."
+    left = sum(can_undo(change) for change in changes)
+    return f"{count_of(len(changes), 'repair')} on {node}; {left} can be undone."
+
+
+def find_problems(changes: Sequence[Change]) -> str:
+    """Return what was not undone, in sentences; empty: all was."""
+    return " ".join(f"{one.title}: {one.undo_problem}" for one in changes if one.undo_problem)
+
+
 def describe_change_steps(change: Change) -> tuple[str, ...]:
     """Return the lines of a change's record: each step, its outcome and what it printed."""
     lines = [line for one in change.steps for line in _describe_record(one)]
@@ -170,12 +201,15 @@ def file_diff(path: str, before: str | None, after: str | None) -> tuple[str, ..
     ('new file /etc/a', '+x = 1')
     """
     if before is None:
-        return (f"new file {path}", *(f"+{line}" for line in (after or "").splitlines()))
-    lines = difflib.unified_diff(
-        before.splitlines(), (after or "").splitlines(), lineterm="", n=_DIFF_CONTEXT
-    )
+        return (f"new file {path}", *(f"+{line}" for line in _lines_of(after)))
+    lines = difflib.unified_diff(_lines_of(before), _lines_of(after), lineterm="", n=_DIFF_CONTEXT)
     # The first two lines name the files, which are one.
     return (f"change {path}", *list(lines)[2:])
+
+
+def _lines_of(text: str | None) -> list[str]:
+    # Tabs would be shown as escapes: a tab of others could move what follows.
+    return [line.expandtabs() for line in (text or "").splitlines()]
 
 
 def _describe_step(step: RepairStep, shown: StepPreview | None) -> tuple[str, ...]:

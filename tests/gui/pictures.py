@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, Run
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
+from app.gui.nodes.repair_dialog import RepairDialog
+from app.provisioning.check_row import make_row
+from app.provisioning.system_repairs import name_own_address
 from app.runs.journals.event_text import describe_line
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import (
@@ -32,7 +36,7 @@ from tests.fakes.plans import (
     make_plan_of_mixture,
     make_plan_of_stages,
 )
-from tests.gui.stage import Stage
+from tests.gui.stage import Stage, open_dialog, press
 
 RUN = "support-chat-7f3a"
 STORY = (
@@ -91,6 +95,47 @@ def _node_log(stage: Stage) -> QWidget:
 def _check(stage: Stage) -> QWidget:
     stage.window.check()
     stage.wait_for(lambda: bool(stage.window.nodes.results.model.rows()))
+    return stage.window
+
+
+def _repair(stage: Stage) -> QWidget:
+    """The repair of the hosts file of gamma, about to be applied."""
+    row = make_row(
+        "hostname",
+        "gamma",
+        "warn",
+        "its own name gamma means 127.0.1.1, which is loopback",
+        "In /etc/hosts there, replace 127.0.1.1",
+        name_own_address("gamma", "192.168.1.27"),
+    )
+    _check(stage)
+    results = stage.window.nodes.results
+    results.show_rows((row,))
+    results.table.selectRow(0)
+    press(results, "Fix\u2026")
+    dialog = open_dialog(RepairDialog)
+    stage.wait_for(lambda: dialog.apply.isEnabled())
+    return dialog
+
+
+def _repaired(stage: Stage) -> QWidget:
+    dialog = _repair(stage)
+    assert isinstance(dialog, RepairDialog)
+    dialog.password.setText(stage.core.repairs.password)
+    press(dialog, "Apply")
+    stage.wait_for(lambda: "Repaired" in dialog.banner.message())
+    return dialog
+
+
+def _changes(stage: Stage) -> QWidget:
+    repairs, repair = stage.core.repairs, name_own_address("gamma", "192.168.1.27")
+    shown = asyncio.run(repairs.preview("gamma", repair))
+    asyncio.run(repairs.apply("gamma", repair, shown, repairs.password))
+    page = stage.window.nodes
+    page.open_node("gamma")
+    stage.window.go_to("nodes")
+    page.tabs.setCurrentWidget(page.changes)
+    stage.wait_for(lambda: "1 repair" in page.changes.summary.text())
     return stage.window
 
 
@@ -585,6 +630,9 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes-check": _check,
     "nodes-links": _links,
     "nodes-log": _node_log,
+    "nodes-repair": _repair,
+    "nodes-repaired": _repaired,
+    "nodes-changes": _changes,
     "runs": _runs,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
@@ -17,14 +16,17 @@ from PySide6.QtWidgets import (
 
 from agents.contract.node import Calibration
 from app.events import NodeSnapshot
+from app.flows.repair import collect_offers
 from app.gui.kit.help_link import open_help
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
+from app.gui.nodes.repair_dialog import RepairDialog
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import check_columns, describe_clock, describe_environment
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
 from app.presentation.check_text import summarise_check
 from app.presentation.plan_text import describe_calibration
+from app.provisioning.check_row import CheckRow
 from app.text import (
     DASH,
     count_of,
@@ -153,14 +155,17 @@ class NodeDetails(QScrollArea):
         self._labels += [name, value]
 
 
+def _key_of(row: CheckRow) -> tuple[str, str, str | None, str]:
+    return row.check, row.node, row.peer, row.message
+
+
 class CheckResults(QWidget):
     """Results of the last check, with the fix for the selected one."""
 
     def __init__(self, context: Context, check: Callable[[], object]) -> None:
         super().__init__()
-        self.model: RowsModel[Any] = RowsModel(
-            check_columns(), key=lambda row: (row.check, row.node, row.peer, row.message)
-        )
+        self._context = context
+        self.model: RowsModel[CheckRow] = RowsModel(check_columns(), key=_key_of)
         self.table = TableView(context.theme, self.model, "Check results")
         self.table.sort_by("Result", Qt.SortOrder.AscendingOrder)
         self._summary = make_label("Not checked yet.", "muted", wraps=True)
@@ -172,6 +177,14 @@ class CheckResults(QWidget):
             lambda: copy_to_clipboard(self._fix.text()),
             icon="copy",
             tip="Copy the command that fixes the selected problem, to run it on that PC",
+        )
+        self._repair = Button(
+            context.theme,
+            "Fix\u2026",
+            self._open_repair,
+            icon="setup",
+            role="primary",
+            tip="See what repairs the selected problem, apply it, and check again",
         )
         self._more = Button(
             context.theme,
@@ -193,6 +206,7 @@ class CheckResults(QWidget):
         foot.addWidget(self._fix, 1)
         foot.addWidget(self._more)
         foot.addWidget(self._copy)
+        foot.addWidget(self._repair)
         column.addLayout(foot)
         self.table.chosen.connect(self._show_fix)
         self._show_fix()
@@ -203,19 +217,18 @@ class CheckResults(QWidget):
         self._summary.setText("Checking; rows appear as they are known.")
         self._show_fix()
 
-    def add_row(self, row: Any) -> None:
+    def add_row(self, row: CheckRow) -> None:
         """Add a row of the check that is running."""
         self.model.put(row)
 
-    def show_rows(self, rows: tuple[Any, ...]) -> None:
+    def show_rows(self, rows: tuple[CheckRow, ...]) -> None:
         """Show results and select the first failure."""
         self.model.reset(rows)
         self._summary.setText(f"{summarise_check([row.status for row in rows])}.")
         # Select the first failure, so that its fix is visible at once.
         bad = [row for row in rows if row.status == "fail"]
         if bad:
-            row = bad[0]
-            self.table.select((row.check, row.node, row.peer, row.message))
+            self.table.select(_key_of(bad[0]))
         self._show_fix()
 
     def _show_fix(self) -> None:
@@ -226,7 +239,30 @@ class CheckResults(QWidget):
         self._evidence.setText(f"Read there: {show_foreign(evidence)}")
         self._evidence.setVisible(bool(evidence))
         self._copy.setVisible(bool(fix))
+        self._repair.setVisible(row is not None and bool(collect_offers((row,))))
         self._more.setVisible(row is not None and bool(row.topic))
+
+    def _open_repair(self) -> None:
+        rows = self.model.rows()
+        chosen = self.table.selected()
+        offer = next((one for one in collect_offers(rows) if chosen in one.rows), None)
+        if offer is None:
+            return
+        names = tuple(dict.fromkeys(row.node for row in rows))
+        dialog = RepairDialog(self._context, offer, names, self)
+        dialog.retested.connect(self._replace)
+        dialog.open()
+
+    def _replace(self, before: tuple[CheckRow, ...], after: tuple[CheckRow, ...]) -> None:
+        """Put rows that were tested again in place of the old ones."""
+        for row in before:
+            self.model.drop(_key_of(row))
+        for row in after:
+            self.model.put(row)
+        rows = self.model.rows()
+        self._summary.setText(f"{summarise_check([row.status for row in rows])}.")
+        self.table.select(_key_of(after[0]))
+        self._show_fix()
 
     def _explain(self) -> None:
         row = self.table.selected()

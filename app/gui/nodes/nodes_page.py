@@ -25,6 +25,7 @@ from app.gui.kit.confirm import confirm
 from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, make_label, set_page_margins
+from app.gui.nodes.changes_pane import ChangesPane
 from app.gui.nodes.links_pane import LinksPane
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
@@ -61,12 +62,14 @@ class NodesPage(QWidget):
         self.results = CheckResults(context, self.check_all)
         self.links = LinksPane(context, self.measure_links)
         self.log = NodeLogPane(context)
+        self.changes = ChangesPane(context)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         self.tabs.addTab(self.details, "Details")
         self.tabs.addTab(self.results, "Check")
         self.tabs.addTab(self.links, "Links")
         self.tabs.addTab(self.log, "Log")
+        self.tabs.addTab(self.changes, "Changes")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
@@ -207,6 +210,7 @@ class NodesPage(QWidget):
         node = self.table.selected()
         self.details.show_node(node)
         self.log.show_node(node.name if node is not None else "")
+        self.changes.show_node(node.name if node is not None else "")
         # This runs at every change of any node; its measurements are read once.
         if node is not None and node.name not in self._asked_measured:
             self._asked_measured.add(node.name)

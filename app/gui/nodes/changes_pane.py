@@ -1,0 +1,202 @@
+"""What repairs have changed on the selected node, from its own log, and Undo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from agents.contract.repair import Change, ChangeList
+from app.errors import RacklessError
+from app.flows.repair import (
+    can_undo,
+    describe_change_steps,
+    describe_undone,
+    find_problems,
+    show_state,
+    summarise_changes,
+    wants_password,
+)
+from app.gui.kit.banner import Banner
+from app.gui.kit.confirm import confirm
+from app.gui.kit.inputs import TextBox
+from app.gui.kit.primitives import Button, make_label
+from app.gui.nodes.sudo_password import SudoPassword
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+from app.gui.tables.rows_model import Column, RowsModel
+from app.gui.tables.view import TableView
+from app.text import show_foreign, show_moment
+
+_NOTHING = ChangeList(changes=(), admin="none")
+
+
+class ChangesPane(QWidget):
+    """The log of one node; it is asked only while the pane is visible."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._op: Op | None = None
+        self._name, self._shown = "", ""
+        self._log = _NOTHING
+        self._soon = QTimer(self, interval=0, singleShot=True)
+        self._soon.timeout.connect(self._refresh_if_other)
+        theme = context.theme
+        self.model: RowsModel[Change] = RowsModel(self._columns(), key=lambda one: one.number)
+        self.table = TableView(theme, self.model, "Changes")
+        self.table.sort_by("No.", Qt.SortOrder.DescendingOrder)
+        self.summary = make_label(role="muted", wraps=True)
+        self.steps = TextBox()
+        self.steps.setObjectName("code")
+        self.steps.setReadOnly(True)
+        self.steps.setAccessibleName("Steps of the selected change")
+        self.password = SudoPassword()
+        self.banner = Banner(theme)
+        self.undo = Button(theme, "Undo", self._undo_one, tip="Take back the selected change")
+        self.undo_all = Button(
+            theme, "Undo all", self._ask_undo_all, role="danger", tip="Take back all changes"
+        )
+        self.again = Button(theme, "Refresh", self.refresh, icon="refresh", role="link")
+        self._lay_out()
+        self.table.chosen.connect(self._show_steps)
+        self.show_node("")
+
+    def show_node(self, name: str) -> None:
+        """Show the log of another node; empty: none is selected."""
+        self._name = name
+        self._soon.start()
+
+    def refresh(self) -> None:
+        """Ask the node for its log."""
+        if self._op is not None:
+            self._op.cancel()
+        name = self._shown = self._name
+        self._take(_NOTHING)
+        self.banner.hide()
+        self.summary.setText(
+            f"Reading from {name}\u2026" if name else "Select a node to see its changes."
+        )
+        if name:
+            self._op = self._context.bridge.run(
+                lambda core, report: core.repairs.changes(name), self._take_named, self._fail
+            )
+
+    def showEvent(self, event: QShowEvent) -> None:
+        # A repair may have changed the node while this tab was hidden.
+        super().showEvent(event)
+        self._shown = ""
+        self._soon.start()
+
+    def _refresh_if_other(self) -> None:
+        if self._name != self._shown and self.isVisible():
+            self.refresh()
+
+    # ------------------------------------------------------------ layout
+
+    def _columns(self) -> list[Column[Change]]:
+        return [
+            Column(
+                title="No.",
+                text=lambda one: str(one.number),
+                sort=lambda one: one.number,
+                width_px=52,
+            ),
+            Column(title="Repair", text=lambda one: one.title, stretches=True),
+            Column(
+                title="When",
+                text=lambda one: show_moment(one.began_s, self._context.cluster.now_s()),
+                sort=lambda one: one.began_s,
+                width_px=92,
+            ),
+            Column(title="By", text=lambda one: one.by, width_px=120),
+            Column(title="State", text=show_state, width_px=124),
+        ]
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(self.summary, 1)
+        for button in (self.again, self.undo, self.undo_all):
+            head.addWidget(button)
+        body = QHBoxLayout()
+        body.setSpacing(12)
+        body.addWidget(self.table, 3)
+        body.addWidget(self.steps, 2)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 12, 0, 0)
+        column.setSpacing(8)
+        column.addLayout(head)
+        column.addWidget(self.banner)
+        column.addWidget(self.password)
+        column.addLayout(body, 1)
+
+    def _take_named(self, log: ChangeList) -> None:
+        self._take(log)
+        self.summary.setText(summarise_changes(self._name, log.changes))
+
+    def _take(self, log: ChangeList) -> None:
+        self._op, self._log = None, log
+        self.model.reset(log.changes)
+        if log.changes:
+            self.table.select(log.changes[-1].number)
+        self._show_steps()
+
+    def _fail(self, error: RacklessError) -> None:
+        self._op = None
+        self._show_steps()
+        self.banner.show_error(error)
+        if not self._log.changes:
+            self.summary.setText("")
+
+    def _show_steps(self) -> None:
+        change = self.table.selected()
+        lines = describe_change_steps(change) if change is not None else ()
+        self.steps.setPlainText(show_foreign("\n".join(lines), keep="\n"))
+        self.steps.setVisible(bool(self._log.changes))
+        is_idle = self._op is None
+        self.undo.setEnabled(is_idle and change is not None and can_undo(change))
+        undoable = [one for one in self._log.changes if can_undo(one)]
+        self.undo_all.setEnabled(is_idle and bool(undoable))
+        self.again.setEnabled(is_idle and bool(self._name))
+        self.password.ask(self._shown, is_wanted=wants_password(self._log))
+        self.password.setEnabled(is_idle)
+
+    # ------------------------------------------------------------ undo
+
+    def _undo_one(self) -> None:
+        change = self.table.selected()
+        if change is not None:
+            self._undo((change.number,))
+
+    def _ask_undo_all(self) -> None:
+        undoable = [one.title for one in reversed(self._log.changes) if can_undo(one)]
+        if confirm(
+            self,
+            self._context.theme,
+            f"Undo all changes on {self._shown}?",
+            "Taken back, in this order:\n" + "\n".join(undoable),
+            "Undo all",
+            is_dangerous=True,
+        ):
+            self._undo(())
+
+    def _undo(self, numbers: Sequence[int]) -> None:
+        name, password = self._shown, self.password.take()
+        self._op = self._context.bridge.run(
+            lambda core, report: core.repairs.undo(name, numbers, password, report),
+            self._show_undone,
+            self._fail,
+            lambda text: self.banner.show_message("busy", f"Undoing on {name}", text),
+        )
+        self._show_steps()
+        self.banner.show_message("busy", f"Undoing on {name}", "")
+
+    def _show_undone(self, changes: tuple[Change, ...]) -> None:
+        self.refresh()
+        problems = find_problems(changes)
+        self.banner.show_message(
+            "warning" if problems else "good", describe_undone(changes), problems
+        )
