@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import sys
 import time
@@ -15,7 +18,7 @@ from typing import Any
 from tests.cluster import packet_filter
 from tests.cluster.master import Master
 from tests.cluster.namespaces import Cluster, Node, run_tool
-from tests.faulty_nodes.shim import build_shim
+from tests.faulty_nodes.shim import build_driver, build_shim
 
 AGENT_FOLDER = ".local/share/rackless-agent"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -142,12 +145,11 @@ class FaultySite:
 
     def shim(self, **values: object) -> dict[str, str]:
         """Return the variables that have programs told other values; see shim.py."""
-        library = self.folder / "shim.so"
-        if not library.exists():
-            build_shim(self.folder)
-        return {"LD_PRELOAD": str(library)} | {
-            f"SHIM_{name.upper()}": str(value) for name, value in values.items()
-        }
+        return {"LD_PRELOAD": str(build_shim(self.folder)), **_name(values)}
+
+    def driver(self, **values: object) -> dict[str, str]:
+        """Return the variables of a PC with one NVIDIA card; see shim.py."""
+        return {"LD_LIBRARY_PATH": str(build_driver(self.folder)), **_name(values)}
 
     def fresh_master(self, nodes: Iterable[tuple[Node, str]]) -> Master:
         """Return a master that has just added these nodes, each with its login."""
@@ -167,6 +169,7 @@ class FaultySite:
         )
         (node.folder / "sshd_config").write_text(text)
         self.cluster.stop_sshd(node)
+        self._end_rest(node)
         files: Mapping[Path, Path] = {
             BOOT_ID: node.folder / "boot_id",
             MACHINE_ID: node.folder / "machine-id",
@@ -174,6 +177,12 @@ class FaultySite:
             **session.files,
         }
         self.cluster.start_sshd(node, files, session.commands)
+
+    def _end_rest(self, node: Node) -> None:
+        """End what outlives a connection, such as the recorder, which knows the old system."""
+        for pid in self.cluster.pids(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _make_files(self, node: Node) -> None:
         (node.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
@@ -186,6 +195,10 @@ class FaultySite:
         path = node.folder / "hosts"
         path.write_text("\n".join(lines) + "\n")
         return path
+
+
+def _name(values: Mapping[str, object]) -> dict[str, str]:
+    return {f"SHIM_{name.upper()}": str(value) for name, value in values.items()}
 
 
 def mount_tmpfs(folder: Path, options: str) -> str:

@@ -120,6 +120,16 @@ def install_card(modules: tuple[str, ...]) -> Inject:
     return inject
 
 
+def show_card(driver: str, capability: str) -> Inject:
+    """Return the fault of a card of that generation with that driver."""
+
+    def inject(site: FaultySite, stack: ExitStack) -> None:
+        variables = site.driver(driver=driver, capability=capability)
+        site.change_session(stack, site.nodes[0], Session(variables=variables))
+
+    return inject
+
+
 def be_wsl(mode: str) -> Inject:
     """Return the fault of a node in WSL with this networking mode."""
 
@@ -194,6 +204,12 @@ SYSTEM_FAULTS = (
           says="there is no NVIDIA driver"),
     Fault(name="card held by nouveau", inject=install_card(("nouveau",)), check="driver",
           status="fail", says="nouveau holds it"),
+    Fault(name="driver of 2021", inject=show_card("470.256.02", "8.6"), check="gpu",
+          status="fail", says="driver 470.256.02 is older than 580"),
+    Fault(name="driver without CUDA 13", inject=show_card("550.144.03", "8.9"), check="gpu",
+          status="warn", says="older than 580"),
+    Fault(name="card older than torch serves", inject=show_card("580.65.06", "6.1"), check="gpu",
+          status="fail", says="has no kernels in the build of torch"),
     Fault(name="WSL behind NAT", inject=be_wsl("nat"), check="wsl", status="fail",
           says="other nodes cannot reach this one"),
     Fault(name="WSL without a network", inject=be_wsl("none"), check="wsl", status="fail",
@@ -202,6 +218,8 @@ SYSTEM_FAULTS = (
           says="no training environment", needs_torch=True),
     Fault(name="other torch", inject=install_other_torch, check="environment", status="fail",
           says="torch 2.12.0 instead of", needs_torch=True),
+    Fault(name="torch that sees no GPU", inject=show_card("580.65.06", "8.9"), check="cuda",
+          status="fail", says="torch sees 0 of 1 GPUs", needs_torch=True),
     Fault(name="silent rank", inject=swap_python(WHEN_REDUCING.format("exec sleep 1000")),
           check="all-reduce", status="fail", says="did not answer during the all-reduce",
           needs_torch=True),
