@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
-from app.errors import UserError
 
 if TYPE_CHECKING:
     from app.core.core import Core
@@ -42,6 +41,7 @@ def add_windows_verb(verbs: Commands) -> None:
 
 
 async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.flows.windows_script import how_to_run, list_steps
     from app.provisioning.windows.offer import ScriptOptions
 
     options = ScriptOptions(
@@ -53,30 +53,17 @@ async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
     )
     script = await core.nodes.windows_script(args.name, options)
     file = args.out or Path(script.file_name)
-    try:
-        # As it is: its line ends are those of Windows on every system.
-        file.write_bytes(script.text.encode("ascii"))
-    except OSError as error:
-        raise UserError(
-            f"{file} cannot be written: {error.strerror or error}", "Name another file with --out"
-        ) from error
+    saved = await core.nodes.save_windows_script(script, file)
     out.document(
         {
             "node": script.node,
-            "file": str(file.absolute()),
+            "file": str(saved),
             "steps": [step.id for step in script.steps],
             "notes": script.notes,
         }
     )
-    out.text(f"saved {file}. It can, after asking:")
-    for step in script.steps:
-        out.text(f"  {step.title}{' (administrator)' if step.needs_admin else ''}")
+    out.text(f"saved {file}. It can, after asking:\n{list_steps(script)}")
     for note in script.notes:
         out.note(f"{note}.")
-    out.text(
-        "Copy it to that PC and run there in PowerShell, as the user that owns the distro:\n"
-        f"  powershell -ExecutionPolicy Bypass -File .\\{file.name} -DryRun\n"
-        f"  powershell -ExecutionPolicy Bypass -File .\\{file.name}\n"
-        "-Undo takes everything back. docs/windows.md explains each step."
-    )
+    out.text(how_to_run(file.name))
     return 0

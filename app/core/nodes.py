@@ -334,6 +334,16 @@ class CoreNodes:
         nodes = {one: self._fleet.node(one) for one in self._fleet.names()}
         return await asyncio.to_thread(offer_script, nodes, name, options or ScriptOptions())
 
+    async def save_windows_script(self, script: WindowsScript, file: Path) -> Path:
+        """Write a script for Windows to a file and return its absolute path.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        from app.provisioning.windows.offer import save_script
+
+        return await asyncio.to_thread(save_script, script, file)
+
     def links(self) -> tuple[LinkSnapshot, ...]:
         """Return the links that the last checks measured, each direction by itself."""
         return tuple(

@@ -72,7 +72,7 @@ from app.planning.candidate import Caveats, Plan
 from app.planning.forecast_accuracy import ForecastComparison
 from app.provisioning.check_row import CheckRow, OnRow
 from app.provisioning.system_repairs import synchronise_clock
-from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script
+from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script, save_script
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
@@ -552,6 +552,10 @@ class FakeNodes:
     ) -> WindowsScript:
         await self._core.act("nodes.windows_script", name)
         return offer_script({}, name, options or ScriptOptions())
+
+    async def save_windows_script(self, script: WindowsScript, file: Path) -> Path:
+        await self._core.act("nodes.save_windows_script", script.node, file.name)
+        return save_script(script, file)
 
     def links(self) -> tuple[LinkSnapshot, ...]:
         return tuple(self._core.link_list)

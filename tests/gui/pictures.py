@@ -449,6 +449,19 @@ def _add_node(stage: Stage) -> QWidget:
     return _dialog(stage)
 
 
+def _windows_script(stage: Stage) -> QWidget:
+    alpha = stage.cluster.nodes["alpha"]
+    assert alpha.facts is not None
+    stage.core.put_node(replace(alpha, facts=replace(alpha.facts, wsl="nat")))
+    stage.window.go_to("nodes")
+    stage.window.nodes.table.select("alpha")
+    stage.wait_for(stage.window.nodes.script.isVisible)
+    stage.window.nodes.script.click()
+    dialog = _dialog(stage)
+    stage.wait_for(dialog.save.isEnabled)  # type: ignore[attr-defined]
+    return dialog
+
+
 def _node_found(stage: Stage) -> QWidget:
     stage.core.distros = ("Ubuntu-24.04",)
     dialog = _add_node(stage)
@@ -666,6 +679,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes-measuring": _nodes_measuring,
     "new-run-look": _look,
     "add-node": _add_node,
+    "windows-script": _windows_script,
     "add-node-fingerprint": _fingerprint,
     "add-node-found": _node_found,
     "chat": _chat,

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
 from app.gui.nodes.add_node_dialog import AddNodeDialog
+from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
 from tests.fakes.core import FINGERPRINT, PASSWORD, make_node
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
@@ -307,3 +308,26 @@ def test_the_log_of_a_node_is_read_when_somebody_looks(busy):
     busy.wait_for(lambda: "2 logs on beta" in page.log.summary.text())
     press(page.log, "Refresh")
     busy.wait_for(lambda: len(busy.called("nodes.logs")) == 5)
+
+
+def test_a_node_in_wsl_offers_the_script_for_its_windows(busy, tmp_path):
+    page = busy.window.nodes
+    busy.window.go_to("nodes")
+    alpha = busy.cluster.nodes["alpha"]
+    busy.core.put_node(replace(alpha, facts=replace(alpha.facts, wsl="nat")))
+    busy.wait_for(lambda: busy.cluster.nodes["alpha"].facts.wsl == "nat")
+    page.table.select("beta")
+    assert not page.script.isVisible()
+    page.table.select("alpha")
+    press(page, "Script for Windows\u2026")
+    dialog = open_dialog(WindowsScriptDialog)
+    busy.wait_for(dialog.save.isEnabled)
+    assert "Keep WSL running (administrator)" in dialog.steps.text()
+    dialog.memory.setValue(24)
+    busy.wait_for(dialog.save.isEnabled)
+    dialog.save_file(tmp_path / "alpha.ps1")
+    busy.wait_for(lambda: "Saved" in dialog.banner.message())
+    assert b'"memory_gib": 24' in (tmp_path / "alpha.ps1").read_bytes()
+    dialog.save_file(tmp_path)
+    busy.wait_for(lambda: "cannot be written" in dialog.banner.message())
+    dialog.reject()

@@ -29,6 +29,7 @@ from app.gui.nodes.changes_pane import ChangesPane
 from app.gui.nodes.links_pane import LinksPane
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
+from app.gui.nodes.windows_script_button import WindowsScriptButton
 from app.gui.session.banner_task import (
     build_environment_in_banner,
     last_with_node,
@@ -75,6 +76,7 @@ class NodesPage(QWidget):
         self._stack.addWidget(self._make_split())
         self._stack.addWidget(Waiting(LOOKING_FOR_NODES))
         self._buttons = self._make_buttons()
+        self.script = WindowsScriptButton(context)
         self._asked_measured: set[str] = set()
         column = QVBoxLayout(self)
         set_page_margins(column, self)
@@ -140,6 +142,7 @@ class NodesPage(QWidget):
         head = FlowLayout(lead=make_label("Nodes", "title"))
         for button in self._buttons.values():
             head.addWidget(button)
+        head.addWidget(self.script)
         head.addWidget(actions.button("check"))
         head.addWidget(actions.button("add_node", role="primary"))
         return head
@@ -217,6 +220,7 @@ class NodesPage(QWidget):
             self._load_measured(node.name)
         for button in self._buttons.values():
             button.setEnabled(node is not None)
+        self.script.show_node(node)
 
     def _setup(self) -> None:
         node = self.table.selected()

@@ -102,6 +102,22 @@ def offer_script(nodes: Mapping[str, Node], name: str, options: ScriptOptions) -
     )
 
 
+def save_script(script: WindowsScript, file: Path) -> Path:
+    """Write a script and return its absolute path.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        # As it is: its line ends are those of Windows on every system.
+        file.write_bytes(script.text.encode("ascii"))
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be written: {error.strerror or error}", "Choose another place"
+        ) from error
+    return file.absolute()
+
+
 def _known_port(address: object) -> int:
     """Return the SSH port of a node; the usual one where Windows' own port 22 is its."""
     if isinstance(address, SshAddress) and address.port >= 1024:

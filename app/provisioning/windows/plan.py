@@ -62,8 +62,18 @@ class WindowsPlan:
     """What no script can change, each with what to do."""
 
 
+_SSH_AGENT = Step(
+    id="ssh-agent",
+    title="Run the ssh-agent service",
+    explanation="It keeps your unlocked SSH keys, so that Rackless can log in to nodes without a "
+    "file that anybody could copy.",
+    undo="The service gets its earlier start type and state back.",
+    needs_admin=True,
+)
+
+
 def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
-    """Return all steps for a node in the order in which they are taken."""
+    """Return the steps for a node in the order in which they are taken."""
     port, distro = wanted.ssh_port, wanted.distro
     return (
         Step(
@@ -118,14 +128,7 @@ def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
             undo="The earlier times are set again.",
             needs_admin=False,
         ),
-        Step(
-            id="ssh-agent",
-            title="Run the ssh-agent service",
-            explanation="It keeps your unlocked SSH keys, so that Rackless can log in to nodes "
-            "without a file that anybody could copy.",
-            undo="The service gets its earlier start type and state back.",
-            needs_admin=True,
-        ),
+        *((_SSH_AGENT,) if wanted.has_ssh_agent else ()),
     )
 
 

@@ -1,0 +1,38 @@
+"""What a person is shown about the script for the Windows of a node."""
+
+from __future__ import annotations
+
+from app.events import NodeSnapshot
+from app.provisioning.windows.offer import ScriptOptions, WindowsScript
+
+
+def runs_in_wsl(node: NodeSnapshot) -> bool:
+    """Return whether a node is known to be a distro of WSL.
+
+    >>> runs_in_wsl(NodeSnapshot(name="a", transport="wsl", address="Ubuntu", state="online"))
+    True
+    """
+    return node.transport == "wsl" or (node.facts is not None and node.facts.wsl is not None)
+
+
+def read_options(memory_gib: int, at_logon: bool) -> ScriptOptions:
+    """Return the options of a form; memory 0 leaves it to WSL."""
+    return ScriptOptions(memory_gib=memory_gib or None, start="logon" if at_logon else "boot")
+
+
+def list_steps(script: WindowsScript) -> str:
+    """Return what the script can change, a line each."""
+    return "\n".join(
+        f"  {step.title}{' (administrator)' if step.needs_admin else ''}" for step in script.steps
+    )
+
+
+def how_to_run(file_name: str) -> str:
+    """Return how to run a saved script on its PC."""
+    command = f"powershell -ExecutionPolicy Bypass -File .\\{file_name}"
+    return (
+        "Copy it to that PC and run there in PowerShell, as the user that owns the distro:\n"
+        f"  {command} -DryRun\n"
+        f"  {command}\n"
+        "-Undo takes everything back. docs/windows.md explains each step."
+    )

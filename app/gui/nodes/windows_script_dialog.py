@@ -1,0 +1,141 @@
+"""Script for the Windows of a node in WSL: choose, see what it changes, save or copy it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDialog,
+    QFileDialog,
+    QHBoxLayout,
+    QSpinBox,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.errors import RacklessError
+from app.flows.windows_script import how_to_run, list_steps, read_options
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
+from app.gui.session.context import Context
+from app.provisioning.windows.facts import MAX_MEMORY_GIB
+from app.provisioning.windows.offer import ScriptOptions, WindowsScript
+
+SCRIPTS = "PowerShell scripts (*.ps1)"
+
+
+class WindowsScriptDialog(QDialog):
+    """Offers the script of one node; it is made anew when a choice changes."""
+
+    def __init__(self, context: Context, parent: QWidget, node: str) -> None:
+        super().__init__(parent)
+        self._context, self._node = context, node
+        self._script: WindowsScript | None = None
+        self._wanted = ScriptOptions()
+        self.setWindowTitle(f"Script for the Windows of {node}")
+        self.resize(640, 520)
+        self.banner = Banner(context.theme)
+        self.memory = QSpinBox()
+        self.memory.setRange(0, MAX_MEMORY_GIB)
+        self.memory.setSuffix(" GiB")
+        self.memory.setSpecialValueText("half of the PC's")
+        self.memory.setAccessibleName("Memory of WSL")
+        self.at_logon = QCheckBox(
+            "Start WSL when its user logs on, for accounts without a password"
+        )
+        self.steps = make_selectable(make_label(wraps=True))
+        self.command = make_selectable(make_label(role="code", wraps=True))
+        self.save = Button(
+            context.theme, "Save as\u2026", self._choose_place, icon="save", role="primary"
+        )
+        self.copy = Button(context.theme, "Copy", self._copy, icon="copy")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(make_label("Script for Windows", "heading"))
+        column.addWidget(
+            make_label(
+                "Some settings of WSL can be changed on Windows only. This script has the values "
+                f"of {node} and the addresses of your other nodes. On that PC it shows each change "
+                "and asks; it can:",
+                wraps=True,
+            )
+        )
+        column.addWidget(self.steps)
+        column.addLayout(self._make_choices())
+        column.addWidget(self.at_logon)
+        column.addWidget(self.command)
+        column.addStretch(1)
+        column.addWidget(self.banner)
+        column.addLayout(self._make_foot())
+        self.memory.valueChanged.connect(self._make_script)
+        self.at_logon.toggled.connect(self._make_script)
+        self._make_script()
+
+    def save_file(self, file: Path) -> None:
+        """Write the script as it is shown."""
+        script = self._script
+        if script is not None:
+            self._context.bridge.run(
+                lambda core, report: core.nodes.save_windows_script(script, file),
+                lambda saved: self.banner.show_message("good", "Saved", str(saved)),
+                self.banner.show_error,
+            )
+
+    def _make_choices(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(make_label("Memory of WSL"))
+        row.addWidget(self.memory)
+        row.addStretch(1)
+        return row
+
+    def _make_foot(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.copy)
+        row.addStretch(1)
+        row.addWidget(Button(self._context.theme, "Close", self.accept))
+        row.addWidget(self.save)
+        return row
+
+    def _make_script(self) -> None:
+        self._script = None
+        self._enable()
+        self._wanted = options = read_options(self.memory.value(), self.at_logon.isChecked())
+        self._context.bridge.run(
+            lambda core, report: core.nodes.windows_script(self._node, options),
+            lambda script: self._show(script, options),
+            self._fail,
+        )
+
+    def _show(self, script: WindowsScript, options: ScriptOptions) -> None:
+        if options != self._wanted:  # another choice was made meanwhile
+            return
+        self._script = script
+        self.steps.setText(list_steps(script))
+        self.command.setText(how_to_run(script.file_name))
+        if script.notes:
+            self.banner.show_message("warning", "Before you run it", ". ".join(script.notes) + ".")
+        self._enable()
+
+    def _fail(self, error: RacklessError) -> None:
+        self.banner.show_error(error)
+
+    def _enable(self) -> None:
+        for button in (self.save, self.copy):
+            button.setEnabled(self._script is not None)
+
+    def _copy(self) -> None:
+        if self._script is not None:
+            copy_to_clipboard(self._script.text)
+
+    def _choose_place(self) -> None:
+        if self._script is None:
+            return
+        chosen, _ = QFileDialog.getSaveFileName(
+            self, "Save the script", self._script.file_name, SCRIPTS
+        )
+        if chosen:
+            self.save_file(Path(chosen))
