@@ -7,6 +7,7 @@
     receive DESTINATION    store the files that come on stdin
     send PATH              write files to stdout
     repair                 apply or undo the repairs that come on stdin
+    spread                 take part in a transfer along a chain of nodes
 
 The archive's own `__main__.py` is a copy of this file. Python 3.6 must be able to run it, so that a
 node with an old python3 gets a sentence and not a traceback: quoted annotations, no

@@ -14,7 +14,7 @@ from agents.state import open_home
 
 USAGE = (
     "usage: serve NONCE | record | supervise ATTEMPT_DIR | election ATTEMPT_DIR"
-    " | receive DESTINATION | send PATH | repair"
+    " | receive DESTINATION | send PATH | repair | spread"
 )
 
 
@@ -40,6 +40,10 @@ def run_command(argv: list[str]) -> int:
         from agents.node.repair_command import repair
 
         return repair(sys.stdin.buffer)
+    if command == "spread" and not arguments:
+        from agents.spread.process import spread
+
+        return spread(open_home(), sys.stdin.buffer, sys.stdout.buffer)
     if command in ("receive", "send") and len(arguments) == 1:
         return _transfer(command, arguments[0])
     sys.stderr.write(USAGE + "\n")

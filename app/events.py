@@ -237,6 +237,24 @@ class ExportedModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodeTransfer:
+    """How far a node is in a transfer of files."""
+
+    node: str
+    held_bytes: int
+    total_bytes: int
+    bytes_per_s: float | None
+    """Rate of the last seconds; None: not known yet."""
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Time until the node has everything, in seconds; None: not known yet."""
+        if not self.bytes_per_s:
+            return None
+        return (self.total_bytes - self.held_bytes) / self.bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TraceRow:
     """Operation of a trace, or a kernel where a GPU was recorded."""
 

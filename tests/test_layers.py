@@ -80,7 +80,7 @@ ORDER = {
     ),
     "agents": (
         "contract errors | foreign_code | state disk_space children program | rendezvous"
-        " | supervisor | telemetry | node | election | serve trainer | quantizers | commands"
+        " | supervisor | telemetry | node | election | spread serve trainer | quantizers | commands"
         " | __main__"
     ),
     "agents.trainer": (

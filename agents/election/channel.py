@@ -1,8 +1,8 @@
-"""Requests between the nodes of an attempt: one line of JSON each way, over TLS 1.3.
+"""Requests between nodes, of an attempt or of a transfer: a line of JSON each way, over TLS 1.3.
 
-Both ends show the attempt's credential; nobody else gets past the handshake. A node listens at its
-own address only. Each request has a connection of its own, which costs a handshake and leaves no
-state behind when a cable is cut.
+Both ends show the credential of the attempt or transfer; nobody else gets past the handshake. A
+node listens at its own address only. Each request has a connection of its own, which costs a
+handshake and leaves no state behind when a cable is cut.
 """
 
 from __future__ import annotations
@@ -60,13 +60,18 @@ class Peer:
             return _read_answer(stream, self.node)
 
     @contextlib.contextmanager
-    def receive(self, kind: str, **args: Any) -> Iterator[BinaryIO]:
+    def receive(self, kind: str, idle_s: float = IDLE_TIMEOUT_S, **args: Any) -> Iterator[BinaryIO]:
         """Yield the stream of bytes that follows the answer to a request.
+
+        Args:
+            kind: of the request.
+            idle_s: time without a byte after which the other node counts as gone.
+            args: of the request.
 
         Raises:
             PeerError: the node cannot be reached, or refuses.
         """
-        with self._asking({"kind": kind, **args}, IDLE_TIMEOUT_S) as stream:
+        with self._asking({"kind": kind, **args}, idle_s) as stream:
             _read_answer(stream, self.node)
             yield stream
 
@@ -102,6 +107,8 @@ class Listener:
         self._answer = answer
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._socket = bind_to(address, port, backlog=MAX_CONNECTIONS)
+        self.port: int = self._socket.getsockname()[1]
+        """Port where it listens, chosen by the system if it was given as 0."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:

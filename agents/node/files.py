@@ -5,8 +5,7 @@ without following symlinks. A bundle (all files of one manifest) is collected be
 in `.partial-NAME` and renamed in one step when every file is there; a file gets its name only after
 its bytes are hashed and fsynced. So an interrupted transfer keeps its finished files and no partial
 one, and the next transfer sends only the missing ones. What the node has under another name
-(agents/node/file_store.py) is not sent: the bundle gets a second name of it. Files of runs are not
-kept in that store, since their owners delete them by name.
+(agents/node/file_store.py) is not sent: the bundle gets a second name of it.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from typing import Any, BinaryIO
 from agents.contract.folder_files import open_regular, require_own
 from agents.contract.json_text import parse_json
 from agents.contract.run import BundleStatus, FileEntry
-from agents.contract.run_layout import RUNS
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
 from agents.state import Home, fsync_folder, identify, locked, take_lock
 
 ROOTS = ("models", "data", "runs", "artifacts", "wheels")
+KEPT_ROOTS = ("models", "data", "artifacts")
+"""Those whose files are kept in the store too; who deletes from the others does it by name."""
 MAX_HEADER_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
 MAX_PATH_CHARACTERS = 1024
@@ -141,7 +141,7 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
             with _open_folder_at(parent, [base]) as folder:
                 for entry in coming:
                     _store(folder, entry, source)
-                    if parts[0] != RUNS:
+                    if parts[0] in KEPT_ROOTS:
                         _keep(home, final.with_name(base), entry)
                 _share(home, final.with_name(base), folder, manifest)
                 os.fsync(folder)
@@ -283,7 +283,7 @@ def _share(home: Home, base: Path, folder: int, manifest: list[FileEntry]) -> No
                 os.fsync(place)
         except OSError as error:
             raise explain_os_error(error, f"storing {entry.path}") from error
-    if base.relative_to(home.path).parts[0] == RUNS:
+    if base.relative_to(home.path).parts[0] not in KEPT_ROOTS:
         store.release(base)
 
 

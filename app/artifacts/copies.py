@@ -17,7 +17,7 @@ from app.hub import hub
 from app.library.bundles import Source, safe_name
 from app.nodes.files.local_copy import copy_folder
 from app.paths import whole_path
-from app.presentation.result_text import say_bytes
+from app.presentation.result_text import say_bytes, say_transfers
 from app.runs.node_pool import NodeAgent
 from app.runs.services import Services
 from app.storage.artifacts import content_sha256
@@ -36,11 +36,11 @@ async def copy_artifact(
     """
     node, folder = _read_place(services, to)
     source = _choose_source(artifact)
-    progress = say_bytes(tell, f"copying {artifact.label} to {to}")
     if node is not None:
-        made = await _copy_to_node(services, artifact, source, node, progress)
+        made = await _copy_to_node(services, artifact, source, node, tell)
     else:
         assert folder is not None
+        progress = say_bytes(tell, f"copying {artifact.label} to {to}")
         made = await _copy_to_folder(services, artifact, source, folder, progress)
     services.artifacts.save_copy(artifact, made)
     return made
@@ -99,25 +99,27 @@ async def _copy_to_node(
     artifact: ArtifactSnapshot,
     source: ArtifactCopy,
     node: str,
-    progress: Callable[[int, int], None],
+    tell: Tell,
 ) -> ArtifactCopy:
     if source.kind == "node":
-        return await _copy_between(services, artifact, source, node)
+        return await _copy_between(services, artifact, source, node, tell)
     path = f"artifacts/{safe_name(artifact.name)}-{content_sha256(artifact.files)[:16]}"
     await _clear_damaged(services.pool.agent(node), artifact, path)
     bundle = Source(value=source.place, destination=path, root=source.place, files=artifact.files)
-    await services.pool.push(node, bundle, progress)
+    await services.pool.push(node, bundle, say_bytes(tell, f"copying {artifact.label} to {node}"))
     return ArtifactCopy(kind="node", place=node, path=path, made_s=time.time())
 
 
 async def _copy_between(
-    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str
+    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str, tell: Tell
 ) -> ArtifactCopy:
     """Copy from a node to another one; a copy that lies there already is looked at."""
     agent = services.pool.agent(node)
     if source.place != node:
         await _clear_damaged(agent, artifact, source.path)
-        await services.pool.copy(source.place, node, source.path)
+        progress = say_transfers(tell, f"copying {artifact.label}")
+        for note in await services.pool.copy(source.place, [node], source.path, progress):
+            tell(note)
     if not _is_whole(artifact, await agent.hash_artifact(source.path)):
         if source.place != node:
             await agent.delete_artifact(source.path)

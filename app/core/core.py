@@ -132,13 +132,14 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
     for known in node_store.all():
         fleet.add(node_from_json(known.name, known.address, known.identity))
     recoveries = RecoveryStore(database)
+    hashes, planning = HashStore(database), PlanningStore(database)
     services = Services(
         paths=paths,
         runs=RunRepository(paths, RunStore(database), recoveries, hub),
-        hashes=HashStore(database),
-        pool=FleetPool(fleet),
+        hashes=hashes,
+        pool=FleetPool(fleet, hashes, planning),
         settings=Settings(paths.settings_file),
-        planning=PlanningStore(database),
+        planning=planning,
         configs=ConfigLibrary(paths.configs),
         artifacts=ArtifactStore(database),
         prompts=PromptStore(database),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.text import count_of, show_bytes, show_bytes_of, show_duration
+from app.text import count_of, show_bytes, show_bytes_of, show_duration, show_share
 
 if TYPE_CHECKING:
     from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
-    from app.events import Certificate, SaveResult, TraceResult
+    from app.events import Certificate, NodeTransfer, SaveResult, TraceResult
 
 
 def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], None]:
@@ -29,6 +29,46 @@ def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], No
             tell(f"{what}: {show_bytes_of(done, total)}")
 
     return hear
+
+
+def say_transfers(
+    tell: Callable[[str], None], what: str
+) -> Callable[[Sequence[NodeTransfer]], None]:
+    """Return what hears how far nodes are, and reports every two percent of all of them once.
+
+    Args:
+        tell: called with each line.
+        what: description of the transfer, such as "sending the model".
+    """
+    told = [-1]
+
+    def hear(nodes: Sequence[NodeTransfer]) -> None:
+        done = sum(node.held_bytes for node in nodes)
+        share = 50 * done // max(sum(node.total_bytes for node in nodes), 1)
+        if share != told[0]:
+            told[0] = share
+            tell(f"{what}: {', '.join(map(describe_transfer, nodes))}")
+
+    return hear
+
+
+def describe_transfer(node: NodeTransfer) -> str:
+    """Describe how far a node is, with its rate and the time that is left.
+
+    >>> from app.events import NodeTransfer
+    >>> whole = 2_000_000_000
+    >>> describe_transfer(NodeTransfer(
+    ...     node="beta", held_bytes=whole // 4, total_bytes=whole, bytes_per_s=1e8))
+    'beta 25 % at 95.4 MiB/s, 15 s left'
+    >>> describe_transfer(NodeTransfer(
+    ...     node="beta", held_bytes=whole, total_bytes=whole, bytes_per_s=None))
+    'beta 100 %'
+    """
+    text = f"{node.node} {show_share(node.held_bytes / max(node.total_bytes, 1))}"
+    if not node.bytes_per_s or node.held_bytes >= node.total_bytes:
+        return text
+    left = show_duration(node.remaining_s)
+    return f"{text} at {show_bytes(node.bytes_per_s)}/s, {left} left"
 
 
 def describe_saved(saved: SaveResult) -> str:

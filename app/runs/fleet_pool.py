@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agents.contract.run import FileEntry
@@ -12,12 +12,18 @@ from app.errors import UserError
 from app.library.bundles import Source
 from app.nodes.files import transfer
 from app.nodes.fleet import Fleet
-from app.runs.node_pool import BytesProgress, NodeAgent
+from app.runs.node_pool import BytesProgress, NodeAgent, OnTransfers
+from app.storage.hashes import HashStore
+from app.storage.planning import PlanningStore
 
 
 class FleetPool:
-    def __init__(self, fleet: Fleet) -> None:
+    """The fleet, with what is known of files and links."""
+
+    def __init__(self, fleet: Fleet, hashes: HashStore, planning: PlanningStore) -> None:
         self._fleet = fleet
+        self._hashes = hashes
+        self._planning = planning
 
     def names(self) -> tuple[str, ...]:
         return self._fleet.names()
@@ -26,22 +32,62 @@ class FleetPool:
         return self._fleet.client(name)
 
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
+        wish = await self._wish(name, source)
+        return await transfer.push(
+            wish.client,
+            wish.destination,
+            wish.root,
+            wish.files,
+            progress,
+            wish.replaced,
+            self._hashes.chunks,
+        )
+
+    async def share(
+        self, wanted: Mapping[str, Sequence[Source]], progress: OnTransfers | None = None
+    ) -> tuple[str, ...]:
+        wishes = [
+            await self._wish(name, source)
+            for name, sources in wanted.items()
+            for source in sources
+            if source.destination is not None
+        ]
+        return await transfer.share(wishes, self._rates(), progress, self._hashes.chunks)
+
+    async def _wish(self, name: str, source: Source) -> transfer.Wish:
         if source.destination is None or source.root is None:
             raise UserError(f"{source.value} is not on this PC", "Give its path on this PC.")
-        client = self._fleet.client(name)
-        root = Path(source.root)
         # A file that cannot be read is reported by the transfer itself.
         replaced = {}
         with contextlib.suppress(OSError):
             replaced = await asyncio.to_thread(source.read_cleaned)
-        return await transfer.push(
-            client, source.destination, root, source.files, progress, replaced
+        return transfer.Wish(
+            client=self._fleet.client(name),
+            destination=source.destination,
+            root=Path(source.root),
+            files=source.files,
+            replaced=replaced,
         )
+
+    def _rates(self) -> dict[tuple[str, str], float]:
+        return {
+            (link.node, link.peer): link.bytes_per_s
+            for link in self._planning.links()
+            if link.bytes_per_s is not None
+        }
 
     async def fetch(
         self, name: str, path: str, target: Path, expected: Sequence[FileEntry] | None = None
     ) -> None:
         await transfer.fetch(self._fleet.client(name), path, target, expected=expected)
 
-    async def copy(self, source: str, target: str, path: str) -> None:
-        await transfer.copy(self._fleet.client(source), [self._fleet.client(target)], path)
+    async def copy(
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+    ) -> tuple[str, ...]:
+        clients = [self._fleet.client(target) for target in targets]
+        giver = self._fleet.client(source)
+        return await transfer.copy(giver, clients, path, self._rates(), progress)

@@ -17,7 +17,7 @@ from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.model_check import find_folder, refuse, require_usable
 from app.library.models import find_model, require_whole
-from app.presentation.result_text import say_bytes
+from app.presentation.result_text import say_bytes, say_transfers
 from app.runs.node_pool import OnMessage
 from app.runs.services import Services
 from app.storage.hashes import HashStore
@@ -140,6 +140,8 @@ async def send_inputs(
 ) -> dict[str, NodeInputs]:
     """Send model and data to all nodes at once; return the paths there.
 
+    What several nodes need leaves this PC once: they forward it to each other.
+
     Args:
         services: stores and nodes.
         nodes: nodes to send to.
@@ -150,8 +152,15 @@ async def send_inputs(
     Raises:
         UserError: a disk is full, or a node was lost.
     """
+    models = {node: await _choose_files(services, node, inputs.model, plan) for node in nodes}
+    if len(nodes) > 1:
+        data = [inputs.train, *([inputs.eval] if inputs.eval else [])]
+        wanted = {node: [model, *data] for node, model in models.items()}
+        for note in await services.pool.share(wanted, say_transfers(report, "sending files")):
+            report(note)
     answers = await asyncio.gather(
-        *(_send_to(services, node, inputs, report, plan) for node in nodes), return_exceptions=True
+        *(_send_to(services, node, inputs, report, model) for node, model in models.items()),
+        return_exceptions=True,
     )
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -160,9 +169,8 @@ async def send_inputs(
 
 
 async def _send_to(
-    services: Services, node: str, inputs: Inputs, report: OnMessage, plan: LaunchPlan | None
+    services: Services, node: str, inputs: Inputs, report: OnMessage, model: Source
 ) -> NodeInputs:
-    model = await _choose_files(services, node, inputs.model, plan)
     return NodeInputs(
         has_parts=model is not inputs.model,
         model=await send(services, node, model, report, "the model"),

@@ -36,12 +36,15 @@ from agents.contract.run import (
     StreamChunk,
 )
 from agents.contract.spec import RunSpec
+from app.events import NodeTransfer
 from app.library.bundles import Source
 
 OnMessage = Callable[[str], None]
 OnProgress = Callable[[Progress], None]
 BytesProgress = Callable[[int, int], None]
 """Callback that gets the bytes done and the bytes in total."""
+OnTransfers = Callable[[Sequence[NodeTransfer]], None]
+"""Callback that gets how far each node is."""
 
 
 class ExportedFiles(Protocol):
@@ -129,6 +132,22 @@ class NodePool(Protocol):
         """Send the files of a bundle that the node lacks; return the folder there."""
         ...
 
+    async def share(
+        self, wanted: Mapping[str, Sequence[Source]], progress: OnTransfers | None = None
+    ) -> tuple[str, ...]:
+        """Bring files that several nodes lack to them, from node to node, before each is pushed.
+
+        Whatever a node does not get, `push` sends it, or says why not.
+
+        Args:
+            wanted: what each node is to get, by its name.
+            progress: gets how far each node is.
+
+        Returns:
+            What a person may want to mend, in sentences.
+        """
+        ...
+
     async def fetch(
         self, name: str, path: str, target: Path, expected: Sequence[FileEntry] | None = None
     ) -> None:
@@ -142,6 +161,16 @@ class NodePool(Protocol):
         """
         ...
 
-    async def copy(self, source: str, target: str, path: str) -> None:
-        """Copy a folder below the agent's home from one node to another, verified by hash."""
+    async def copy(
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+    ) -> tuple[str, ...]:
+        """Copy a folder below the agent's home from one node to others, verified by hash.
+
+        Returns:
+            What a person may want to mend, in sentences.
+        """
         ...

@@ -1,6 +1,7 @@
 """Cache of file hashes, so that a model is not read completely at every start.
 
-A file counts as unchanged while its size and modification time are the same.
+A file counts as unchanged while its size and modification time are the same. The chunks of large
+files, by which they travel to nodes, are hashed in the same pass and kept by the file's hash.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
 from agents.contract.folder_files import open_regular
 from app.storage.database import Database
 
@@ -27,13 +29,38 @@ class HashStore:
         )
         if rows:
             return str(rows[0][0])
-        value = hash_file(path)
+        is_large = stat.st_size > CHUNK_BYTES
+        value = self._hash_chunks(path).sha256 if is_large else hash_file(path)
         with self._database.write() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO file_hashes VALUES (?, ?, ?, ?)",
                 (str(path), stat.st_size, stat.st_mtime_ns, value),
             )
         return value
+
+    def chunks(self, path: Path, sha256: str) -> ChunkedFile:
+        """Return the chunks of the file whose hash is `sha256`, else of what is in `path` now.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        rows = self._database.read(
+            "SELECT size_bytes, chunks FROM chunk_lists WHERE sha256 = ?", (sha256,)
+        )
+        if rows:
+            size_bytes, chunks = rows[0]
+            return ChunkedFile(size_bytes=int(size_bytes), sha256=sha256, chunks=str(chunks))
+        return self._hash_chunks(path)
+
+    def _hash_chunks(self, path: Path) -> ChunkedFile:
+        with open_regular(path) as file:
+            found = hash_chunks(file)
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO chunk_lists VALUES (?, ?, ?)",
+                (found.sha256, found.size_bytes, found.chunks),
+            )
+        return found
 
 
 def hash_file(path: Path) -> str:

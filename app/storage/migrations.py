@@ -152,4 +152,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     # A JSON object; empty: not known yet.
     ("ALTER TABLE nodes ADD COLUMN identity TEXT NOT NULL DEFAULT '{}'",),
     ("ALTER TABLE attempts ADD COLUMN taken TEXT NOT NULL DEFAULT ''",),
+    (
+        """CREATE TABLE chunk_lists (
+            sha256 TEXT PRIMARY KEY,
+            size_bytes INTEGER NOT NULL,
+            chunks TEXT NOT NULL
+        ) STRICT""",
+    ),
 )

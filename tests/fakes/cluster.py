@@ -57,7 +57,7 @@ from app.forecasts.planner import Planner
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
-from app.runs.node_pool import BytesProgress, OnMessage, OnProgress
+from app.runs.node_pool import BytesProgress, OnMessage, OnProgress, OnTransfers
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
 from app.settings import Settings
@@ -433,6 +433,7 @@ class FakeCluster:
     def __init__(self, *names: str) -> None:
         self.nodes = {name: FakeNode(name) for name in names}
         self.copies: list[tuple[str, str, str]] = []
+        self.shared: list[dict[str, tuple[Source, ...]]] = []
 
     def __getitem__(self, name: str) -> FakeNode:
         return self.nodes[name]
@@ -461,13 +462,27 @@ class FakeCluster:
         self.nodes[name]._answer("fetch")
         await asyncio.to_thread(target.mkdir)
 
-    async def copy(self, source: str, target: str, path: str) -> None:
-        self.copies.append((source, target, path))
-        if path in self.nodes[source].artifacts:
-            self._store(target, path, self.nodes[source].artifacts[path])
-        for key, info in self.nodes[source].checkpoints.items():
-            if info.path == path:
-                self.nodes[target].checkpoints[key] = info
+    async def share(
+        self, wanted: Mapping[str, Sequence[Source]], progress: OnTransfers | None = None
+    ) -> tuple[str, ...]:
+        self.shared.append({name: tuple(sources) for name, sources in wanted.items()})
+        return ()
+
+    async def copy(
+        self,
+        source: str,
+        targets: Sequence[str],
+        path: str,
+        progress: OnTransfers | None = None,
+    ) -> tuple[str, ...]:
+        for target in targets:
+            self.copies.append((source, target, path))
+            if path in self.nodes[source].artifacts:
+                self._store(target, path, self.nodes[source].artifacts[path])
+            for key, info in self.nodes[source].checkpoints.items():
+                if info.path == path:
+                    self.nodes[target].checkpoints[key] = info
+        return ()
 
     def _store(self, name: str, path: str, files: Sequence[FileEntry]) -> None:
         """Copy the files that are missing by name and size, as a node does."""

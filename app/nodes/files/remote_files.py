@@ -46,10 +46,9 @@ _CLOSE_GRACE_S = 5.0
 class Receiver:
     """The `receive` command of a node, fed from here."""
 
-    def __init__(self, name: str, process: Process, coming: Iterable[FileEntry]) -> None:
+    def __init__(self, name: str, process: Process) -> None:
         self._name = name
         self._process = process
-        self._coming = frozenset(entry.path for entry in coming)
         self._refused = False
         self._lost: NodeUnreachable | None = None
 
@@ -61,7 +60,7 @@ class Receiver:
         coming: Sequence[FileEntry],
         manifest: Sequence[FileEntry],
     ) -> Receiver:
-        receiver = cls(client.name, await client.open_command("receive", destination), coming)
+        receiver = cls(client.name, await client.open_command("receive", destination))
         header = {"files": to_wire(list(coming)), "manifest": to_wire(list(manifest))}
         await receiver.write(json.dumps(header).encode("ascii") + b"\n")
         return receiver
@@ -72,9 +71,6 @@ class Receiver:
     async def __aexit__(self, *error: object) -> None:
         # An interrupted receiver holds its lock until it has read what is already on the wire.
         await self._process.close(_CLOSE_GRACE_S)
-
-    def wants(self, entry: FileEntry) -> bool:
-        return entry.path in self._coming
 
     async def write(self, block: bytes) -> bool:
         """Send a block; return False if the node takes no more, and `finish` will raise the
@@ -222,27 +218,16 @@ class Sender:
         return is_more
 
     def _check(self, listed: Any) -> tuple[FileEntry, ...]:
-        if not isinstance(listed, list) or len(listed) > MAX_FILES:
-            raise self._broken(f"in the list of files: it is none of at most {MAX_FILES:,}")
+        if not isinstance(listed, list):
+            raise self._broken("in the list of files: it is none")
         try:
             entries = tuple(from_wire(FileEntry, entry, "files") for entry in listed)
         except ForeignValueError as error:
-            raise self._refuse_names(str(error)) from error
+            raise refuse_names(self._client.name, str(error)) from error
         except WireError as error:
             raise self._broken(f"in the list of files ({error})") from error
-        for entry in entries:
-            if not is_safe_path(entry.path):
-                raise self._refuse_names(f"{entry.path!a}")
-        clash = find_clash(entry.path for entry in entries)
-        if clash:
-            raise self._refuse_names(f"{clash!a}, which another one has too")
+        check_entries(self._client.name, entries)
         return entries
-
-    def _refuse_names(self, name: str) -> UserError:
-        return UserError(
-            f"{self._client.name} offers a file with the name {name}",
-            "Nothing was written. Check that PC: its agent does not send such names",
-        )
 
     def _broken(self, where: str) -> UserError:
         said = self._process.stderr_text()[-400:] if self._process is not None else ""
@@ -251,6 +236,33 @@ class Sender:
             + (f": {said}" if said else ""),
             "Try again",
         )
+
+
+def check_entries(name: str, entries: Sequence[FileEntry]) -> None:
+    """Check the files that a node lists, before any of their names becomes a path.
+
+    Raises:
+        UserError: there are too many, or they cannot exist on every system beside each other.
+    """
+    if len(entries) > MAX_FILES:
+        raise UserError(
+            f"{name} lists {len(entries):,} files; a folder may have {MAX_FILES:,}",
+            "Nothing was written. Check that PC",
+        )
+    for entry in entries:
+        if not is_safe_path(entry.path):
+            raise refuse_names(name, f"{entry.path!a}")
+    clash = find_clash(entry.path for entry in entries)
+    if clash:
+        raise refuse_names(name, f"{clash!a}, which another one has too")
+
+
+def refuse_names(name: str, file: str) -> UserError:
+    """Return the error for a name of a file that no node of ours sends."""
+    return UserError(
+        f"{name} offers a file with the name {file}",
+        "Nothing was written. Check that PC: its agent does not send such names",
+    )
 
 
 def is_safe_path(path: str) -> bool:

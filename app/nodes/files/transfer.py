@@ -1,7 +1,9 @@
 """Transfer folders to nodes, from nodes, and from one node to others.
 
-A folder that is complete on a node is not sent again; an interrupted transfer resumes with the
-missing files. Every file is verified by its SHA-256 where it arrives, and a folder gets its final
+A folder that is complete on a node is not sent again, nor is a file that it has under any name; an
+interrupted transfer resumes with the missing chunks of large files and the missing small files.
+Large files, and those that several nodes lack, go to the nodes' stores first (spread.py), then get
+their names. Every file is verified by its SHA-256 where it arrives, and a folder gets its final
 name when it is complete. A cancelled transfer leaves nothing half done on this PC.
 """
 
@@ -11,11 +13,16 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
+from agents.contract.folder_files import open_regular, require_own
 from agents.contract.run import FileEntry
 from app.errors import RacklessError, UserError
+from app.events import NodeTransfer
 from app.nodes.client import NodeClient
+from app.nodes.files.chunk_readers import Place
 from app.nodes.files.local_files import (
     FileWriter,
     in_thread,
@@ -23,12 +30,30 @@ from app.nodes.files.local_files import (
     read_blocks,
     remove_folder,
 )
-from app.nodes.files.remote_files import Receiver, Sender
+from app.nodes.files.remote_files import Receiver, Sender, check_entries
+from app.nodes.files.route import Link
+from app.nodes.files.spread import spread_from, spread_local
+from app.nodes.files.spread_state import Giver, OnSpread, SpreadReport
 from app.paths import room_bytes
 from app.text import show_bytes
 
 BytesProgress = Callable[[int, int], None]
 """Callback with the bytes done and the bytes in total."""
+ChunkFile = Callable[[Path, str], ChunkedFile]
+"""Returns the chunks of a file, whose SHA-256 is given too; raises OSError."""
+SHARED_BYTES = 8 << 20
+"""Size from which files that several nodes lack are forwarded from node to node, in bytes: below,
+connections between them would take longer."""
+
+
+def hash_now(path: Path, sha256: str) -> ChunkedFile:
+    """Return the chunks of a file by reading it; `sha256` is what a cache would be asked for.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        return hash_chunks(file)
 
 
 async def push(
@@ -38,16 +63,24 @@ async def push(
     files: Sequence[FileEntry],
     progress: BytesProgress | None = None,
     replaced: Mapping[str, bytes] | None = None,
+    chunks: ChunkFile = hash_now,
 ) -> str:
     """Send `files` (below `root`) to `destination` on a node; return the folder there.
 
+    Files of more than one chunk go on where an interrupted transfer ended.
+
     Args:
+        client: of the node.
         destination: below the agent's home, such as `models/tiny-0123456789abcdef`.
+        root: folder of the files here.
+        files: names and content.
+        progress: gets the bytes done and in total.
         replaced: content to send in place of that of small files, by their paths.
+        chunks: returns the chunks of a file, which may know them.
 
     Raises:
         UserError: a file cannot be read or has changed, the node's disk is full, ...
-        NodeUnreachable: the connection broke; finished files stay for the next try.
+        NodeUnreachable: the connection broke; what has arrived stays for the next try.
     """
     status = await client.bundle_status(destination, files)
     if status.complete:
@@ -55,6 +88,14 @@ async def push(
     missing = frozenset(status.missing)
     coming = [entry for entry in files if entry.path in missing]
     done = _ByteCount(coming, progress)
+    wish = Wish(client=client, destination=destination, root=root, files=files, replaced=replaced)
+    stored = {e.sha256: e for e in coming if e.size_bytes > CHUNK_BYTES and wish.is_file(e)}
+    if stored:
+        pairs = [(Place(root=root, path=entry.path), entry) for entry in stored.values()]
+        report = await _stock([client], pairs, {}, chunks, done.take)
+        if client.name in report.problems:
+            raise report.problems[client.name]
+        coming = [entry for entry in coming if entry.sha256 not in stored]
     async with await Receiver.open(client, destination, coming, files) as receiver:
         for entry in coming:
             # Closes the file at once if the node refuses, not at some garbage collection.
@@ -67,6 +108,94 @@ async def push(
                         return await receiver.finish()
                     done.add(block)
         return await receiver.finish()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What a node is to get from this PC."""
+
+    client: NodeClient
+    destination: str
+    root: Path
+    files: Sequence[FileEntry]
+    replaced: Mapping[str, bytes] | None = None
+
+    def is_file(self, entry: FileEntry) -> bool:
+        """Return whether the content to send is that of the file on this PC."""
+        return entry.path not in (self.replaced or {})
+
+
+async def share(
+    wishes: Sequence[Wish],
+    rates: Mapping[Link, float],
+    progress: OnSpread | None = None,
+    chunks: ChunkFile = hash_now,
+) -> tuple[str, ...]:
+    """Bring what several nodes lack into their stores, so that this PC sends it only once.
+
+    It only saves time: whatever a node does not get here, `push` sends it, or says why not.
+
+    Args:
+        wishes: what each node is to get; a node may have several.
+        rates: measured rates of links between nodes, in bytes/s.
+        progress: gets how far each node is.
+        chunks: returns the chunks of a file, which may know them.
+
+    Returns:
+        What a person may want to mend, in sentences.
+    """
+    states = await asyncio.gather(
+        *(wish.client.bundle_status(wish.destination, wish.files) for wish in wishes)
+    )
+    wanted: dict[str, tuple[Place, FileEntry]] = {}
+    takers: dict[str, dict[str, NodeClient]] = {}
+    for wish, state in zip(wishes, states, strict=True):
+        missing = frozenset(state.missing)
+        for entry in wish.files:
+            if entry.path in missing and entry.size_bytes and wish.is_file(entry):
+                wanted[entry.sha256] = (Place(root=wish.root, path=entry.path), entry)
+                takers.setdefault(entry.sha256, {})[wish.client.name] = wish.client
+    groups: dict[frozenset[str], list[str]] = {}
+    for sha256, by_name in takers.items():
+        groups.setdefault(frozenset(by_name), []).append(sha256)
+    notes: list[str] = []
+    for names, group in groups.items():
+        pairs = [wanted[sha256] for sha256 in group]
+        if len(names) < 2 or sum(entry.size_bytes for _, entry in pairs) < SHARED_BYTES:
+            continue
+        clients = list(takers[group[0]].values())
+        with contextlib.suppress(UserError):  # `push` meets the same fault, and says so
+            notes += (await _stock(clients, pairs, rates, chunks, progress)).notes
+    return tuple(notes)
+
+
+async def _stock(
+    clients: Sequence[NodeClient],
+    pairs: Sequence[tuple[Place, FileEntry]],
+    rates: Mapping[Link, float],
+    chunks: ChunkFile,
+    progress: OnSpread | None,
+) -> SpreadReport:
+    """Bring files of this PC into the stores of nodes."""
+    files = [await in_thread(_chunk, place, entry, chunks) for place, entry in pairs]
+    return await spread_local([place for place, _ in pairs], files, clients, rates, progress)
+
+
+def _chunk(place: Place, entry: FileEntry, chunks: ChunkFile) -> ChunkedFile:
+    path = place.root / place.path
+    try:
+        require_own(path, place.root)
+        found = chunks(path, entry.sha256)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror or error}",
+            "Check that it is still there and that you may read it",
+        ) from error
+    if (found.sha256, found.size_bytes) != (entry.sha256, entry.size_bytes):
+        raise UserError(
+            f"{path} has changed since it was hashed", "Leave the file alone and try again"
+        )
+    return found
 
 
 async def fetch(
@@ -143,43 +272,55 @@ def _require_room(name: str, entries: Sequence[FileEntry], target: Path) -> None
 
 async def copy(
     source: NodeClient,
-    targets: Iterable[NodeClient],
+    targets: Sequence[NodeClient],
     path: str,
-    progress: BytesProgress | None = None,
-) -> None:
-    """Copy the folder `path` from one node to others, through this PC but not onto its disk.
+    rates: Mapping[Link, float],
+    progress: OnSpread | None = None,
+) -> tuple[str, ...]:
+    """Copy the folder `path` from one node to others, from node to node.
 
-    The bytes are read once; the slowest target sets the pace. A target that fails does not affect
-    the others.
+    A target that fails does not affect the others.
+
+    Args:
+        source: node that has the folder.
+        targets: nodes that get it under the same path.
+        path: below the agents' homes.
+        rates: measured rates of links between nodes, in bytes/s.
+        progress: gets how far each node is.
+
+    Returns:
+        What a person may want to mend, in sentences.
 
     Raises:
         UserError: the source failed, or a target did; the other targets are complete then.
+        NodeUnreachable: one of them was lost.
     """
-    problems: list[RacklessError] = []
-    async with Sender(source, path) as sender, contextlib.AsyncExitStack() as stack:
-        entries = await sender.entries()
-        receivers = []
-        for target in targets:
-            try:
-                receiver = await _open_missing(target, path, entries)
-                if receiver is not None:
-                    receivers.append(await stack.enter_async_context(receiver))
-            except RacklessError as error:
-                problems.append(error)
-        done = _ByteCount(entries, progress)
-        for entry in entries if receivers else ():
-            # A file that no target wants is read as well: the stream cannot skip it.
-            wanted = [receiver for receiver in receivers if receiver.wants(entry)]
-            async for block in sender.blocks(entry):
-                await asyncio.gather(*(receiver.write(block) for receiver in wanted))
-                done.add(block)
-        for receiver in receivers:
-            try:
-                await receiver.finish()
-            except RacklessError as error:
-                problems.append(error)
+
+    async def lacks(client: NodeClient, entries: Sequence[FileEntry]) -> bool:
+        check_entries(source.name, entries)
+        return not (await client.bundle_status(path, entries)).complete
+
+    giver = Giver(client=source, root=path, lacks=lacks)
+    report = await spread_from(giver, targets, rates, progress)
+    problems = list(report.problems.values())
+    reached = [target for target in targets if target.name not in report.problems]
+    ends = await asyncio.gather(
+        *(_name_files(target, path, report.entries) for target in reached), return_exceptions=True
+    )
+    for end in ends:
+        if isinstance(end, RacklessError):
+            problems.append(end)
+        elif isinstance(end, BaseException):
+            raise end
     if problems:
         raise problems[0]
+    return tuple(report.notes)
+
+
+async def _name_files(client: NodeClient, destination: str, entries: Sequence[FileEntry]) -> None:
+    """Give files of a node's store their names."""
+    async with await Receiver.open(client, destination, [], entries) as receiver:
+        await receiver.finish()
 
 
 def _blocks_of(root: Path, entry: FileEntry) -> AsyncGenerator[bytes]:
@@ -190,26 +331,23 @@ async def _one_block(data: bytes) -> AsyncGenerator[bytes]:
     yield data
 
 
-async def _open_missing(
-    client: NodeClient, destination: str, entries: Sequence[FileEntry]
-) -> Receiver | None:
-    status = await client.bundle_status(destination, entries)
-    if status.complete:
-        return None
-    missing = frozenset(status.missing)
-    coming = [entry for entry in entries if entry.path in missing]
-    return await Receiver.open(client, destination, coming, entries)
-
-
 class _ByteCount:
     """Counter of transferred bytes that reports progress."""
 
     def __init__(self, coming: Iterable[FileEntry], progress: BytesProgress | None) -> None:
         self._total = sum(entry.size_bytes for entry in coming)
-        self._done = 0
+        self._stored = self._sent = 0
         self._progress = progress
 
+    def take(self, progress: Sequence[NodeTransfer]) -> None:
+        """Count what the one node of a transfer has got of the files that go to its store."""
+        self._stored = max(self._stored, *(one.held_bytes for one in progress))
+        self._tell()
+
     def add(self, block: bytes) -> None:
-        self._done += len(block)
+        self._sent += len(block)
+        self._tell()
+
+    def _tell(self) -> None:
         if self._progress is not None:
-            self._progress(self._done, self._total)
+            self._progress(self._stored + self._sent, self._total)

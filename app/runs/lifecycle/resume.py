@@ -353,14 +353,15 @@ async def _prepare_checkpoint(
     # A node has one folder per step: a damaged copy must go before an intact one arrives.
     damaged = [c for c in copies if c.info.step == step and c.node not in holders]
     await _delete_all(services, damaged)
-    for node in nodes:
-        if node not in holders:
-            services.runs.add_event(
-                run_id,
-                "checkpoint_copied",
-                f"copying the checkpoint of step {step} from {good[0].node} to {node}",
-            )
-            await services.pool.copy(good[0].node, node, good[0].info.path)
+    lacking = [node for node in nodes if node not in holders]
+    if lacking:
+        services.runs.add_event(
+            run_id,
+            "checkpoint_copied",
+            f"copying the checkpoint of step {step} from {good[0].node} to {show_list(lacking)}",
+        )
+        for note in await services.pool.copy(good[0].node, lacking, good[0].info.path):
+            services.runs.add_event(run_id, "warning", note)
     return step, [copy for copy in copies if copy.info.step > step]
 
 

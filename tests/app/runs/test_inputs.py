@@ -105,6 +105,12 @@ def test_a_node_of_a_pipeline_gets_the_files_of_its_layers_unless_it_has_all(
     assert all(one.has_parts for one in found.values())
     assert "-parts/.parts-" in found["alpha"].model
     assert found["alpha"].model != found["beta"].model
+    # What both need is offered to both at once, before each gets the rest.
+    (shared,) = cluster.shared
+    both = {file.path for file in shared["alpha"][0].files} & {
+        file.path for file in shared["beta"][0].files
+    }
+    assert both == {"config.json"}
     whole = send_all(None)
     assert not any(one.has_parts for one in whole.values())
     # Now both have the whole model, which is then used as it is.

@@ -232,10 +232,10 @@ async def test_a_checkpoint_is_copied_from_node_to_nodes(tmp_path: Path) -> None
             (root / entry.path).write_bytes((there / entry.path).read_bytes())
         with pytest.raises(UserError):
             await transfer.push(two, path, root, files)
-        await transfer.copy(one, [two, three], path)
+        await transfer.copy(one, [two, three], path, {})
         for number in (1, 2):
             assert content(tmp_path / f"pc-{number}" / HOME / path) == content(there)
-        await transfer.copy(one, [two, three], path)  # all there: nothing to do
+        await transfer.copy(one, [two, three], path, {})  # all there: nothing to do
 
 
 async def test_a_target_that_fails_does_not_keep_others_from_being_served(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_a_target_that_fails_does_not_keep_others_from_being_served(tmp_pa
         models = tmp_path / "pc-1" / HOME / "runs" / "r"
         models.write_text("a file in the way")
         with pytest.raises(UserError, match=r"pc-1: .* is not a folder"):
-            await transfer.copy(one, [two, three], "runs/r")
+            await transfer.copy(one, [two, three], "runs/r", {})
         assert content(tmp_path / "pc-2" / HOME / "runs" / "r")
 
 

@@ -1,0 +1,257 @@
+"""One node's part of a transfer: the command `spread`, which lives as long as the master's line.
+
+The main thread reads the master's lines, and the chunks that it sends itself where no other node
+can. Threads fetch from another node, serve those that fetch from here, move files that have become
+whole into the store, and report. Nothing of it outlives the connection: the port that the others
+use closes with this process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from agents.contract.chunks import ChunkedFile, hash_chunks
+from agents.contract.folder_files import open_regular
+from agents.contract.run import FileEntry
+from agents.contract.spread import (
+    MAX_LINE_BYTES,
+    ChunkHeader,
+    FetchFrom,
+    GiveChunk,
+    Message,
+    SourceLost,
+    SpreadFailed,
+    SpreadHello,
+    SpreadJob,
+    SpreadProgress,
+    SpreadReady,
+    read_line,
+    to_line,
+)
+from agents.contract.wire import WireError
+from agents.election.channel import Peer, PeerError
+from agents.errors import ExpectedError, explain_os_error
+from agents.node.file_store import FileStore
+from agents.node.files import list_files, split_destination, split_path
+from agents.rendezvous.interfaces import find_route
+from agents.spread.holdings import DamagedChunk, Holdings
+from agents.spread.peers import fetch, listen, receive_chunk
+from agents.state import Home
+
+REPORT_S = 0.25
+"""Time between two reports of progress, in seconds."""
+SYNC_S = 1.0
+"""Time between two syncs of a file that is arriving, in seconds."""
+
+
+def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
+    """Take part in one transfer until `source` ends; return the exit code."""
+    speaker = _Speaker(out)
+    speaker.say(SpreadHello(address=_own_address()))
+    try:
+        job = read_line(source.readline(MAX_LINE_BYTES))
+        if not isinstance(job, SpreadJob):
+            raise WireError("a transfer begins with its job")
+        store = FileStore(home.path)
+        if job.root is not None:
+            folder = _read_folder(home, store, job)
+            _Part(job, folder.holdings, store, speaker).run(source, folder.entries)
+            return 0
+        with Holdings.of_store(store, job.files) as holdings:
+            _Part(job, holdings, store, speaker).run(source)
+        return 0
+    except ExpectedError as error:
+        speaker.say(SpreadFailed(message=error.message, hint=error.hint))
+    except (WireError, DamagedChunk, PeerError) as error:
+        speaker.say(SpreadFailed(message=f"The transfer cannot go on: {error}.", hint="Try again"))
+    except EOFError:
+        return 1  # the master was cut off within a chunk
+    # What the master still sends has to be read, or it would never see the reason.
+    while source.read(1 << 20):
+        pass
+    return 1
+
+
+def _own_address() -> str:
+    """Return the address at which the master's SSH connection arrived; empty: there is none."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else ""
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Files that this node gives."""
+
+    entries: tuple[FileEntry, ...]
+    holdings: Holdings
+
+
+def _read_folder(home: Home, store: FileStore, job: SpreadJob) -> _Folder:
+    """Read the files to give once, for their hashes.
+
+    Raises:
+        ExpectedError: one of them is missing or cannot be read.
+    """
+    root = home.path.joinpath(*split_destination(job.root or ""))
+    present = {path.relative_to(root).as_posix(): path for path in list_files(home, root)}
+    entries: list[FileEntry] = []
+    files: dict[ChunkedFile, Path] = {}
+    for name in job.paths or present:
+        split_path(name, "The file name")
+        if name not in present:
+            raise ExpectedError(f"There is no file {name} in {root} on this node.")
+        try:
+            with open_regular(present[name], root) as file:
+                found = hash_chunks(file)
+            store.keep_chunks(found)
+        except OSError as error:
+            raise explain_os_error(error, f"reading {present[name]}") from error
+        files.setdefault(found, present[name])
+        entries.append(FileEntry(path=name, size_bytes=found.size_bytes, sha256=found.sha256))
+    if not entries:
+        raise ExpectedError(f"There is nothing to send at {root} on this node.")
+    return _Folder(tuple(entries), Holdings.of_files(tuple(files.values()), tuple(files)))
+
+
+class _Speaker:
+    """Writes messages, and chunks, to the master, from any thread."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+
+    def say(self, message: Message, data: bytes = b"") -> None:
+        with self._lock:
+            try:
+                self._out.write(to_line(message) + data)
+                self._out.flush()
+            except OSError:
+                # The master is gone; the main thread sees the end of its input.
+                return
+
+
+class _Part:
+    """This node's part, once it is known what there is."""
+
+    def __init__(
+        self, job: SpreadJob, holdings: Holdings, store: FileStore, speaker: _Speaker
+    ) -> None:
+        self._job = job
+        self._holdings = holdings
+        self._store = store
+        self._speaker = speaker
+        self._pool = ThreadPoolExecutor(1)
+        self._fetch_from: FetchFrom | None = None
+        self._directed = threading.Condition()
+
+    def run(self, source: BinaryIO, entries: tuple[FileEntry, ...] = ()) -> None:
+        """Work until the master closes its end.
+
+        Args:
+            source: what the master sends.
+            entries: names of what this node gives.
+
+        Raises:
+            ExpectedError: our disk refuses what the master sends.
+            WireError: what it sends is no message.
+            DamagedChunk: it sent other bytes than announced.
+        """
+        address, port = self._listen()
+        ready = SpreadReady(
+            address=address,
+            port=port,
+            held=self._holdings.held(),
+            files=tuple(self._holdings.files) if entries else (),
+            entries=entries,
+        )
+        self._speaker.say(ready)
+        for work in (self._fetch_all, self._store_all, self._report):
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+        while line := source.readline(MAX_LINE_BYTES):
+            message = read_line(line)
+            if isinstance(message, FetchFrom):
+                with self._directed:
+                    self._fetch_from = message
+                    self._directed.notify()
+            elif isinstance(message, GiveChunk):
+                self._give(message.chunk)
+            elif isinstance(message, ChunkHeader):
+                size_bytes = message.size_bytes
+                receive_chunk(self._holdings, message.chunk, size_bytes, source, self._pool)
+
+    def _listen(self) -> tuple[str, int]:
+        if not self._job.credential:
+            return "", 0
+        address = find_route(self._job.toward) if self._job.toward else _own_address()
+        try:
+            return address or "", listen(address or "", self._job.credential, self._holdings).port
+        except (OSError, ValueError):
+            # The others get what they need from elsewhere.
+            return address or "", 0
+
+    def _give(self, number: int) -> None:
+        if not 0 <= number < len(self._holdings.chunks):
+            raise WireError(f"there is no chunk {number}")
+        try:
+            data = self._holdings.read(number)
+        except OSError as error:
+            raise explain_os_error(error, "reading what is to be sent") from error
+        self._speaker.say(ChunkHeader(chunk=number, size_bytes=len(data)), data)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ExpectedError as error:
+            self._speaker.say(SpreadFailed(message=error.message, hint=error.hint))
+        except OSError as error:
+            told = explain_os_error(error, f"storing files in {self._store.root}")
+            self._speaker.say(SpreadFailed(message=told.message, hint=told.hint))
+
+    def _fetch_all(self) -> None:
+        """Fetch from the node that the master names, and from the next one when it is lost."""
+        while not self._holdings.is_complete():
+            with self._directed:
+                self._directed.wait_for(lambda: self._fetch_from is not None)
+                place = self._fetch_from
+            assert place is not None
+            peer = Peer(place.address, place.address, place.port, self._job.credential)
+            try:
+                fetch(peer, self._holdings, self._pool, lambda: self._fetch_from is not place)  # noqa: B023
+            except (PeerError, DamagedChunk) as error:
+                self._report_lost(place, str(error))
+
+    def _report_lost(self, place: FetchFrom, reason: str) -> None:
+        with self._directed:
+            if self._fetch_from is not place:
+                return  # the master has named another one meanwhile
+            self._fetch_from = None
+        self._speaker.say(
+            SourceLost(
+                address=place.address, port=place.port, reason=reason, held=self._holdings.held()
+            )
+        )
+
+    def _store_all(self) -> None:
+        for index, file in enumerate(self._holdings.files if self._job.root is None else ()):
+            # Bit by bit, so that the end has not to wait for gigabytes.
+            while not self._holdings.wait_complete(index, SYNC_S):
+                self._holdings.sync(index)
+            if self._store.find(file.sha256, file.size_bytes) is None:
+                self._store.take_partial(file)
+        self._say_progress(stored=True)
+
+    def _report(self) -> None:
+        while True:
+            time.sleep(REPORT_S)
+            self._say_progress(stored=False)
+
+    def _say_progress(self, *, stored: bool) -> None:
+        held, received = self._holdings.held_bytes(), self._holdings.received_bytes
+        self._speaker.say(SpreadProgress(held_bytes=held, received_bytes=received, stored=stored))

@@ -1,0 +1,89 @@
+"""Who gets files from whom: the order of a chain, and the next one to ask when a node is lost."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping, Sequence
+
+Link = tuple[str, str]
+"""Two nodes by their names."""
+_SLOW_SHARE = 0.5
+LAG_BYTES = 32 << 20
+"""Growth of a node's lead over the one that fetches from it, in bytes, from which the latter counts
+as slow: its successor then fetches from the node before it."""
+
+
+def plan_order(
+    nodes: Sequence[str], held_bytes: Mapping[str, int], rates: Mapping[Link, float]
+) -> tuple[str, ...]:
+    """Return the nodes in the order in which they forward: who has most first, slow ones last.
+
+    Args:
+        nodes: names, in the order that is kept where nothing else decides.
+        held_bytes: bytes that each has already.
+        rates: measured rates of links, in bytes/s; links that were never measured count as fast.
+
+    >>> plan_order(["a", "b", "c"], {"b": 9}, {("a", "c"): 1e7, ("b", "c"): 1e8, ("a", "b"): 1e8})
+    ('b', 'a', 'c')
+    >>> plan_order(["a", "b"], {}, {("a", "x"): 1e7, ("b", "x"): 1e8})
+    ('b', 'a')
+    """
+    best = {
+        name: max((r for link, r in rates.items() if name in link), default=0.0) for name in nodes
+    }
+    fastest = max(best.values(), default=0.0)
+
+    def slowness(name: str) -> float:
+        rate = best[name]
+        return fastest / rate if 0 < rate < _SLOW_SHARE * fastest else 0.0
+
+    return tuple(sorted(nodes, key=lambda name: (-held_bytes.get(name, 0), slowness(name))))
+
+
+def next_supplier(
+    node: str, chain: Sequence[str], lost: Collection[Link], gone: Collection[str]
+) -> str | None:
+    """Return the nearest earlier node of the chain from which `node` has not lost the link.
+
+    Args:
+        node: name of the one that needs another supplier.
+        chain: names in the order in which they forward.
+        lost: pairs of a node and a supplier that it could not fetch from.
+        gone: nodes that give nothing any more.
+
+    Returns:
+        The name; None: only the master is left.
+
+    >>> next_supplier("c", ["a", "b", "c"], {("c", "b")}, ())
+    'a'
+    >>> next_supplier("c", ["a", "b", "c"], {("c", "b")}, {"a"}) is None
+    True
+    """
+    earlier = chain[: list(chain).index(node)]
+    usable = (n for n in reversed(earlier) if n not in gone and (node, n) not in lost)
+    return next(usable, None)
+
+
+def choose_toward(address: str, others: Sequence[str]) -> str:
+    """Return the address of another node toward which a node listens; empty: its own will do.
+
+    >>> choose_toward("10.0.0.2", ["10.0.0.3"]), choose_toward("", ["10.0.0.3"])
+    ('', '10.0.0.3')
+    >>> choose_toward("127.0.0.1", ["127.0.0.2", "10.0.0.3"])
+    '10.0.0.3'
+    >>> choose_toward("127.0.0.1", ["127.0.0.2"])
+    ''
+    """
+    if address and not _is_loopback(address):
+        return ""
+    remote = [other for other in others if other and not _is_loopback(other)]
+    if remote:
+        return remote[0]
+    return "" if address else next((other for other in others if other), "127.0.0.1")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,386 @@
+"""Spread files over nodes: each forwards to the next one what it has just received.
+
+The first node of the chain gets the chunks from this PC over SSH, or from the node that has the
+files; all others fetch from the one before them, over connections of their own. A node that is
+lost is skipped: who fetched from it turns to the one before it. A node that no other one can serve
+gets its chunks from this PC, which costs time and is noted. What arrives goes to the nodes' stores
+of files; `transfer.push` gives it its names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from agents.contract.chunks import ChunkedFile, from_bitmap, list_chunks
+from agents.contract.spread import (
+    ChunkHeader,
+    FetchFrom,
+    SourceLost,
+    SpreadJob,
+    SpreadProgress,
+    SpreadReady,
+)
+from app.errors import NodeUnreachable, RacklessError
+from app.events import NodeTransfer
+from app.nodes.client import NodeClient
+from app.nodes.credential import make_credential
+from app.nodes.files.chunk_readers import (
+    ChunkReader,
+    LocalChunks,
+    NodeChunks,
+    Place,
+    read_ahead,
+)
+from app.nodes.files.local_files import in_thread
+from app.nodes.files.member import Member
+from app.nodes.files.route import LAG_BYTES, Link, choose_toward, next_supplier, plan_order
+from app.nodes.files.spread_state import Giver, OnSpread, SpreadReport, TargetState
+from app.text import show_list
+
+SILENCE_S = 15.0
+"""Time without a line after which a node counts as lost, in seconds; it sends four a second."""
+CHECK_S = 0.5
+"""Time between two looks for silent and slow nodes, in seconds."""
+
+
+async def spread_local(
+    places: Sequence[Place],
+    files: Sequence[ChunkedFile],
+    targets: Sequence[NodeClient],
+    rates: Mapping[Link, float],
+    progress: OnSpread | None = None,
+) -> SpreadReport:
+    """Bring files of this PC into the stores of nodes.
+
+    Args:
+        places: where the files are.
+        files: their content, in the same order, each once.
+        targets: nodes to bring them to.
+        rates: measured rates of links between nodes, in bytes/s.
+        progress: gets how far each node is, a few times a second.
+
+    Raises:
+        UserError: a file cannot be read or has changed.
+    """
+    run = _Spread(targets, rates, progress)
+    run.chunks = LocalChunks(places, files)
+    return await run.run(tuple(files), None)
+
+
+async def spread_from(
+    giver: Giver,
+    targets: Sequence[NodeClient],
+    rates: Mapping[Link, float],
+    progress: OnSpread | None = None,
+) -> SpreadReport:
+    """Bring files of one node into the stores of others; see `spread_local`.
+
+    Raises:
+        UserError: the node cannot read them.
+        NodeUnreachable: it was lost.
+    """
+    return await _Spread(targets, rates, progress).run((), giver)
+
+
+class _Spread:
+    """One transfer."""
+
+    def __init__(
+        self,
+        targets: Sequence[NodeClient],
+        rates: Mapping[Link, float],
+        progress: OnSpread | None,
+    ) -> None:
+        self.chunks: ChunkReader | None = None
+        self._targets = targets
+        self._rates = rates
+        self._progress = progress
+        self._report = SpreadReport()
+        self._states: dict[str, TargetState] = {}
+        self._chain: list[str] = []
+        self._lost: set[Link] = set()
+        # Lead of a supplier over who fetches from it, when it was first seen.
+        self._leads: dict[Link, int] = {}
+        self._failed: RacklessError | None = None
+        self._ended = asyncio.Event()
+        self._giver: Member | None = None
+
+    async def run(self, files: tuple[ChunkedFile, ...], giver: Giver | None) -> SpreadReport:
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [*self._targets, *([giver.client] if giver else [])]
+            members = await self._open_all(clients, stack)
+            is_alone = len(clients) == 1
+            credential = "" if is_alone else await in_thread(make_credential)
+            if giver is not None:
+                files = await self._start_giver(giver, members, credential)
+                await self._skip_complete(giver)
+            self._report.files = files
+            began_s = time.monotonic()
+            await asyncio.gather(
+                *(
+                    self._start(members[client.name], members, files, credential)
+                    for client in self._targets
+                    if client.name in members
+                )
+            )
+            await self._work(began_s)
+        if self._failed is not None:
+            raise self._failed
+        return self._report
+
+    # ------------------------------------------------------------ how it starts
+
+    async def _open_all(
+        self, clients: Sequence[NodeClient], stack: contextlib.AsyncExitStack
+    ) -> dict[str, Member]:
+        found = await asyncio.gather(
+            *(Member.open(client) for client in clients), return_exceptions=True
+        )
+        members = {}
+        for client, member in zip(clients, found, strict=True):
+            if isinstance(member, Member):
+                members[client.name] = member
+                stack.push_async_callback(member.close)
+            elif isinstance(member, RacklessError):
+                self._report.problems[client.name] = member
+        for problem in found:
+            if isinstance(problem, BaseException) and not isinstance(problem, RacklessError):
+                raise problem
+        return members
+
+    async def _start_giver(
+        self, giver: Giver, members: Mapping[str, Member], credential: str
+    ) -> tuple[ChunkedFile, ...]:
+        name = giver.client.name
+        if name not in members:
+            raise self._report.problems.pop(name)
+        self._giver = members[name]
+        ready = await self._begin(
+            self._giver,
+            members,
+            SpreadJob(root=giver.root, paths=giver.paths, credential=credential),
+        )
+        self.chunks = NodeChunks(self._giver)
+        if ready.port:
+            self._chain.append(name)
+        self._report.entries = ready.entries
+        return ready.files
+
+    async def _skip_complete(self, giver: Giver) -> None:
+        answers = await asyncio.gather(
+            *(giver.lacks(client, self._report.entries) for client in self._targets),
+            return_exceptions=True,
+        )
+        for client, answer in zip(self._targets, answers, strict=True):
+            if isinstance(answer, RacklessError):
+                self._report.problems.setdefault(client.name, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+        self._targets = [
+            client for client, lacks in zip(self._targets, answers, strict=True) if lacks is True
+        ]
+
+    async def _begin(
+        self, member: Member, members: Mapping[str, Member], job: SpreadJob
+    ) -> SpreadReady:
+        others = [other.address for other in members.values() if other is not member]
+        toward = choose_toward(member.address, others) if job.credential else ""
+        await member.say(replace(job, toward=toward))
+        ready = await member.expect(SpreadReady)
+        member.address, member.port = ready.address, ready.port
+        return ready
+
+    async def _start(
+        self,
+        member: Member,
+        members: Mapping[str, Member],
+        files: tuple[ChunkedFile, ...],
+        credential: str,
+    ) -> None:
+        try:
+            ready = await self._begin(
+                member, members, SpreadJob(files=files, credential=credential)
+            )
+            sizes = [chunk.size_bytes for chunk in list_chunks(files)]
+            held = sum(sizes[n] for n in from_bitmap(ready.held))
+            self._states[member.name] = TargetState(member=member, held=ready.held, held_bytes=held)
+        except (ValueError, IndexError) as error:
+            self._report.problems[member.name] = member.broken(f"it lists odd chunks ({error})")
+        except RacklessError as error:
+            self._report.problems[member.name] = error
+
+    # ------------------------------------------------------------ while it runs
+
+    async def _work(self, began_s: float) -> None:
+        held = {name: state.held_bytes for name, state in self._states.items()}
+        # Not the order in which they became ready, which differs each time.
+        names = [client.name for client in self._targets if client.name in self._states]
+        self._chain += plan_order(names, held, self._rates)
+        hearing = [
+            asyncio.create_task(self._hear(state, began_s)) for state in self._states.values()
+        ]
+        if self._giver is not None:
+            hearing.append(asyncio.create_task(self._hear_giver(self._giver)))
+        hearing.append(asyncio.create_task(self._watch()))
+        try:
+            for name in names:
+                await self._supply(name)
+            self._settle()
+            await self._ended.wait()
+        finally:
+            tasks = [*hearing, *(s.feeding for s in self._states.values() if s.feeding)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _supply(self, name: str) -> None:
+        """Give a node its next supplier."""
+        state = self._states[name]
+        supplier = next_supplier(name, self._chain, self._lost, self._gone())
+        state.supplier = supplier
+        if supplier is None:
+            if state.feeding is None:
+                state.feeding = asyncio.create_task(self._feed(state))
+            return
+        source = self._giver if supplier not in self._states else self._states[supplier].member
+        assert source is not None
+        with contextlib.suppress(OSError, RacklessError):  # `_hear` raises the reason
+            await state.member.say(FetchFrom(address=source.address, port=source.port))
+
+    def _gone(self) -> set[str]:
+        silent = {name for name, state in self._states.items() if not state.member.port}
+        return silent | self._report.problems.keys()
+
+    async def _feed(self, state: TargetState) -> None:
+        """Send a node from here what it lacks."""
+        assert self.chunks is not None
+        held = from_bitmap(state.held)
+        missing = [n for n in range(len(list_chunks(self._report.files))) if n not in held]
+        try:
+            async for number, data in read_ahead(self.chunks, missing):
+                await state.member.say(ChunkHeader(chunk=number, size_bytes=len(data)), data)
+        except NodeUnreachable as error:
+            await self._drop(state.member.name, error)
+        except RacklessError as error:
+            # What is sent cannot be read: nobody gets it.
+            self._fail(error)
+        except OSError:
+            return  # its command has ended, for the reason that `_hear` raises
+
+    async def _hear(self, state: TargetState, began_s: float) -> None:
+        name = state.member.name
+        try:
+            while True:
+                message, _ = await state.member.hear()
+                if isinstance(message, SpreadProgress):
+                    self._note_progress(state, message, began_s)
+                elif isinstance(message, SourceLost):
+                    state.held = message.held
+                    self._note_lost(name, message)
+                    await self._supply(name)
+        except RacklessError as error:
+            await self._drop(name, error)
+
+    async def _hear_giver(self, giver: Member) -> None:
+        assert isinstance(self.chunks, NodeChunks)
+        try:
+            while True:
+                message, data = await giver.hear()
+                if isinstance(message, ChunkHeader):
+                    self.chunks.arrived(message.chunk, data)
+        except RacklessError as error:
+            self.chunks.fail(error)
+            self._fail(error)
+
+    def _note_progress(self, state: TargetState, said: SpreadProgress, began_s: float) -> None:
+        now_s = time.monotonic()
+        name = state.member.name
+        state.note(said.held_bytes, now_s)
+        self._report.received_bytes[name] = said.received_bytes
+        if said.stored and not state.stored:
+            state.stored = True
+            self._report.seconds[name] = now_s - began_s
+            self._settle()
+        if self._progress is not None:
+            total = sum(file.size_bytes for file in self._report.files)
+            self._progress(
+                [
+                    NodeTransfer(
+                        node=one,
+                        held_bytes=min(each.held_bytes, total),
+                        total_bytes=total,
+                        bytes_per_s=each.rate(),
+                    )
+                    for one, each in self._states.items()
+                ]
+            )
+
+    def _note_lost(self, name: str, said: SourceLost) -> None:
+        supplier = self._states[name].supplier
+        if supplier is None:
+            return
+        self._lost.add((name, supplier))
+        if next_supplier(name, self._chain, self._lost, self._gone()) is None:
+            self._report.notes.append(
+                f"{name} gets the files from this PC, since it could not fetch them from "
+                f"{show_list(sorted(s for n, s in self._lost if n == name))}: {said.reason}. "
+                "A firewall that lets nodes reach each other makes transfers faster: rackless check"
+            )
+
+    async def _watch(self) -> None:
+        """Drop nodes that say nothing, and let others pass those that are slow."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            now_s = time.monotonic()
+            for name, state in self._states.items():
+                if self._is_silent(name, state, now_s):
+                    await self._drop(
+                        name,
+                        NodeUnreachable(
+                            f"{name} has not answered for {SILENCE_S:.0f} s during a transfer",
+                            "Check that PC and its cable, then start again",
+                        ),
+                    )
+            await self._pass_slow()
+
+    def _is_silent(self, name: str, state: TargetState, now_s: float) -> bool:
+        is_over = state.stored or name in self._report.problems
+        return not is_over and now_s - state.member.heard_s > SILENCE_S
+
+    async def _pass_slow(self) -> None:
+        """Have the successor of a slow node fetch from the node before that one."""
+        for name, state in self._states.items():
+            slow = self._states.get(state.supplier or "")
+            before = self._states.get(slow.supplier or "") if slow is not None else None
+            if slow is None or before is None or state.stored:
+                continue
+            lead = before.held_bytes - slow.held_bytes
+            link = (slow.member.name, before.member.name)
+            if lead - self._leads.setdefault(link, lead) > LAG_BYTES:
+                self._lost.add((name, slow.member.name))
+                await self._supply(name)
+
+    async def _drop(self, name: str, error: RacklessError) -> None:
+        """Go on without a node: whoever fetches from it turns to another one."""
+        if not self._states[name].stored:
+            self._report.problems.setdefault(name, error)
+        self._settle()
+        for other, state in self._states.items():
+            if state.supplier == name and not state.stored and other not in self._report.problems:
+                self._lost.add((other, name))
+                await self._supply(other)
+
+    def _fail(self, error: RacklessError) -> None:
+        self._failed = self._failed or error
+        self._ended.set()
+
+    def _settle(self) -> None:
+        """End the transfer once every node has everything or is lost."""
+        if all(
+            state.stored or name in self._report.problems for name, state in self._states.items()
+        ):
+            self._ended.set()
