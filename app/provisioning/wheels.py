@@ -95,7 +95,14 @@ async def _copy(source: NodeClient, client: NodeClient, report: WheelReport, say
     """Copy a set from another node; return False if that fails, and say why."""
     say(f"{source.name} has the packages: copying them from there")
     try:
-        await copy(source, [client], report.path, _bytes_progress(say))
+        count = _bytes_progress(say)
+        await copy(
+            source,
+            [client],
+            report.path,
+            {},
+            lambda nodes: count(nodes[0].held_bytes, nodes[0].total_bytes),
+        )
     except RacklessError as error:
         say(f"{source.name} could not send the packages: {error}")
         return False

@@ -115,7 +115,7 @@ def test_who_lies_about_a_chunk_is_left_and_nothing_of_it_is_kept(
             pass  # it waits for the chunk, too
         assert frame == struct.pack("!II", 2, 7)
         assert stream.read(7) == DATA[-7:]
-    while not (now := master.hear(SpreadProgress)).stored:
+    while not master.hear(SpreadProgress).stored:
         pass
     found = FileStore(home.path).find(FILE.sha256, FILE.size_bytes)
     assert found is not None
