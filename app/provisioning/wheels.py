@@ -146,7 +146,7 @@ async def _fetch_here(
     here: WheelSet, query: WheelQuery, name: str, troubles: list[str], say: Say
 ) -> None:
     """Fetch a set on this PC, for a node that reaches no package index."""
-    say(f"no node reaches a package index; this PC fetches the packages for {name}")
+    say(f"no node can fetch them, so this PC does, for {name}")
     stopped = threading.Event()
     settings = read_index_settings(os.environ, Path.home(), query.index_url)
     index = PackageIndex(settings)
