@@ -28,6 +28,14 @@ SYMPTOMS = {
     "node-answers-wrongly": "answer that no agent gives",
     "wsl": "WSL2 other nodes cannot connect",
     "wsl-stops": "wsl stops when I close the terminal",
+    "wsl-sshd": "ssh in wsl refused after restart",
+    "wsl-files": "home on /mnt/c slow",
+    "sleep": "pc goes to sleep",
+    "logout": "run ends when I log out",
+    "machine-id": "cloned disk machine id",
+    "sudo": "is not in the sudoers file",
+    "shm": "bus error /dev/shm",
+    "persistence": "nvidia-smi takes several seconds",
     "wsl-memory": "wsl out of memory free vram",
     "link": "connectFullMesh failed ping works",
     "network": "No network interface has the address",
@@ -87,6 +95,29 @@ def topics_in_code() -> dict[str, str]:
             if isinstance(value, ast.Constant) and value.value:
                 found[str(value.value)] = f"{where}:{value.lineno}"
     return found
+
+
+def checks_in_code() -> dict[str, str]:
+    """Return the name of every check that makes a row, with its place."""
+    found: dict[str, str] = {}
+    for file in source_files(ROOT, "app/provisioning"):
+        where = file.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            value: ast.expr | None = None
+            match node:
+                case ast.Call(func=ast.Name(id="make_row"), args=[value, *_]):
+                    pass
+                case ast.keyword(arg="check", value=value):
+                    pass
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                found[value.value] = f"{where}:{value.lineno}"
+    return found
+
+
+def test_every_check_has_a_section() -> None:
+    checks = checks_in_code()
+    assert len(checks) >= 30
+    assert {name: where for name, where in checks.items() if find_section(name) is None} == {}
 
 
 def test_every_section_has_signs_cause_check_and_remedy() -> None:
