@@ -32,6 +32,7 @@ from app.nodes.transport.loopback import LoopbackNode, power_cut
 from app.nodes.transport.loopback_site import LoopbackSite
 from app.presentation.interruption_text import tell_story
 from app.presentation.plan_text import describe_plan, describe_step
+from app.program import own_pythons
 from app.text import count_of, show_list, show_loss, show_share
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -92,13 +93,23 @@ class Demo:
         "Ask the model",
     )
 
-    def __init__(self, folder: Path, num_nodes: int = 3) -> None:
+    def __init__(self, folder: Path, num_nodes: int = 3, python: str | None = None) -> None:
+        """Name the folder, the nodes, and the interpreter that they train with.
+
+        Args:
+            folder: of the demo's nodes, master and result.
+            num_nodes: 2 to 8.
+            python: interpreter with the training environment; None: that of this process, or in
+                the desktop bundle one that is built first.
+        """
+        self._python = python or next(iter(own_pythons()), None)
         self._folder = folder
         self._names = NAMES[:num_nodes]
         self._site = LoopbackSite(folder / "nodes", self._names)
         self._current = -1
         self._report: Report = lambda story: None
         self._run: RunSnapshot | None = None
+        self._limit: asyncio.Timeout | None = None
 
     @property
     def master_home(self) -> Path:
@@ -131,7 +142,7 @@ class Demo:
         # The servers end only after the core has disconnected from its nodes.
         core.at_end.append(self._site.end)
         try:
-            async with asyncio.timeout(STEP_TIMEOUT_S * 2):
+            async with asyncio.timeout(STEP_TIMEOUT_S * 2) as self._limit:
                 return await self._tell(core)
         except TimeoutError as error:
             self._say("failed", "it timed out")
@@ -146,14 +157,25 @@ class Demo:
 
     # ------------------------------------------------------------ the story
 
+    async def _set_up(self, core: Core) -> None:
+        if self._python is None:
+            self._next("the training environment is downloaded and built")
+            assert self._limit is not None
+            self._limit.reschedule(None)  # as long as the download takes
+            report = await core.nodes.setup(self._names[0], None, self._note)
+            self._python = report.python
+            self._limit.reschedule(asyncio.get_running_loop().time() + STEP_TIMEOUT_S * 2)
+        else:
+            self._next(f"every node trains with {self._python}")
+        await asyncio.gather(*(core.nodes.setup(name, self._python) for name in self._names))
+
     async def _tell(self, core: Core) -> DemoOutcome:
         self._next(f"{len(self._names)} SSH servers on loopback, each with its own home folder")
         await self._site.start()
         self._next("their fingerprints are compared and confirmed")
         await asyncio.gather(*(self._add(core, node) for node in self._site.nodes))
         await core.nodes.connect()
-        self._next(f"every node trains with {sys.executable}")
-        await asyncio.gather(*(core.nodes.setup(name, sys.executable) for name in self._names))
+        await self._set_up(core)
         self._next("versions, reachability, a real all-reduce")
         await self._check(core)
         self._next("the run starts; each rank's speed is measured")
@@ -298,7 +320,7 @@ class Demo:
         with resources.as_file(resources.files("resources") / "demo") as folder:
             # A process of its own: the app never imports torch.
             process = await asyncio.create_subprocess_exec(
-                *_answer_command(folder, model),
+                *_answer_command(self._python or sys.executable, folder, model),
                 env=python_environ(os.environ),
                 cwd=SAFE_FOLDER,
                 stdout=asyncio.subprocess.PIPE,
@@ -333,9 +355,9 @@ class Demo:
         self._report(Story(steps=steps, note=note, counts_steps=counts_steps, run=self._run))
 
 
-def _answer_command(folder: Path, model: Path) -> list[str]:
+def _answer_command(python: str, folder: Path, model: Path) -> list[str]:
     models = [str(path.absolute()) for path in (folder / "model", model)]
-    return [sys.executable, str(folder.absolute() / "answer.py"), QUESTION, *models]
+    return [python, str(folder.absolute() / "answer.py"), QUESTION, *models]
 
 
 def _progress_text(run: RunSnapshot) -> str:

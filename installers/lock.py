@@ -111,6 +111,13 @@ LOCKS = {
             windows=True,
         ),
         Lock(
+            path=ROOT / "installers" / "bundle.lock",
+            about="What builds the desktop bundle, beside the window's own packages.",
+            needs="bundle",
+            beside=("app",),
+            windows=True,
+        ),
+        Lock(
             path=ROOT / "installers" / "test.lock",
             about="What the tests need beside the other locks.",
             needs="test",

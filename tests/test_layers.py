@@ -50,7 +50,7 @@ NEWER_THAN_3_10 = {
 MAX_CLASS_LINES = 250
 ORDER = {
     "app": (
-        "text troubleshooting errors paths filelock"
+        "text troubleshooting program errors paths filelock"
         " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
         " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
@@ -76,7 +76,7 @@ ORDER = {
     ),
     "app.gui": (
         "kit | session tables logs | charts forms | chat new_run nodes settings | export | runs"
-        " | artifacts overview | shell | application"
+        " | artifacts overview | shell | application | self_test"
     ),
     "agents": (
         "contract errors | foreign_code | state disk_space children program | rendezvous"

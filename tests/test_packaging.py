@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,12 @@ import pytest
 from app.nodes.archive import build_archive
 from tests.test_layers import ROOT, project_files
 
+PYTHONS = next(
+    ast.literal_eval(node.value)
+    for node in ast.parse((ROOT / "installers" / "lock.py").read_text(encoding="utf-8")).body
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PYTHONS"
+)
+"""Versions of Python that the locks are made for."""
 PACKAGES = ("app", "agents", "resources")
 ARCHIVE_SHA256 = "from app.nodes.archive import build_archive; print(build_archive().sha256)"
 
@@ -60,3 +68,13 @@ def test_the_wheel_holds_every_file_of_the_packages(installed: Path) -> None:
 def test_the_wheel_builds_the_same_agent(installed: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(installed)!r}); {ARCHIVE_SHA256}"
     assert run_python("-I", "-c", code, folder=installed).strip() == build_archive().sha256
+
+
+def test_the_metadata_names_what_the_locks_support(installed: Path) -> None:
+    (metadata,) = installed.glob("rackless-*.dist-info/METADATA")
+    fields = Parser().parsestr(metadata.read_text(encoding="utf-8"))
+    kinds = fields.get_all("Classifier") or []
+    pythons = {kind.rpartition(" :: ")[2] for kind in kinds if ":: Python :: 3." in kind}
+    assert pythons == {f"{major}.{minor}" for major, minor in PYTHONS}
+    assert "fine-tuning" in (fields["Keywords"] or "").split(",")
+    assert fields["License-Expression"] == "Apache-2.0"

@@ -29,6 +29,12 @@ def add_parser(commands: Commands) -> None:
         "--headless", action="store_true", help="run in the terminal, without a window"
     )
     parser.add_argument("--nodes", type=_num_nodes, default=3, metavar="N", help="2 to 8")
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        help="interpreter that the nodes train with; default: this one, or in the desktop bundle "
+        "one that is built first",
+    )
 
 
 def _num_nodes(text: str) -> int:
@@ -42,7 +48,7 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
     from app.demo import Demo
     from app.paths import Paths, default_home
 
-    demo = Demo(Paths(default_home()).demo, args.nodes)
+    demo = Demo(Paths(default_home()).demo, args.nodes, args.python)
     # Before `try`: a demo that did not get its folder has nothing to close.
     demo.prepare()
     try:

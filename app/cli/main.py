@@ -48,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_json_option(parser)
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version")
+    parser.add_argument(
+        "--self-test", action=_TestSelf, nargs=0, help="try every part of this installation"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for noun in (
         gui,
@@ -135,3 +138,12 @@ class _ShowVersion(argparse.Action):
 
         print(f"rackless {version('rackless')}")
         parser.exit()
+
+
+class _TestSelf(argparse.Action):
+    """Try this installation, and exit with 0 if all of it works."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from app.cli.self_test import test_self
+
+        parser.exit(test_self())

@@ -18,7 +18,7 @@ from app.doctor.part import Part, json_part, keep_end, problem_part
 from app.paths import Paths
 
 PACKAGES = (
-    *("rackless", "PySide6_Essentials", "shiboken6", "pyqtgraph", "numpy", "asyncssh"),
+    *("rackless", "PySide6_Essentials", "shiboken6", "numpy", "asyncssh"),
     *("cryptography", "pydantic", "PyYAML", "platformdirs", "jinja2", "huggingface_hub"),
     *("keyring", "rich", "nvidia-ml-py", "torch", "transformers", "peft", "bitsandbytes"),
 )

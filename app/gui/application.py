@@ -10,7 +10,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from PySide6.QtWidgets import QApplication
@@ -45,7 +45,13 @@ def core_opener(home: Path) -> OpenCore:
     return open_core
 
 
-def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool = False) -> int:
+def open_window(
+    home: Path,
+    demo: DemoRunner | None = None,
+    *,
+    starts_demo: bool = False,
+    opened: Callable[[MainWindow], object] | None = None,
+) -> int:
     """Show the window until it is closed, and return the exit code.
 
     If a window is open on this home already, bring it forward and return at once.
@@ -54,6 +60,7 @@ def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool
         home: folder of the master's files.
         demo: runs the demo that an empty window offers; None for one in its own window.
         starts_demo: run the demo at once.
+        opened: called with the window once it is painted and its core is open.
 
     Raises:
         UserError: this PySide6 does not work with this Python.
@@ -82,6 +89,8 @@ def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool
     bridge.opened.connect(lambda nodes, runs: gc.freeze())
     if starts_demo:
         bridge.opened.connect(lambda nodes, runs: window.run_demo())
+    if opened is not None:
+        bridge.opened.connect(lambda nodes, runs: opened(window))
     window.show()
     code = application.exec()
     bridge.join()

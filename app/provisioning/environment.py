@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from agents.contract.environments import WheelQuery
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, OnMessage
+from app.program import own_pythons
 from app.provisioning.torch_build import TorchBuild, choose_torch, is_of_other_build
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ async def setup_environment(
     progress: OnMessage | None = None,
     *,
     lock: EnvironmentLock | None = None,
-    candidates: Sequence[str] = (sys.executable,),
+    candidates: Sequence[str] = own_pythons(),
 ) -> EnvironmentReport:
     """Make sure that a node has an environment that fits the lock, and have the node store it.
 
