@@ -228,7 +228,7 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
     busy.window.go_to("nodes")
     press(busy.window.nodes, "Check all nodes")
     results = busy.window.nodes.results
-    busy.wait_for(lambda: results.model.rows())
+    busy.wait_for(lambda: results.table.selected() is not None)
     assert results.table.selected().status == "fail"
     press(results, "Copy fix")
     assert application.clipboard().text() == "sudo ufw allow from 192.168.1.0/24"

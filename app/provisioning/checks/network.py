@@ -67,6 +67,9 @@ def judge_rdma(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 def judge_interfaces(group: CheckedGroup) -> tuple[CheckRow, ...]:
     """Name the device that carries training between the nodes, and what is wrong with it."""
+    # The ranks of a node that is alone meet over loopback.
+    if len(group.endpoints) < 2:
+        return ()
     return tuple(_judge_interface(group, name) for name in group.endpoints)
 
 

@@ -76,8 +76,9 @@ def test_a_better_network_is_named() -> None:
     assert row.status == "warn"
     assert "although eth0 at 192.168.1.1 joins them, too" in row.message
     assert "--ssh USER@192.168.1.1" in row.fix
-    (lost,) = network.judge_interfaces(group_of(nodes[0], interface=None))
+    lost, _ = network.judge_interfaces(group_of(*nodes, interface=None))
     assert lost.status == "fail"
+    assert network.judge_interfaces(group_of(nodes[0])) == ()
 
 
 @pytest.mark.parametrize(
