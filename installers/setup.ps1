@@ -25,6 +25,8 @@ param(
     [switch]$Yes
 )
 $ErrorActionPreference = 'Stop'
+# Exit codes of programs are looked at one by one; PowerShell 7 can throw for them.
+$PSNativeCommandUseErrorActionPreference = $false
 $Versions = @('3.13', '3.12', '3.14', '3.11')
 $WingetPython = 'Python.Python.3.13'
 $Project = Split-Path -Path $PSScriptRoot -Parent

@@ -24,6 +24,8 @@ param(
     [string]$Facts = ''
 )
 $ErrorActionPreference = 'Stop'
+# Exit codes of programs are looked at one by one; PowerShell 7 can throw for them.
+$PSNativeCommandUseErrorActionPreference = $false
 $Wanted = ConvertFrom-Json -InputObject '@@VALUES@@'
 $ServerScript = '@@SERVER@@'
 $WslVm = '{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}'

@@ -80,7 +80,8 @@ def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
             id="install",
             title=f"Install WSL with {distro}",
             explanation="Windows downloads it and may ask for a restart. Then start it once from "
-            "the Start menu, choose a user name and a password, and run this script again.",
+            "the Start menu, choose a user name and a password, and run this script again. If "
+            "another user of this PC has it already, run the script as that user instead.",
             undo="Not undone by this script: removing a distro deletes all files in it.",
             needs_admin=True,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tests.powershell.fake_windows import FakeWindows
 
 SCRIPT = Path(__file__).resolve().parents[4] / "resources" / "windows" / "sshd.sh"
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 KEY = "ssh-ed25519 AAAAC3Nza ann@master"
 
 
@@ -60,6 +62,29 @@ def test_what_is_lacking_is_provided_once_and_taken_back(
     assert keys.read_text() == "ssh-rsa AAAA other\n"
     assert not (pc.root / "etc/ssh/sshd_config.d/10-rackless.conf").exists()
     assert (conf.read_bytes().decode() if conf.exists() else None) == wsl_conf
+
+
+@pytest.mark.skipif(SSHD is None, reason="needs openssh-server")
+def test_a_real_sshd_takes_them_before_what_the_distro_says(tmp_path: Path) -> None:
+    pc = FakeWindows(folder=tmp_path)
+    run(pc, "apply")
+    config, key = tmp_path / "sshd_config", tmp_path / "host_key"
+    config.write_text(
+        f"Include {pc.root}/etc/ssh/sshd_config.d/*.conf\nHostKey {key}\n"
+        "PasswordAuthentication yes\nKbdInteractiveAuthentication yes\nPermitRootLogin yes\n"
+    )
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    shown = subprocess.run(
+        [str(SSHD), "-T", "-f", str(config)], capture_output=True, text=True, check=True
+    )
+    lines = shown.stdout.lower().splitlines()
+    for wanted in (
+        "port 2222",
+        "passwordauthentication no",
+        "kbdinteractiveauthentication no",
+        "permitrootlogin no",
+    ):
+        assert wanted in lines
 
 
 def test_the_settings_let_in_keys_alone(tmp_path: Path) -> None:
