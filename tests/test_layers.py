@@ -58,7 +58,7 @@ ORDER = {
         " | __main__"
     ),
     "app.nodes": (
-        "node archive credential endpoints ssh_words | ssh_config | ssh_hosts transport"
+        "node archive credential endpoints ssh_words | ssh_config | ssh_hosts transport discovery"
         " | bootstrap | channel | link copied_keys | client watch identity finder key_copy"
         " | fleet files"
     ),

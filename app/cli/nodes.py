@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
+from app.cli.node_list import add_from_list, discover_nodes
 from app.cli.node_login import act_asking, add_login_options, resolve_target
 from app.cli.output import Output, confirm, plain
 from app.cli.repairs import add_repair_verbs
 from app.cli.windows import add_windows_verb
+from app.errors import UsageError
 from app.text import DASH, show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ def add_parser(commands: Commands) -> None:
         add_command(commands, "nodes", "add, list, show, remove, set up and measure PCs")
     )
     _add_add(verbs)
+    help_text = "list PCs of ~/.ssh/config and of this network that could become nodes"
+    add_command(verbs, "discover", help_text, with_core(discover_nodes))
     add_command(verbs, "list", "list the nodes and their state", with_core(_list))
     _named(verbs, "show", "show the details of a node", _show)
     move = _named(verbs, "set-address", "reach a node at a new address; runs stay", _set_address)
@@ -60,12 +64,20 @@ def _add_token(verbs: Commands) -> None:
 
 
 def _add_add(verbs: Commands) -> None:
-    parser = _named(verbs, "add", "add a PC and start the agent on it", _add)
+    help_text = "add a PC, or those of a list, and start the agent there"
+    parser = add_command(verbs, "add", help_text, with_core(_add))
+    parser.add_argument("name", metavar="NAME", nargs="?", help="its name; not with --from")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument(
         "--ssh", metavar="[USER@]HOST[:PORT]", help="a PC reached by SSH, as after 'ssh'"
     )
     way.add_argument("--local", action="store_true", help="this PC")
+    way.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="a list: NAME USER@HOST[:PORT], or only a host; one a line; - reads it from stdin",
+    )
     way.add_argument("--wsl", metavar="DISTRO", help="a WSL distro of this PC")
     add_login_options(parser)
 
@@ -82,6 +94,11 @@ def _named(
 
 
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
+    if (args.source is None) == (args.name is None):
+        what = "needs a NAME" if args.source is None else "takes no NAME with --from"
+        raise UsageError(f"rackless nodes add {what}", "See: rackless nodes add --help")
+    if args.source is not None:
+        return await add_from_list(core, args, out)
     node = await act_asking(
         core, core.nodes.add, args.name, await _address(core, args, out), args, out
     )

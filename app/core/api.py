@@ -42,9 +42,11 @@ from app.planning.forecast_accuracy import ForecastComparison
 if TYPE_CHECKING:
     from app.artifacts.deletion import DeletedArtifact
     from app.artifacts.serving import ServeCommand
+    from app.flows.node_list import NodeLine, NodeOutcome
     from app.hub.hub_token import TokenPlace
     from app.hub.node_tokens import NodeToken
     from app.library.sent_files import SentFiles
+    from app.nodes.discovery.candidate import Candidate
     from app.nodes.key_copy import CopiedKey
     from app.nodes.node import NodeAddress, SshAddress
     from app.nodes.ssh_hosts import SshHost
@@ -87,6 +89,10 @@ class NodesApi(Protocol):
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None
     ) -> NodeSnapshot: ...
+    async def discover(self) -> tuple[Candidate, ...]: ...
+    async def add_list(
+        self, lines: tuple[NodeLine, ...], accepted: Mapping[str, str] | None = None
+    ) -> tuple[NodeOutcome, ...]: ...
     async def copy_key(
         self, address: SshAddress, password: str, accept_host_key: str | None = None
     ) -> CopiedKey: ...

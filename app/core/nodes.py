@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.contract.environments import KeptItem
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
-from app.errors import RacklessError, UserError
+from app.errors import HostKeyUnknown, RacklessError, UserError, describe_error
 from app.events import Event, EventHub, LinkSnapshot, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.fleet import Fleet
 from app.nodes.node import (
@@ -30,6 +30,8 @@ from app.storage.nodes import NodeStore
 
 if TYPE_CHECKING:
     from app.core.api import OnMessage
+    from app.flows.node_list import NodeLine, NodeOutcome
+    from app.nodes.discovery.candidate import Candidate
     from app.nodes.key_copy import CopiedKey
     from app.nodes.ssh_hosts import SshHost
     from app.provisioning.check_row import CheckRow, OnRow
@@ -83,6 +85,52 @@ class CoreNodes:
         files, wanted = config_files(Path.home()), parse_ssh_target(target)
         # On a thread: the programs of `Match exec` may take seconds.
         return await asyncio.to_thread(resolve_host, wanted, files, key=key, agreed=agreed)
+
+    async def discover(self) -> tuple[Candidate, ...]:
+        """Return PCs of ~/.ssh/config and of this network that could become nodes.
+
+        Nothing but a TCP connection to their SSH ports is made.
+
+        Raises:
+            UserError: ~/.ssh/config cannot be read.
+        """
+        from app.nodes.discovery.discover import discover
+
+        return await discover([self._fleet.node(name) for name in self._fleet.names()])
+
+    async def add_list(
+        self, lines: tuple[NodeLine, ...], accepted: Mapping[str, str] | None = None
+    ) -> tuple[NodeOutcome, ...]:
+        """Add many PCs at once; return what became of each line, in their order.
+
+        Args:
+            lines: what was typed.
+            accepted: fingerprint that the user has confirmed, by the name of the node.
+        """
+        confirmed = accepted or {}
+        return tuple(
+            await asyncio.gather(*(self._add_line(x, confirmed.get(x.name)) for x in lines))
+        )
+
+    async def _add_line(self, line: NodeLine, accepted: str | None) -> NodeOutcome:
+        from app.flows.node_list import NodeOutcome
+
+        if line.problem:
+            return NodeOutcome(line=line, state="failed", message=line.problem)
+        try:
+            host = await self.resolve(line.target)
+            node = await self.add(line.name, host.address, accepted)
+        except HostKeyUnknown as error:
+            return NodeOutcome(
+                line=line,
+                state="confirm",
+                message=f"{error.host} shows {error.fingerprint}",
+                host=error.host,
+                fingerprint=error.fingerprint,
+            )
+        except UserError as error:
+            return NodeOutcome(line=line, state="failed", message=describe_error(error))
+        return NodeOutcome(line=line, state="added", message=node.address)
 
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None

@@ -61,10 +61,12 @@ from app.events import (
     TraceResult,
     TraceRow,
 )
+from app.flows.node_list import NodeLine, NodeOutcome
 from app.hub.node_tokens import NodeToken
 from app.interruption import Interruption
 from app.library.recipes import Recipe, list_recipes
 from app.library.sent_files import SentFiles
+from app.nodes.discovery.candidate import Candidate
 from app.nodes.key_copy import CopiedKey
 from app.nodes.node import SshAddress, parse_ssh_target
 from app.nodes.ssh_hosts import SshHost
@@ -412,6 +414,31 @@ class FakeNodes:
             raise LoginRefused(f"{address} accepts none of our keys", account=str(address))
         self._core.put_node(self._core.newcomer or make_node(name))
         return self._core.node_map[name]
+
+    async def discover(self) -> tuple[Candidate, ...]:
+        await self._core.act("nodes.discover")
+        return self._core.candidates
+
+    async def add_list(
+        self, lines: tuple[NodeLine, ...], accepted: Mapping[str, str] | None = None
+    ) -> tuple[NodeOutcome, ...]:
+        await self._core.act("nodes.add_list", tuple(x.name for x in lines), dict(accepted or {}))
+        return tuple(self._outcome(x, (accepted or {}).get(x.name)) for x in lines)
+
+    def _outcome(self, line: NodeLine, accepted: str | None) -> NodeOutcome:
+        if line.problem:
+            return NodeOutcome(line=line, state="failed", message=line.problem)
+        if accepted != FINGERPRINT:
+            shown = f"{line.target} shows {FINGERPRINT}"
+            return NodeOutcome(
+                line=line,
+                state="confirm",
+                message=shown,
+                host=line.target,
+                fingerprint=FINGERPRINT,
+            )
+        self._core.put_node(make_node(line.name))
+        return NodeOutcome(line=line, state="added", message=line.target)
 
     async def copy_key(
         self, address: SshAddress, password: str, accept_host_key: str | None = None
@@ -944,6 +971,7 @@ class FakeCore:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     delay_s: float = 0.0
     distros: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     locked_hosts: set[str] = field(default_factory=set)
     """Hosts that let none of our keys in before one is copied with PASSWORD."""
     proxy_commands: dict[str, str] = field(default_factory=dict)

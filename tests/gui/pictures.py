@@ -17,6 +17,7 @@ from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from app.gui.nodes.repair_dialog import RepairDialog
+from app.nodes.discovery.candidate import Candidate
 from app.provisioning.check_row import make_row
 from app.provisioning.system_repairs import name_own_address
 from app.runs.journals.event_text import describe_line
@@ -466,7 +467,7 @@ def _windows_script(stage: Stage) -> QWidget:
 def _node_found(stage: Stage) -> QWidget:
     stage.core.distros = ("Ubuntu-24.04",)
     dialog = _add_node(stage)
-    stage.wait_for(dialog.in_wsl.isVisible)  # type: ignore[attr-defined]
+    stage.wait_for(dialog.form.in_wsl.isVisible)  # type: ignore[attr-defined]
     node = make_node(
         "gamer-pc", ("NVIDIA GeForce RTX 5070 Ti", 16), ("NVIDIA GeForce RTX 3060", 12)
     )
@@ -483,6 +484,51 @@ def _fingerprint(stage: Stage) -> QWidget:
     dialog._edited()  # type: ignore[attr-defined]
     dialog.add.click()  # type: ignore[attr-defined]
     stage.wait_for(lambda: dialog.confirm.isVisible())  # type: ignore[attr-defined]
+    return dialog
+
+
+def _password(stage: Stage) -> QWidget:
+    stage.core.locked_hosts.add("192.168.1.31")
+    dialog = _fingerprint(stage)
+    dialog.confirm.click()  # type: ignore[attr-defined]
+    stage.wait_for(lambda: dialog.password.isVisible())  # type: ignore[attr-defined]
+    return dialog
+
+
+def _found_pcs(stage: Stage) -> QWidget:
+    rows = (
+        ("gamer-pc", "192.168.1.31", "ssh-config", "SSH-2.0-OpenSSH_9.6p1 Ubuntu-3ubuntu13", ""),
+        ("tower", "100.101.2.3", "mdns", "SSH-2.0-OpenSSH_9.9", "Tailscale"),
+        ("", "192.168.1.40", "neighbour", "SSH-2.0-dropbear", ""),
+        ("attic", "192.168.1.77", "ssh-config", "", ""),
+    )
+    stage.core.candidates = tuple(
+        Candidate(
+            target=name or host,
+            host=host,
+            port=22,
+            name=name,
+            sources=(source,),  # type: ignore[arg-type]
+            state="open" if banner else "closed",
+            banner=banner,
+            overlay=overlay,
+        )
+        for name, host, source, banner, overlay in rows
+    )
+    dialog = _add_node(stage)
+    dialog._find()  # type: ignore[attr-defined]
+    stage.wait_for(lambda: len(dialog.near.model.rows()) == 4)  # type: ignore[attr-defined]
+    dialog.near.table.selectRow(1)  # type: ignore[attr-defined]
+    return dialog
+
+
+def _node_list(stage: Stage) -> QWidget:
+    dialog = _add_node(stage)
+    pane = dialog.several  # type: ignore[attr-defined]
+    dialog._list()  # type: ignore[attr-defined]
+    pane.text.setPlainText("big anna@192.168.1.20\nlab bob@10.0.0.5:2222  # upstairs\nall c@pc")
+    pane.add.click()
+    stage.wait_for(lambda: pane.confirm.isVisible())
     return dialog
 
 
@@ -682,6 +728,9 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "add-node": _add_node,
     "windows-script": _windows_script,
     "add-node-fingerprint": _fingerprint,
+    "add-node-password": _password,
+    "add-node-discovered": _found_pcs,
+    "add-node-list": _node_list,
     "add-node-found": _node_found,
     "chat": _chat,
     "chat-settings": _chat_settings,

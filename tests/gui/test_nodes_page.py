@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QDialog, QLabel
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
 from app.gui.nodes.add_node_dialog import AddNodeDialog
 from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
+from app.nodes.discovery.candidate import Candidate
 from tests.fakes.core import FINGERPRINT, PASSWORD, make_node
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
@@ -88,6 +89,50 @@ def test_a_pc_without_our_key_gets_it_with_a_password_that_is_typed_once(empty, 
     press(dialog.found, "Take it back")
     empty.wait_for(lambda: "is taken back" in dialog.found.banner.message())
     assert empty.called("nodes.take_back_key") == [("gamer",)]
+
+
+def test_a_pc_of_the_network_is_found_and_chosen(empty, dialog):
+    empty.core.candidates = (
+        Candidate(
+            target="gamer",
+            host="100.101.2.3",
+            port=22,
+            name="gamer",
+            sources=("mdns",),
+            state="open",
+            banner="SSH-2.0-OpenSSH_9.6p1",
+            overlay="Tailscale",
+        ),
+        Candidate(
+            target="10.0.0.9", host="10.0.0.9", port=22, sources=("neighbour",), state="open",
+            node="big",
+        ),
+    )  # fmt: skip
+    press(dialog, "Find PCs on this network")
+    empty.wait_for(lambda: len(dialog.near.model.rows()) == 2)
+    assert "gradients over it are slow" in dialog.near.banner.message()
+    dialog.near.table.selectRow(1)
+    assert not dialog.near.use.isEnabled()
+    dialog.near.table.selectRow(0)
+    press(dialog.near, "Use this PC")
+    assert dialog.form.target.text() == "gamer"
+    assert dialog.add.isEnabled()
+
+
+def test_a_list_is_added_after_one_look_at_all_fingerprints(empty, dialog):
+    press(dialog, "Add a list of PCs")
+    assert not dialog.several.add.isEnabled()
+    dialog.several.text.setPlainText("big anna@10.0.0.2\nlab bob@10.0.0.3 # mine\nbig zoe@10.0.0.4")
+    press(dialog.several, "Add all")
+    empty.wait_for(lambda: dialog.several.confirm.isVisible())
+    states = [(o.line.name, o.state) for o in dialog.several.model.rows()]
+    assert states == [("big", "confirm"), ("lab", "confirm"), ("big", "failed")]
+    assert empty.core.node_map == {}
+    press(dialog.several, "All fingerprints match, add")
+    empty.wait_for(lambda: "2 PCs are added" in dialog.several.banner.message())
+    assert "1 could not be added" in dialog.several.banner.message()
+    assert set(empty.cluster.nodes) == {"big", "lab"}
+    press(dialog.several, "Done")
 
 
 def test_a_changed_key_is_a_hard_stop(empty, dialog):

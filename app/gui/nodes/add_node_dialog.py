@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ from app.events import NodeSnapshot
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button
 from app.gui.nodes.add_node_form import AddNodeForm
+from app.gui.nodes.found_pcs import FoundPcs
 from app.gui.nodes.node_found import NodeFound
+from app.gui.nodes.node_list_pane import NodeListPane
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.nodes.node import NodeAddress, SshTarget
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from app.nodes.key_copy import CopiedKey
 
 FINGERPRINT_COMMAND = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+
+TABLE_WIDTH_PX, LIST_WIDTH_PX = 680, 860
+"""Widths at which the tables of found PCs and of a list show what has to be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +98,9 @@ class AddNodeDialog(QDialog):
         self.found = NodeFound(context)
         self._asking = QWidget()
         self.pages = QStackedLayout(self)
-        for page in (self._asking, self.found):
+        self.near = FoundPcs(context)
+        self.several = NodeListPane(context)
+        for page in (self._asking, self.found, self.near, self.several):
             self.pages.addWidget(page)
         column = QVBoxLayout(self._asking)
         column.setContentsMargins(24, 20, 24, 20)
@@ -104,6 +112,13 @@ class AddNodeDialog(QDialog):
         column.addStretch(1)
         column.addLayout(self._make_foot())
         self.form.edited.connect(self._edited)
+        self.form.find_wanted.connect(self._find)
+        self.form.list_wanted.connect(self._list)
+        for page in (self.near, self.several):
+            page.back.connect(partial(self._turn_to, self._asking))
+        self.near.used.connect(self._use)
+        self.several.done.connect(self.accept)
+        self.finished.connect(lambda code: self.several.stop())
         self.found.done.connect(self.accept)
         self.found.another_wanted.connect(self._begin_again)
         # Deferred by one turn: the layout has its new height only after this event.
@@ -132,6 +147,24 @@ class AddNodeDialog(QDialog):
         # Enter adds, as in any dialog with one field to fill in.
         self.add.setDefault(True)
         return row
+
+    def _turn_to(self, page: QWidget) -> None:
+        self.pages.setCurrentWidget(page)
+        QTimer.singleShot(0, self, self._fit)
+
+    def _list(self) -> None:
+        self.resize(max(self.width(), LIST_WIDTH_PX), self.height())
+        self._turn_to(self.several)
+
+    def _find(self) -> None:
+        self.resize(max(self.width(), TABLE_WIDTH_PX), self.height())
+        self._turn_to(self.near)
+        self.near.look()
+
+    def _use(self, target: str) -> None:
+        self.form.fill(target)
+        self._turn_to(self._asking)
+        self.form.target.setFocus()
 
     def _fit(self) -> None:
         """Grow the dialog to fit its content; it never shrinks under the pointer."""

@@ -25,6 +25,8 @@ IS_WINDOWS = sys.platform == "win32"
 class AddNodeForm(QWidget):
     edited = Signal()
     """The user has changed an answer."""
+    find_wanted = Signal()
+    list_wanted = Signal()
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -129,6 +131,14 @@ class AddNodeForm(QWidget):
                 wraps=True,
             )
         )
+        ways = QHBoxLayout()
+        for words, wanted, icon in (
+            ("Find PCs on this network", self.find_wanted, "search"),
+            ("Add a list of PCs", self.list_wanted, "add"),
+        ):
+            ways.addWidget(Button(self._context.theme, words, wanted.emit, icon=icon, role="link"))
+        ways.addStretch(1)
+        column.addLayout(ways)
         column.addSpacing(8)
         column.addWidget(make_label("Key file", "subheading"))
         row = QHBoxLayout()

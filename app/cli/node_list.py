@@ -1,0 +1,98 @@
+"""`rackless nodes discover` and `rackless nodes add --from`: find PCs, and add many at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.output import Output, confirm
+from app.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.core.core import Core
+    from app.flows.node_list import NodeOutcome
+
+MAX_LIST_BYTES = 1 << 20
+"""Size of a list of PCs, in bytes, beyond which it is something else."""
+_FOUND_BY = {"ssh-config": "ssh config", "mdns": "mDNS", "neighbour": "neighbours"}
+_STATES = {"open": "answers", "closed": "no answer", "not-tried": "behind a host"}
+
+
+async def discover_nodes(core: Core, args: argparse.Namespace, out: Output) -> int:
+    """List PCs that could become nodes."""
+    from app.nodes.discovery.candidate import warn_of_overlay
+
+    found = await core.nodes.discover()
+    out.document(found)
+    rows = [
+        [
+            one.target,
+            one.name,
+            ", ".join(_FOUND_BY[source] for source in one.sources),
+            one.banner or _STATES[one.state],
+            one.overlay,
+            one.node,
+        ]
+        for one in found
+    ]
+    head = ["TARGET", "NAME", "FOUND BY", "SSH", "NETWORK", "NODE"]
+    out.table(head, rows, "No PC was found. Add one by its address: see rackless nodes add --help")
+    for overlay in sorted({one.overlay for one in found if one.overlay}):
+        out.note(f"{overlay}: {warn_of_overlay(overlay)}")
+    if any(not one.node for one in found):
+        out.note("Add one with: rackless nodes add NAME --ssh USER@TARGET")
+    return 0
+
+
+async def add_from_list(core: Core, args: argparse.Namespace, out: Output) -> int:
+    """Add the PCs of a list; ask about all fingerprints at once, else one by one."""
+    from app.flows.node_list import parse_node_list, summarise_outcomes
+
+    lines = parse_node_list(_read_list(args.source), [node.name for node in core.nodes.all()])
+    done: dict[int, NodeOutcome] = {}
+    waiting, accepted = list(range(len(lines))), dict[str, str]()
+    while waiting:
+        outcomes = await core.nodes.add_list(tuple(lines[i] for i in waiting), accepted)
+        done.update(zip(waiting, outcomes, strict=True))
+        asked = [i for i in waiting if done[i].state == "confirm"]
+        waiting = _confirmed(asked, done, set(args.accept_host_key), out) if asked else []
+        accepted = {done[i].line.name: done[i].fingerprint for i in waiting}
+    outcomes = tuple(done[i] for i in sorted(done))
+    out.document(outcomes)
+    rows = [[str(o.line.number), o.line.name, o.line.target, o.state, o.message] for o in outcomes]
+    out.table(["LINE", "NAME", "ADDRESS", "STATE", "DETAILS"], rows)
+    out.text(summarise_outcomes(outcomes))
+    if any(o.state == "confirm" for o in outcomes):
+        out.note("Compare the fingerprints, then give each: --accept-host-key SHA256:...")
+    return 0 if all(o.state == "added" for o in outcomes) else 1
+
+
+def _confirmed(
+    asked: list[int], done: dict[int, NodeOutcome], verified: set[str], out: Output
+) -> list[int]:
+    """Return the lines whose fingerprints are right: verified before, or confirmed now."""
+    known = [i for i in asked if done[i].fingerprint in verified]
+    rest = [i for i in asked if i not in known]
+    # Programs compare by --accept-host-key; a person with it has compared already.
+    if not rest or out.as_json or verified:
+        return known
+    shown = "\n".join(f"{done[i].line.name}: {done[i].message}" for i in rest)
+    how = "Compare on each PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    if confirm(f"{shown}\n{how}\nDo all of them match?"):
+        return [*known, *rest]
+    return [*known, *(i for i in rest if confirm(f"{done[i].message}\nDoes this one match?"))]
+
+
+def _read_list(source: str) -> str:
+    try:
+        if source == "-":
+            return sys.stdin.read(MAX_LIST_BYTES)
+        path = Path(source)
+        if path.stat().st_size > MAX_LIST_BYTES:
+            raise UsageError(f"{source} is too large for a list of PCs", "Give a text file")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise UsageError(f"the list {source} cannot be read: {said}", "Give a text file") from error

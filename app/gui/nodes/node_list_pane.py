@@ -1,0 +1,162 @@
+"""Add many PCs at once from a pasted list, and compare their fingerprints in one table."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
+
+from app.errors import RacklessError
+from app.flows.node_list import LIST_FORM, NodeOutcome, parse_node_list, summarise_outcomes
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+from app.gui.tables.rows_model import Column, RowsModel
+from app.gui.tables.view import TableView
+from app.telemetry.state import Status, Tone
+
+_STATES: dict[str, tuple[Tone, str]] = {
+    "added": ("good", "added"),
+    "confirm": ("warning", "compare"),
+    "failed": ("error", "not added"),
+}
+
+
+def outcome_columns() -> list[Column[NodeOutcome]]:
+    return [
+        Column(
+            title="State",
+            text=lambda o: _STATES[o.state][1],
+            status=lambda o: Status(*_STATES[o.state]),
+            width_px=104,
+        ),
+        Column(title="Name", text=lambda o: o.line.name, width_px=100),
+        Column(title="Address", text=lambda o: o.host or o.line.target, width_px=160),
+        # A fingerprint has to be readable as a whole.
+        Column(
+            title="Fingerprint, or reason",
+            text=lambda o: o.fingerprint or o.message,
+            width_px=400,
+            stretches=True,
+        ),
+    ]
+
+
+class NodeListPane(QWidget):
+    back = Signal()
+    done = Signal()
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._op: Op | None = None
+        self._outcomes: dict[int, NodeOutcome] = {}
+        self.text = QPlainTextEdit()
+        self.text.setAccessibleName("List of PCs")
+        self.text.setPlaceholderText("big anna@192.168.1.20\ngamer-pc\nlab bob@10.0.0.5:2222")
+        self.text.setMinimumHeight(110)
+        self.model: RowsModel[NodeOutcome] = RowsModel(
+            outcome_columns(), key=lambda o: (o.line.number, o.line.name)
+        )
+        self.table = TableView(context.theme, self.model, "Results")
+        self.table.setMinimumHeight(150)
+        self.reason = make_label(wraps=True)
+        self.banner = Banner(context.theme, can_close=False)
+        self.add = Button(context.theme, "Add all", self._add, role="primary")
+        self.confirm = Button(
+            context.theme, "All fingerprints match, add", self._confirm, role="primary"
+        )
+        self.finish = Button(context.theme, "Done", self.done.emit)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(Button(context.theme, "Back", self.back.emit))
+        row.addStretch(1)
+        for button in (self.finish, self.add, self.confirm):
+            row.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(make_label("Add a list of PCs", "heading"))
+        column.addWidget(make_label(f"Write {LIST_FORM}.", "caption", wraps=True))
+        column.addWidget(self.text)
+        column.addWidget(self.banner)
+        column.addWidget(self.table, 1)
+        column.addWidget(self.reason)
+        column.addLayout(row)
+        self.text.textChanged.connect(self._begin_again)
+        self.table.chosen.connect(self._show_reason)
+        self._begin_again()
+
+    def stop(self) -> None:
+        """Stop adding; PCs that were added stay."""
+        if self._op is not None:
+            self._op.cancel()
+
+    def _begin_again(self) -> None:
+        self._outcomes.clear()
+        self.banner.hide()
+        self.table.hide()
+        self.reason.hide()
+        self.confirm.hide()
+        self.add.show()
+        self.add.setEnabled(bool(self.text.toPlainText().strip()))
+
+    def _add(self) -> None:
+        lines = parse_node_list(self.text.toPlainText(), self._context.cluster.nodes)
+        self._start(
+            {
+                place: NodeOutcome(line=line, state="confirm", message="")
+                for place, line in enumerate(lines)
+            }
+        )
+
+    def _confirm(self) -> None:
+        self._start({p: o for p, o in self._outcomes.items() if o.state == "confirm"})
+
+    def _start(self, waiting: dict[int, NodeOutcome]) -> None:
+        """Add the lines, with the fingerprints that were shown for them."""
+        lines = tuple(one.line for one in waiting.values())
+        accepted = {o.line.name: o.fingerprint for o in waiting.values() if o.fingerprint}
+        places = tuple(waiting)
+        self._set_busy(True)
+        self.banner.show_message("busy", "Connecting to the PCs")
+        self._op = self._context.bridge.run(
+            lambda core, report: core.nodes.add_list(lines, accepted),
+            lambda found: self._show(dict(zip(places, found, strict=True))),
+            self._show_failure,
+        )
+
+    def _show(self, found: dict[int, NodeOutcome]) -> None:
+        self._set_busy(False)
+        self._outcomes.update(found)
+        outcomes = tuple(self._outcomes[place] for place in sorted(self._outcomes))
+        self.model.reset(outcomes)
+        self.table.show()
+        failures = [o for o in outcomes if o.state == "failed"]
+        if failures:
+            self.table.select((failures[0].line.number, failures[0].line.name))
+        waiting = any(o.state == "confirm" for o in outcomes)
+        self.confirm.setVisible(waiting)
+        self.add.hide()
+        self.banner.show_message(
+            "warning" if waiting or failures else "good",
+            summarise_outcomes(outcomes),
+            "Compare each with the output of this command on that PC:\n"
+            "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+            if waiting
+            else "",
+        )
+
+    def _show_reason(self) -> None:
+        """Show the whole message of the selected line."""
+        one = self.table.selected()
+        self.reason.setText(one.message if one is not None else "")
+        self.reason.setVisible(bool(self.reason.text()))
+
+    def _show_failure(self, error: RacklessError) -> None:
+        self._set_busy(False)
+        self.banner.show_error(error)
+
+    def _set_busy(self, is_busy: bool) -> None:
+        for widget in (self.text, self.add, self.confirm):
+            widget.setEnabled(not is_busy)

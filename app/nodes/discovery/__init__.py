@@ -1,0 +1,1 @@
+"""PCs that could become nodes."""

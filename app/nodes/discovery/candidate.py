@@ -1,0 +1,61 @@
+"""A PC that could become a node, and what is known of it without logging in."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["ssh-config", "mdns", "neighbour"]
+PortState = Literal["open", "closed", "not-tried"]
+_TAILSCALE = ipaddress.ip_network("100.64.0.0/10")
+_TAILSCALE_V6 = ipaddress.ip_network("fd7a:115c:a1e0::/48")
+_OVERLAYS = (("tailscale", "Tailscale"), ("wg", "WireGuard"), ("zt", "ZeroTier"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    target: str
+    """What to give to `--ssh`: a name of ~/.ssh/config, or a host, with its port if it is not 22;
+    a user may have to be put before it."""
+    host: str
+    """Address or host name; empty: not resolved, as of a host behind a jump host."""
+    port: int
+    name: str = ""
+    """Name that the PC or the configuration gives it; empty: none is known."""
+    sources: tuple[Source, ...]
+    state: PortState
+    """Whether the SSH port answers; not tried: it is behind another host."""
+    banner: str = ""
+    """First line of the SSH server, such as `SSH-2.0-OpenSSH_9.6p1 Ubuntu-3`."""
+    overlay: str = ""
+    """Name of the virtual network that leads to it, such as Tailscale; empty: none is known."""
+    node: str = ""
+    """Name of the node that it is already; empty: none."""
+
+
+def name_overlay(address: str, interface: str = "") -> str:
+    """Return the name of the virtual network that an address or interface belongs to, or "".
+
+    >>> name_overlay("100.101.2.3"), name_overlay("10.8.0.2", "wg0"), name_overlay("10.0.0.2")
+    ('Tailscale', 'WireGuard', '')
+    """
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        found = None
+    # Carrier-grade NAT has these addresses, too, but never between PCs of one home.
+    if found is not None and (found in _TAILSCALE or found in _TAILSCALE_V6):
+        return "Tailscale"
+    for prefix, name in _OVERLAYS:
+        if interface.lower().startswith(prefix):
+            return name
+    return ""
+
+
+def warn_of_overlay(overlay: str) -> str:
+    """Return the sentence that warns of training over a virtual network."""
+    return (
+        f"It is reached over {overlay}. That is good for control, but gradients over it are slow: "
+        "join the PCs by a cable and use their addresses there."
+    )
