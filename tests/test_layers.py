@@ -59,7 +59,7 @@ ORDER = {
     ),
     "app.nodes": (
         "node archive credential endpoints ssh_words | ssh_config | ssh_hosts transport discovery"
-        " | bootstrap | channel | link copied_keys | client watch identity finder key_copy"
+        " | bootstrap | channel | link copied_keys | client watch identity finder key_copy wake"
         " | fleet files"
     ),
     "app.planning": (

@@ -10,6 +10,7 @@ The kinds of request, with their arguments (dataclass or names) and results:
     facts             {}                              -> NodeFacts
     node.examine      {}                              -> Examination
     node.routes       RouteQuery                      -> Routes
+    node.wake         WakeTarget                      -> {value}: number of packets that it sent
     telemetry.follow  {after_s: float | None}         -> {}; then events `telemetry.sample` (Sample)
     environment.find  EnvironmentQuery                -> EnvironmentReport
     environment.build EnvironmentBuild                -> EnvironmentReport; events `progress`

@@ -114,6 +114,12 @@ class InterfaceFacts:
     mtu: int | None = None
     speed_mbit: int | None = None
     up: bool | None = None
+    mac: str | None = None
+    """Hardware address, such as `aa:bb:cc:dd:ee:ff`; None: it has none."""
+    broadcast: str | None = None
+    """IPv4 broadcast address of its network; None: it has none."""
+    wakes: bool | None = None
+    """Whether a magic packet wakes the PC; None: it does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

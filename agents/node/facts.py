@@ -18,6 +18,7 @@ from typing import Any
 
 from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts
 from agents.contract.wire import from_wire
+from agents.node.wake_on_lan import read_broadcast, read_mac, read_wakes
 from agents.state import Home, boot_time_s, identity_from, read_json
 from agents.telemetry.host import parse_memory, read_disk
 
@@ -148,6 +149,9 @@ def _describe_interface(name: str, address: str) -> InterfaceFacts:
         speed_mbit=speed if speed and speed > 0 else None,
         # Loopback and tunnels report `unknown`, which is neither.
         up={"up": True, "down": False}.get(state),
+        mac=read_mac(name),
+        broadcast=read_broadcast(name),
+        wakes=read_wakes(name),
     )
 
 

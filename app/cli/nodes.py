@@ -36,6 +36,7 @@ def add_parser(commands: Commands) -> None:
     move.add_argument("--ssh", metavar="[USER@]HOST[:PORT]", required=True, help="new address")
     add_login_options(move)
     _named(verbs, "find", "look for a node at a new address of this network, and use it", _find)
+    _named(verbs, "wake", "wake a node that sleeps or is off, and wait until it answers", _wake)
     _named(verbs, "remove", "remove a node from the list; nothing on it is deleted", _remove)
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
     setup.add_argument("--python", metavar="FILE", help="use this interpreter on the node instead")
@@ -138,6 +139,13 @@ async def _address(core: Core, args: argparse.Namespace, out: Output) -> NodeAdd
     if args.ssh:
         return await resolve_target(core, args.ssh, args, out)
     return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
+
+
+async def _wake(core: Core, args: argparse.Namespace, out: Output) -> int:
+    node = await core.nodes.wake(args.name, out.progress)
+    out.document(node)
+    out.text(f"{node.name} answers")
+    return 0
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:

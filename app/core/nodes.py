@@ -256,7 +256,31 @@ class CoreNodes:
 
     def _save(self, name: str) -> None:
         node = self._fleet.node(name)
-        self._store.save(name, address_to_json(node.address), identity_to_json(node.identity))
+        self._store.save(name, address_to_json(node.address), identity_to_json(node))
+
+    async def wake(self, name: str, progress: OnMessage | None = None) -> NodeSnapshot:
+        """Wake a node over its network and return it once it answers; takes up to three minutes.
+
+        Raises:
+            UserError: its hardware address is not known, or it does not answer.
+        """
+        from app.nodes.wake import share_network, wake_node
+
+        node = self._fleet.node(name)
+        others = [one for one in self._fleet.snapshots() if one.name != name]
+        helpers = [
+            self._fleet.client(one.name)
+            for one in others
+            if one.state == "online" or not self._background.is_on
+            if node.wake and share_network(node.wake, self._fleet.node(one.name).wake)
+        ]
+
+        async def answers() -> bool:
+            (found,) = await self._fleet.reach((name,))
+            return found.state == "online"
+
+        await wake_node(node, helpers, answers, progress or (lambda text: None))
+        return self._fleet.snapshot(name)
 
     def all(self) -> tuple[NodeSnapshot, ...]:
         """Return every node as last known, without asking it."""

@@ -61,6 +61,7 @@ from agents.contract.run import (
 )
 from agents.contract.run_layout import is_stream
 from agents.contract.spec import RunSpec
+from agents.contract.wake import WakeTarget
 from agents.contract.wire import shorten
 from app.errors import BadAnswer, RacklessError
 from app.nodes.channel import read_lines
@@ -211,6 +212,10 @@ class NodeClient:
         """Return the way by which packets leave the node to each address."""
         query = RouteQuery(addresses=tuple(addresses))
         return (await self._ask(Routes, "node.routes", to_wire(query))).routes
+
+    async def send_magic_packet(self, target: WakeTarget) -> int:
+        """Have the node wake another PC of its network; return how many packets it sent."""
+        return await self._ask_number("value", "node.wake", to_wire(target))
 
     async def log_tails(self) -> NodeLogs:
         return await self._ask(NodeLogs, "logs.tail")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.node import NodeFacts
+from agents.contract.wake import WakeTarget
 from app.errors import UsageError
 from app.events import TransportKind
 
@@ -145,6 +146,8 @@ class Node:
     address: NodeAddress
     identity: NodeIdentity | None = None
     """None: not known, as of a node that was added by an earlier version."""
+    wake: WakeTarget | None = None
+    """Network card that a packet can wake; None: not known, or there is none."""
 
     def __post_init__(self) -> None:
         check_node_name(self.name)
@@ -260,16 +263,40 @@ def _ssh_from_json(stored: Mapping[str, Any]) -> SshAddress:
 
 
 def with_identity(node: Node, facts: NodeFacts) -> Node:
-    """Return the node with what its facts say of its identity."""
+    """Return the node with what its facts say of its identity, and of waking it."""
+    node = replace(node, wake=find_wake_target(facts) or node.wake)
     if not facts.machine_id or not facts.agent_home:
         return node
     found = NodeIdentity(machine_id=facts.machine_id, agent_home=facts.agent_home)
     return replace(node, identity=found)
 
 
-def identity_to_json(identity: NodeIdentity | None) -> dict[str, Any]:
-    """Return the identity as JSON values, for storage; empty: it is not known."""
-    return {} if identity is None else asdict(identity)
+def find_wake_target(facts: NodeFacts) -> WakeTarget | None:
+    """Return the network card by which a node can be woken; None: there is none, or it is WSL's.
+
+    It is the card with the address that the master reaches, else the only one with all it takes.
+    """
+    if facts.wsl is not None and facts.wsl != "mirrored":
+        return None
+    cards = [
+        one for one in facts.interfaces if one.mac and one.broadcast and ":" not in one.address
+    ]
+    chosen = [one for one in cards if one.address == facts.address] or cards
+    if len({one.mac for one in chosen}) != 1:
+        return None
+    one = chosen[0]
+    try:
+        return WakeTarget(
+            mac=one.mac or "", broadcast=one.broadcast or "", device=one.name, is_on=one.wakes
+        )
+    except ValueError:  # what a node says may be anything
+        return None
+
+
+def identity_to_json(node: Node) -> dict[str, Any]:
+    """Return identity and wake target as JSON values, for storage; empty: nothing is known."""
+    identity = {} if node.identity is None else asdict(node.identity)
+    return {**identity, **({} if node.wake is None else {"wake": asdict(node.wake)})}
 
 
 def node_from_json(name: str, address: Mapping[str, Any], identity: Mapping[str, Any]) -> Node:
@@ -283,7 +310,17 @@ def node_from_json(name: str, address: Mapping[str, Any], identity: Mapping[str,
         name=name,
         address=address_from_json(address),
         identity=NodeIdentity(**known) if len(known) == 2 else None,
+        wake=_wake_from_json(identity.get("wake")),
     )
+
+
+def _wake_from_json(stored: Any) -> WakeTarget | None:
+    if not isinstance(stored, Mapping):
+        return None
+    try:
+        return WakeTarget(**stored)
+    except (TypeError, ValueError):  # another version, or edited by hand: learned again
+        return None
 
 
 def _split_port(place: str, text: str) -> tuple[str, int | None]:

@@ -468,6 +468,11 @@ class FakeNodes:
         await self._core.act("nodes.set_address", name, str(address), accept_host_key)
         return self._core.node_map[name]
 
+    async def wake(self, name: str, progress: Any = None) -> NodeSnapshot:
+        await self._core.act("nodes.wake", name)
+        self._core.put_node(make_node(name))
+        return self._core.node_map[name]
+
     async def find(self, name: str) -> NodeSnapshot:
         await self._core.act("nodes.find", name)
         return self._core.node_map[name]

@@ -247,6 +247,17 @@ def test_long_work_can_be_cancelled_where_it_is_told(busy):
     busy.wait_for(lambda: "plans use it" in page.banner.message())
 
 
+def test_a_node_that_does_not_answer_can_be_woken(busy):
+    busy.window.go_to("nodes")
+    page = busy.window.nodes
+    page.table.select("alpha")
+    assert not page._buttons["wake"].isVisible()
+    page.table.select("epsilon")
+    press(page, "Wake")
+    busy.wait_for(lambda: "epsilon answers" in page.banner.message())
+    assert busy.called("nodes.wake") == [("epsilon",)]
+
+
 def test_remove_asks_first_and_cancel_is_safe(busy):
     busy.window.go_to("nodes")
     busy.window.nodes.table.select("delta")

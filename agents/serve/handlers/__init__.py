@@ -14,6 +14,7 @@ ROUTES = {
     "facts": "node.read_facts",
     "node.examine": "node.examine",
     "node.routes": "node.find_routes",
+    "node.wake": "node.wake_other",
     "telemetry.follow": "telemetry.follow",
     "environment.find": "environment.find",
     "environment.build": "environment.build",

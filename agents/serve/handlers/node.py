@@ -68,6 +68,13 @@ def find_routes(call: Call) -> Routes:
     return find_ways(from_wire(RouteQuery, call.args, "args").addresses)
 
 
+def wake_other(call: Call) -> dict[str, Any]:
+    """Send the packet that wakes another PC of this node's network."""
+    from agents.contract.wake import WakeTarget, send_magic_packet
+
+    return {"value": send_magic_packet(from_wire(WakeTarget, call.args, "args"))}
+
+
 def update_token(call: Call) -> dict[str, Any]:
     """Find, keep or forget the hub's token on this node."""
     wish = from_wire(TokenWish, call.args, "args")

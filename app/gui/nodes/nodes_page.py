@@ -165,6 +165,13 @@ class NodesPage(QWidget):
                 icon="setup",
                 tip="Build the training environment on the selected node from the lock file",
             ),
+            "wake": Button(
+                theme,
+                "Wake",
+                self._wake,
+                icon="resume",
+                tip="Wake the selected node over its network, and wait until it answers",
+            ),
             "measure": Button(
                 theme,
                 "Measure",
@@ -221,6 +228,9 @@ class NodesPage(QWidget):
         for button in self._buttons.values():
             button.setEnabled(node is not None)
         self.script.show_node(node)
+        # Offered where it may help: over SSH, to a PC that does not answer.
+        is_silent = node is not None and node.transport == "ssh" and node.state == "unreachable"
+        self._buttons["wake"].setVisible(is_silent)
 
     def _setup(self) -> None:
         node = self.table.selected()
@@ -250,6 +260,21 @@ class NodesPage(QWidget):
             title=f"Measuring {node.name}",
             hint="About 20 seconds for each GPU.",
             cancelled="Plans keep using the previous measurements.",
+            failed=partial(show_error_while, self._context, self.banner),
+        )
+
+    def _wake(self) -> None:
+        node = self.table.selected()
+        if node is None:
+            return
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
+            lambda core, report: core.nodes.wake(node.name, report),
+            lambda found: self.banner.show_message("good", f"{node.name} answers"),
+            title=f"Waking {node.name}",
+            hint="It is sent packets until it answers, for three minutes at most.",
+            cancelled=f"{node.name} may wake still.",
             failed=partial(show_error_while, self._context, self.banner),
         )
 
