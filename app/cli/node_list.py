@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.node_login import key_file
 from app.cli.output import Output, confirm
 from app.errors import UsageError
 
@@ -54,7 +55,9 @@ async def add_from_list(core: Core, args: argparse.Namespace, out: Output) -> in
     done: dict[int, NodeOutcome] = {}
     waiting, accepted = list(range(len(lines))), dict[str, str]()
     while waiting:
-        outcomes = await core.nodes.add_list(tuple(lines[i] for i in waiting), accepted)
+        outcomes = await core.nodes.add_list(
+            tuple(lines[i] for i in waiting), accepted, key_file(args), args.run_ssh_config
+        )
         done.update(zip(waiting, outcomes, strict=True))
         asked = [i for i in waiting if done[i].state == "confirm"]
         waiting = _confirmed(asked, done, set(args.accept_host_key), out) if asked else []

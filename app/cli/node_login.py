@@ -40,13 +40,17 @@ def add_login_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def key_file(args: argparse.Namespace) -> Path | None:
+    """Return the file of `--key`: it is stored, and later commands start in other folders."""
+    return args.key.expanduser().absolute() if args.key else None
+
+
 async def resolve_target(
     core: Core, target: str, args: argparse.Namespace, out: Output
 ) -> SshAddress:
     """Return the address that ~/.ssh/config gives a PC; ask before a program of it runs."""
     agreed: list[str] = []
-    # Stored with the node: later commands and the window start in other folders.
-    key = args.key.expanduser().absolute() if args.key else None
+    key = key_file(args)
     while True:
         try:
             host = await core.nodes.resolve(target, key, tuple(agreed))

@@ -95,6 +95,9 @@ def _named(
 
 
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.flows.add_node import find_overlay
+    from app.nodes.discovery.candidate import warn_of_overlay
+
     if (args.source is None) == (args.name is None):
         what = "needs a NAME" if args.source is None else "takes no NAME with --from"
         raise UsageError(f"rackless nodes add {what}", "See: rackless nodes add --help")
@@ -107,6 +110,8 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
     if node.problem:
         out.note(f"{node.name}: {node.problem}. {node.hint}")
+    if node.facts is not None and (overlay := find_overlay(node.facts)):
+        out.note(warn_of_overlay(overlay))
     return 0
 
 

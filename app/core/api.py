@@ -91,7 +91,11 @@ class NodesApi(Protocol):
     ) -> NodeSnapshot: ...
     async def discover(self) -> tuple[Candidate, ...]: ...
     async def add_list(
-        self, lines: tuple[NodeLine, ...], accepted: Mapping[str, str] | None = None
+        self,
+        lines: tuple[NodeLine, ...],
+        accepted: Mapping[str, str] | None = None,
+        key: Path | None = None,
+        run_programs: bool = False,
     ) -> tuple[NodeOutcome, ...]: ...
     async def copy_key(
         self, address: SshAddress, password: str, accept_host_key: str | None = None

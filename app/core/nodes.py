@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from agents.contract.environments import KeptItem
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
-from app.errors import HostKeyUnknown, RacklessError, UserError, describe_error
+from app.errors import (
+    HostKeyUnknown,
+    RacklessError,
+    RunsPrograms,
+    UserError,
+    describe_error,
+)
 from app.events import Event, EventHub, LinkSnapshot, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.fleet import Fleet
 from app.nodes.node import (
@@ -99,27 +105,37 @@ class CoreNodes:
         return await discover([self._fleet.node(name) for name in self._fleet.names()])
 
     async def add_list(
-        self, lines: tuple[NodeLine, ...], accepted: Mapping[str, str] | None = None
+        self,
+        lines: tuple[NodeLine, ...],
+        accepted: Mapping[str, str] | None = None,
+        key: Path | None = None,
+        run_programs: bool = False,
     ) -> tuple[NodeOutcome, ...]:
         """Add many PCs at once; return what became of each line, in their order.
 
         Args:
             lines: what was typed.
             accepted: fingerprint that the user has confirmed, by the name of the node.
+            key: private key file for all of them, instead of those of ~/.ssh/config.
+            run_programs: whether the programs that ~/.ssh/config names may run.
         """
         confirmed = accepted or {}
-        return tuple(
-            await asyncio.gather(*(self._add_line(x, confirmed.get(x.name)) for x in lines))
-        )
 
-    async def _add_line(self, line: NodeLine, accepted: str | None) -> NodeOutcome:
+        async def add(line: NodeLine) -> NodeOutcome:
+            return await self._add_line(line, confirmed.get(line.name), key, run_programs)
+
+        return tuple(await asyncio.gather(*map(add, lines)))
+
+    async def _add_line(
+        self, line: NodeLine, accepted: str | None, key: Path | None, run_programs: bool
+    ) -> NodeOutcome:
         from app.flows.node_list import NodeOutcome
 
         if line.problem:
             return NodeOutcome(line=line, state="failed", message=line.problem)
         try:
-            host = await self.resolve(line.target)
-            node = await self.add(line.name, host.address, accepted)
+            address = await self._resolve_all(line.target, key, run_programs)
+            node = await self.add(line.name, address, accepted)
         except HostKeyUnknown as error:
             return NodeOutcome(
                 line=line,
@@ -131,6 +147,17 @@ class CoreNodes:
         except UserError as error:
             return NodeOutcome(line=line, state="failed", message=describe_error(error))
         return NodeOutcome(line=line, state="added", message=node.address)
+
+    async def _resolve_all(self, target: str, key: Path | None, run_programs: bool) -> SshAddress:
+        """Return the address of a target, with all programs of ~/.ssh/config or with none."""
+        agreed: tuple[str, ...] = ()
+        while True:
+            try:
+                return (await self.resolve(target, key, agreed)).address
+            except RunsPrograms as error:
+                if not run_programs:
+                    raise
+                agreed = (*agreed, error.command)
 
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None

@@ -10,6 +10,7 @@ from typing import Literal
 from agents.contract.node import NodeFacts
 from app.errors import UsageError
 from app.events import NodeSnapshot
+from app.nodes.discovery.candidate import name_overlay, warn_of_overlay
 from app.nodes.node import (
     LocalAddress,
     NodeAddress,
@@ -144,7 +145,15 @@ def describe_found(node: NodeSnapshot) -> FoundNode:
     return FoundNode(rows=tuple(rows), notes=tuple(_notes(facts)), is_ready=is_ready)
 
 
+def find_overlay(facts: NodeFacts) -> str:
+    """Return the virtual network, such as Tailscale, over which a node is reached; "": none."""
+    devices = {one.address: one.name for one in facts.interfaces}
+    return name_overlay(facts.address or "", devices.get(facts.address or "", ""))
+
+
 def _notes(facts: NodeFacts) -> Iterator[str]:
+    if overlay := find_overlay(facts):
+        yield warn_of_overlay(overlay)
     if facts.gpu_problem:
         yield facts.gpu_problem
     elif not facts.gpus:

@@ -420,7 +420,11 @@ class FakeNodes:
         return self._core.candidates
 
     async def add_list(
-        self, lines: tuple[NodeLine, ...], accepted: Mapping[str, str] | None = None
+        self,
+        lines: tuple[NodeLine, ...],
+        accepted: Mapping[str, str] | None = None,
+        key: Path | None = None,
+        run_programs: bool = False,
     ) -> tuple[NodeOutcome, ...]:
         await self._core.act("nodes.add_list", tuple(x.name for x in lines), dict(accepted or {}))
         return tuple(self._outcome(x, (accepted or {}).get(x.name)) for x in lines)

@@ -24,9 +24,10 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import Button, make_label, set_page_margins
+from app.gui.kit.primitives import make_label, set_page_margins
 from app.gui.nodes.changes_pane import ChangesPane
 from app.gui.nodes.links_pane import LinksPane
+from app.gui.nodes.node_buttons import make_node_buttons
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
 from app.gui.nodes.windows_script_button import WindowsScriptButton
@@ -75,7 +76,9 @@ class NodesPage(QWidget):
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
         self._stack.addWidget(Waiting(LOOKING_FOR_NODES))
-        self._buttons = self._make_buttons()
+        self._buttons = make_node_buttons(
+            context.theme, self._ask_remove, self._setup, self._wake, self._measure
+        )
         self.script = WindowsScriptButton(context)
         self._asked_measured: set[str] = set()
         column = QVBoxLayout(self)
@@ -146,40 +149,6 @@ class NodesPage(QWidget):
         head.addWidget(actions.button("check"))
         head.addWidget(actions.button("add_node", role="primary"))
         return head
-
-    def _make_buttons(self) -> dict[str, Button]:
-        theme = self._context.theme
-        return {
-            "remove": Button(
-                theme,
-                "Remove",
-                self._ask_remove,
-                icon="delete",
-                role="danger",
-                tip="Remove the selected node from Rackless; nothing is deleted on it",
-            ),
-            "setup": Button(
-                theme,
-                "Set up environment",
-                self._setup,
-                icon="setup",
-                tip="Build the training environment on the selected node from the lock file",
-            ),
-            "wake": Button(
-                theme,
-                "Wake",
-                self._wake,
-                icon="resume",
-                tip="Wake the selected node over its network, and wait until it answers",
-            ),
-            "measure": Button(
-                theme,
-                "Measure",
-                self._measure,
-                icon="speed",
-                tip="Measure how fast its GPUs are, about 20 seconds each, for better plans",
-            ),
-        }
 
     def _make_split(self) -> QSplitter:
         split = QSplitter(Qt.Orientation.Vertical)

@@ -20,7 +20,8 @@ async def test_every_line_ends_in_an_outcome_and_fingerprints_come_back(tmp_path
     with environment(HOME=str(tmp_path / "user"), SSH_AUTH_SOCK=""):
         folder = tmp_path / "user" / ".ssh"
         folder.mkdir(parents=True)
-        (folder / "config").write_text(f"Host *\n IdentityFile {tmp_path}/key\n")
+        (folder / "config").write_text("Host lab\n ProxyCommand false\n")
+        key = tmp_path / "key"
         async with (
             loopback_node(tmp_path, "one") as one,
             loopback_node(tmp_path, "two") as two,
@@ -31,16 +32,20 @@ async def test_every_line_ends_in_an_outcome_and_fingerprints_come_back(tmp_path
                 f"twin {one.user}@localhost:{one.port}\ngone {one.user}@127.0.0.1:1\na x@y"
             )
             lines = parse_node_list(text, ())
-            first = await core.nodes.add_list(lines)
+            first = await core.nodes.add_list(lines, key=key)
             assert [o.state for o in first] == ["confirm"] * 3 + ["failed"] * 2
             assert [o.fingerprint for o in first[:2]] == [one.fingerprint, two.fingerprint]
             assert core.nodes.all() == ()
             shown = {o.line.name: o.fingerprint for o in first[:2]}
-            second = await core.nodes.add_list(lines[:2], shown)
+            second = await core.nodes.add_list(lines[:2], shown, key)
             assert [o.state for o in second] == ["added", "added"]
-            twin = await core.nodes.add_list(lines[2:3], {"twin": one.fingerprint})
+            twin = await core.nodes.add_list(lines[2:3], {"twin": one.fingerprint}, key)
             assert "is the PC of a" in twin[0].message
             assert [node.name for node in core.nodes.all()] == ["a", "b"]
+            lab = parse_node_list("lab", ())
+            for may_run, said in ((False, "runs a program"), (True, "gave no SSH connection")):
+                (outcome,) = await core.nodes.add_list(lab, run_programs=may_run)
+                assert said in outcome.message
 
 
 def test_the_command_shows_what_became_of_each_line(

@@ -75,3 +75,11 @@ def test_suggested_names_are_free():
     assert suggest_name("gamer-pc", ("gamer-pc",)) == "gamer-pc-1"
     assert suggest_name("10.0.0.2", ("node-1",)) == "node-2"
     assert suggest_name("fe80::1", ()) == "node-1"
+
+
+def test_a_node_behind_a_virtual_network_is_warned_of():
+    alpha = make_node("alpha", ("NVIDIA GeForce RTX 3090", 24))
+    for address, device in (("100.101.2.3", "tailscale0"), ("10.8.0.2", "wg0")):
+        card = InterfaceFacts(name=device, address=address)
+        facts = replace(alpha.facts, address=address, interfaces=(card,))
+        assert "gradients over it are slow" in describe_found(replace(alpha, facts=facts)).notes[0]
