@@ -41,7 +41,7 @@ async def test_every_line_ends_in_an_outcome_and_fingerprints_come_back(tmp_path
             assert [o.state for o in second] == ["added", "added"]
             twin = await core.nodes.add_list(lines[2:3], {"twin": one.fingerprint}, key)
             assert "is the PC of a" in twin[0].message
-            assert [node.name for node in core.nodes.all()] == ["a", "b"]
+            assert {node.name for node in core.nodes.all()} == {"a", "b"}
             lab = parse_node_list("lab", ())
             for may_run, said in ((False, "runs a program"), (True, "gave no SSH connection")):
                 (outcome,) = await core.nodes.add_list(lab, run_programs=may_run)
