@@ -101,6 +101,8 @@ class SourceLost:
     address: str
     port: int
     reason: str
+    had_begun: bool
+    """Whether anything came from there: then it may only have been busy."""
     held: str
     """Chunks that it has, as a bitmap in hex."""
 

@@ -17,9 +17,9 @@ from agents.spread.holdings import Holdings
 
 BEAT_S = 0.25
 """Time between two frames, in seconds."""
-SILENCE_S = 1.5
+SILENCE_S = 3.0
 """Time without a byte after which a node counts as gone, in seconds. One that was only busy goes on
-where it was: the others merely no longer fetch from it."""
+where it was, and the others may return to it."""
 BLOCK_BYTES = 512 << 10
 """Size of the blocks that are hashed and written while more arrive, in bytes."""
 REQUEST = "chunks"

@@ -221,22 +221,27 @@ class _Part:
                 self._directed.wait_for(lambda: self._fetch_from is not None)
                 place = self._fetch_from
             assert place is not None
+            before = self._holdings.received_bytes
             peer = Peer(place.address, place.address, place.port, self._job.credential)
             try:
                 fetch(peer, self._holdings, self._pool, lambda: self._fetch_from is not place)  # noqa: B023
             except (PeerError, DamagedChunk) as error:
-                self._report_lost(place, str(error))
+                has_begun = self._holdings.received_bytes > before
+                self._report_lost(place, str(error), had_begun=has_begun)
 
-    def _report_lost(self, place: FetchFrom, reason: str) -> None:
+    def _report_lost(self, place: FetchFrom, reason: str, *, had_begun: bool) -> None:
         with self._directed:
             if self._fetch_from is not place:
                 return  # the master has named another one meanwhile
             self._fetch_from = None
-        self._speaker.say(
-            SourceLost(
-                address=place.address, port=place.port, reason=reason, held=self._holdings.held()
-            )
+        lost = SourceLost(
+            address=place.address,
+            port=place.port,
+            reason=reason,
+            had_begun=had_begun,
+            held=self._holdings.held(),
         )
+        self._speaker.say(lost)
 
     def _store_all(self) -> None:
         for index, file in enumerate(self._holdings.files if self._job.root is None else ()):

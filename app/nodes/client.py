@@ -31,6 +31,7 @@ from agents.contract.environments import (
     WheelReport,
 )
 from agents.contract.examination import Examination, Route, RouteQuery, Routes
+from agents.contract.hub import HubSnapshot, SnapshotPlace
 from agents.contract.messages import Progress, WireError, from_wire, to_wire
 from agents.contract.names import check_inside, check_time
 from agents.contract.node import (
@@ -176,6 +177,11 @@ class _Number:
 @dataclass(frozen=True, slots=True)
 class _Config:
     config: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Snapshot:
+    snapshot: HubSnapshot | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -515,6 +521,18 @@ class NodeClient:
         """Return why the node's copy of a model cannot be trained; empty: it can, or is absent."""
         args = {"model": model, "spec": to_wire(spec)}
         return (await self._ask(_Refusals, "model.inspect", args)).refusals
+
+    async def hub_snapshot(self, model: str) -> HubSnapshot | None:
+        """Return what the hub's cache there has of a model; None: not the whole of it."""
+        return (await self._ask(_Snapshot, "hub.snapshot", {"model": model})).snapshot
+
+    async def hub_offer(self, place: SnapshotPlace) -> None:
+        """Make a folder of a snapshot in the hub's cache there, for other nodes."""
+        await self._request("hub.offer", to_wire(place), HASH_TIMEOUT_S)
+
+    async def hub_show(self, place: SnapshotPlace) -> None:
+        """Show a folder there as a snapshot in the hub's cache."""
+        await self._request("hub.show", to_wire(place), HASH_TIMEOUT_S)
 
     async def hub_token(self, wish: TokenWish) -> NodeTokenPlace:
         """Find, store or delete the hub's token on the node; return the state afterwards."""

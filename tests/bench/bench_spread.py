@@ -231,10 +231,11 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--nodes", default="1,4,7")
     parser.add_argument("--rate", default="1gbit", help="of every link, as tc writes it")
+    parser.add_argument("--tools", default="scp,rsync", help="to compare with")
     parser.add_argument("--folder", type=Path, help="on the disk to use; default: the system's")
     options = parser.parse_args()
     counts = [int(count) for count in options.nodes.split(",")]
-    tools = [tool for tool in ("scp", "rsync") if shutil.which(tool)]
+    tools = [tool for tool in options.tools.split(",") if tool and shutil.which(tool)]
     for folder in scratch(options.folder):
         make_files(folder / "model", options.megabytes << 20)
         with Cluster(folder / "cluster", num_nodes=max(counts), rate=options.rate) as cluster:

@@ -31,6 +31,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # it is of no interest any more, and asyncio would complain
         raise
 
 

@@ -43,6 +43,8 @@ from app.text import show_list
 
 SILENCE_S = 15.0
 """Time without a line after which a node counts as lost, in seconds; it sends four a second."""
+MAX_RETURNS = 2
+"""Number of times that a node returns to a supplier that it passed."""
 CHECK_S = 0.5
 """Time between two looks for silent and slow nodes, in seconds."""
 
@@ -103,6 +105,8 @@ class _Spread:
         self._states: dict[str, TargetState] = {}
         self._chain: list[str] = []
         self._lost: set[Link] = set()
+        # Nodes and suppliers that may only have been busy or slow, once for each time.
+        self._passed: list[Link] = []
         # Lead of a supplier over who fetches from it, when it was first seen.
         self._leads: dict[Link, int] = {}
         self._failed: RacklessError | None = None
@@ -278,7 +282,7 @@ class _Spread:
                 message, _ = await state.member.hear()
                 if isinstance(message, SpreadProgress):
                     self._note_progress(state, message, began_s)
-                elif isinstance(message, SourceLost):
+                elif isinstance(message, SourceLost) and self._is_current(state, message):
                     state.held = message.held
                     self._note_lost(name, message)
                     await self._supply(name)
@@ -319,11 +323,19 @@ class _Spread:
                 ]
             )
 
+    def _is_current(self, state: TargetState, said: SourceLost) -> bool:
+        """Return whether it is the supplier that the node has now, not an earlier one."""
+        fetching = self._states.get(state.supplier or "")
+        member = fetching.member if fetching is not None else self._giver
+        return member is not None and (member.address, member.port) == (said.address, said.port)
+
     def _note_lost(self, name: str, said: SourceLost) -> None:
         supplier = self._states[name].supplier
         if supplier is None:
             return
         self._lost.add((name, supplier))
+        if said.had_begun:
+            self._passed.append((name, supplier))
         if next_supplier(name, self._chain, self._lost, self._gone()) is None:
             self._report.notes.append(
                 f"{name} gets the files from this PC, since it could not fetch them from "
@@ -346,6 +358,7 @@ class _Spread:
                         ),
                     )
             await self._pass_slow()
+            await self._return()
 
     def _is_silent(self, name: str, state: TargetState, now_s: float) -> bool:
         is_over = state.stored or name in self._report.problems
@@ -362,6 +375,24 @@ class _Spread:
             link = (slow.member.name, before.member.name)
             if lead - self._leads.setdefault(link, lead) > LAG_BYTES:
                 self._lost.add((name, slow.member.name))
+                self._passed.append((name, slow.member.name))
+                del self._leads[link]
+                await self._supply(name)
+
+    async def _return(self) -> None:
+        """Have nodes fetch again from those that they passed, and that are not behind them.
+
+        Else both would share the link of one supplier to the end.
+        """
+        for link in self._passed:
+            name, passed = link
+            state, other = self._states[name], self._states.get(passed)
+            if other is None or passed in self._report.problems or link not in self._lost:
+                continue
+            is_ahead = other.held_bytes >= state.held_bytes and other.supplier == state.supplier
+            is_fed = state.feeding is not None or state.stored
+            if is_ahead and not is_fed and self._passed.count(link) <= MAX_RETURNS:
+                self._lost.discard(link)
                 await self._supply(name)
 
     async def _drop(self, name: str, error: RacklessError) -> None:

@@ -9,19 +9,21 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
 from agents.contract.run import FileEntry
-from agents.contract.spread import FetchFrom
+from agents.contract.spread import SpreadJob, SpreadReady
 from app.errors import UserError
 from app.events import NodeTransfer
 from app.nodes.client import NodeClient
 from app.nodes.files import chunk_readers, spread, transfer
 from app.nodes.files.chunk_readers import Place
+from app.nodes.files.member import Member
 from app.nodes.files.spread import spread_local
 from app.nodes.files.spread_state import SpreadReport
 from tests.app.nodes.files.test_transfer import HOME, content, make_files
@@ -208,10 +210,16 @@ async def test_a_node_that_is_lost_or_stands_still_is_passed(
 async def test_nodes_that_cannot_reach_each_other_get_all_from_this_pc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As with a firewall, nobody listens where a node is sent.
-    monkeypatch.setattr(
-        spread, "FetchFrom", lambda address, port: FetchFrom(address=address, port=9)
-    )
+    begin = spread._Spread._begin
+
+    async def begin_behind_a_firewall(
+        self: Any, member: Member, members: Mapping[str, Member], job: SpreadJob
+    ) -> SpreadReady:
+        ready = await begin(self, member, members, job)
+        member.port = 9  # nobody listens where a node is sent
+        return ready
+
+    monkeypatch.setattr(spread._Spread, "_begin", begin_behind_a_firewall)
     root, other = tmp_path / "model", tmp_path / "other"
     model, later = make_model(root), make_model(other)
     async with nodes(tmp_path, 2) as clients:
