@@ -6,8 +6,17 @@ https://huggingface.co/docs/huggingface_hub/package_reference/environment_variab
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from agents.contract.names import check_inside
+
+_HUB_ID = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+# A commit, or the hash of a file: SHA-1 of git, or SHA-256.
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
@@ -30,6 +39,100 @@ def find_snapshot(model: str, environ: Mapping[str, str]) -> Path | None:
         return None
     # Only the last part: the content of a file must not lead out of the cache.
     return cached / "snapshots" / Path(revision).name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubFile:
+    """A file of a snapshot."""
+
+    path: str
+    """Relative path in the snapshot."""
+    blob: str
+    """Name of its content in the cache: a hash that the hub gave."""
+    size_bytes: int
+
+    def check_foreign(self) -> None:
+        check_inside(self.path)
+        if not _BLOB.fullmatch(self.blob):
+            raise ValueError(f"{self.blob[:80]!a} is no name of a blob")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubSnapshot:
+    """What a cache has of one revision of a model."""
+
+    revision: str
+    files: tuple[HubFile, ...]
+
+    def check_foreign(self) -> None:
+        if not _BLOB.fullmatch(self.revision):
+            raise ValueError(f"{self.revision[:80]!a} is no revision")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotPlace:
+    """A snapshot in the cache of a node, and a folder of the same files below its agent's home."""
+
+    model: str
+    """Hub id."""
+    snapshot: HubSnapshot
+    folder: str
+
+    def check_foreign(self) -> None:
+        check_hub_id(self.model)
+        check_inside(self.folder)
+
+
+def check_hub_id(model: str) -> None:
+    """Check a hub id, which becomes a part of a path.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _HUB_ID.fullmatch(model):
+        raise ValueError(f"{model[:80]!a} is no id of a model on the hub")
+
+
+def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
+    """Return the whole snapshot of a model that was fetched last; None: there is none.
+
+    A file that its index names and that is missing, or a download that was broken off, makes it
+    no whole one.
+    """
+    folder = find_snapshot(model, environ)
+    if folder is None or not _BLOB.fullmatch(folder.name):
+        return None
+    blobs = folder.parent.parent / "blobs"
+    try:
+        if any(blobs.glob("*.incomplete")) or not (folder / "config.json").is_file():
+            return None
+        files = []
+        for path in sorted(folder.rglob("*")):
+            if not path.is_symlink():
+                continue
+            blob = path.resolve(strict=True)
+            if blob.parent != blobs.resolve() or not _BLOB.fullmatch(blob.name):
+                return None
+            relative, size_bytes = path.relative_to(folder).as_posix(), blob.stat().st_size
+            files.append(HubFile(path=relative, blob=blob.name, size_bytes=size_bytes))
+        named = _read_index(folder)
+    except (OSError, ValueError):
+        return None
+    present = {file.path for file in files}
+    has_weights = any(path.endswith(".safetensors") for path in present)
+    if not has_weights or not named <= present:
+        return None
+    return HubSnapshot(revision=folder.name, files=tuple(files))
+
+
+def _read_index(folder: Path) -> set[str]:
+    """Return the files of weights that the index of a snapshot names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return set()
+    found = json.loads(index.read_text(encoding="utf-8"))
+    weights = found.get("weight_map") if isinstance(found, dict) else None
+    return set(map(str, weights.values())) if isinstance(weights, dict) else set()
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:

@@ -29,6 +29,7 @@ from agents.contract.data import (
     ShownPart,
     ShownRow,
 )
+from agents.contract.hub import HubSnapshot, SnapshotPlace
 from agents.contract.node import (
     Calibration,
     CalibrationJob,
@@ -152,6 +153,8 @@ class FakeNode:
     previews: list[PreviewJob] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
+    snapshots: dict[str, HubSnapshot] = field(default_factory=dict)
+    """Models in the hub's cache, by their id."""
     refusals: dict[str, tuple[ModelRefusal, ...]] = field(default_factory=dict)
     """Why a model on this node cannot be trained, by its path or id."""
     artifacts: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
@@ -311,6 +314,17 @@ class FakeNode:
         return Calibration(
             card=self.facts_now.gpus[0].name, matrix_flops_per_s=4e13, measured_s=5.0
         )
+
+    async def hub_snapshot(self, model: str) -> HubSnapshot | None:
+        self._answer("hub_snapshot")
+        return self.snapshots.get(model)
+
+    async def hub_offer(self, place: SnapshotPlace) -> None:
+        self._answer("hub_offer")
+
+    async def hub_show(self, place: SnapshotPlace) -> None:
+        self._answer("hub_show")
+        self.snapshots[place.model] = place.snapshot
 
     async def model_config(self, model: str) -> dict[str, Any] | None:
         self._answer("model_config")

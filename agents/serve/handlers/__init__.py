@@ -64,6 +64,9 @@ ROUTES = {
     "model.config": "node.read_model_config",
     "model.inspect": "node.inspect_model",
     "hub.token": "node.update_token",
+    "hub.snapshot": "node.find_hub_snapshot",
+    "hub.offer": "node.offer_hub_snapshot",
+    "hub.show": "node.show_hub_snapshot",
     "repair.preview": "repairs.preview",
     "change.list": "repairs.list_changes",
 }

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.examination import Examination, RouteQuery, Routes
-from agents.contract.hub import find_snapshot
+from agents.contract.hub import SnapshotPlace, check_hub_id, find_snapshot, read_snapshot
 from agents.contract.model_config import find_config
 from agents.contract.node import GpuUse, ModelRefusal, NodeFacts, TokenWish
 from agents.contract.spec import RunSpec
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
-from agents.node import hub_token
+from agents.node import hub_snapshots, hub_token
 from agents.node.environment import read_adopted
 from agents.node.facts import read_facts as read_node_facts
 from agents.serve.channel import Call
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ModelArgs:
     model: str
+
+
+@dataclass(frozen=True)
+class HubModelArgs:
+    model: str
+
+    def check_foreign(self) -> None:
+        check_hub_id(self.model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +93,26 @@ def update_token(call: Call) -> dict[str, Any]:
     else:
         place = hub_token.find_token(os.environ, wish.digest)
     return {"place": place}
+
+
+def find_hub_snapshot(call: Call) -> dict[str, Any]:
+    """Return what the hub's cache on this node has of a model; None: not the whole of it."""
+    model = from_wire(HubModelArgs, call.args, "args").model
+    return {"snapshot": read_snapshot(model, os.environ)}
+
+
+def offer_hub_snapshot(call: Call) -> dict[str, Any]:
+    """Make a folder of a snapshot in the cache, for other nodes."""
+    place = from_wire(SnapshotPlace, call.args, "args")
+    hub_snapshots.offer_snapshot(call.home, place.model, place.snapshot, place.folder)
+    return {}
+
+
+def show_hub_snapshot(call: Call) -> dict[str, Any]:
+    """Show a folder as a snapshot in the cache."""
+    place = from_wire(SnapshotPlace, call.args, "args")
+    hub_snapshots.show_snapshot(call.home, place.model, place.snapshot, place.folder)
+    return {}
 
 
 def read_model_config(call: Call) -> dict[str, Any]:
