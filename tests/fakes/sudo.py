@@ -1,7 +1,8 @@
-"""A `sudo` that asks for a password as the real one does, and gives no rights."""
+"""A `sudo` that asks for a password as the real one does; it knows only the password's hash."""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from pathlib import Path
 
@@ -17,7 +18,9 @@ while :; do case $1 in
 esac; done
 if [ -n "$asks" ]; then
   IFS= read -r typed || exit 1
-  if [ "$typed" != "$WANTED" ]; then
+  sleep $PAUSE_S
+  # printf is part of the shell: the password is in no process's arguments.
+  if [ "$(printf %s "$typed" | sha256sum)" != "$WANTED  -" ]; then
     echo 'Sorry, try again.' >&2; echo 'sudo: no password was provided' >&2; exit 1
   fi
 fi
@@ -27,7 +30,12 @@ exec $BECOME "$@"
 
 
 def write_sudo(
-    folder: Path, password: str = "", *, refused: bool = False, become: str = ""
+    folder: Path,
+    password: str = "",
+    *,
+    refused: bool = False,
+    become: str = "",
+    pause_s: float = 0.0,
 ) -> Path:
     """Put a fake `sudo` into a folder for the PATH.
 
@@ -35,10 +43,16 @@ def write_sudo(
         password: that it demands; empty: none.
         refused: whether the user is not in the sudoers file.
         become: program that runs its arguments with other rights; empty: those of the caller.
+        pause_s: time for which it has the password in memory, in seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     head, _, rest = _SCRIPT.partition("\n")
-    words = {"WANTED": password, "REFUSED": "1" if refused else "", "BECOME": become}
+    words = {
+        "WANTED": hashlib.sha256(password.encode()).hexdigest() if password else "",
+        "REFUSED": "1" if refused else "",
+        "BECOME": become,
+        "PAUSE_S": f"{pause_s:g}",
+    }
     given = "\n".join(f"{name}={shlex.quote(word)}" for name, word in words.items())
     file = folder / "sudo"
     file.write_text(f"{head}\n{given}\n{rest}", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from agents.contract.repair import FileEdit, RepairStep
 from app.core.core import Core
 from app.errors import UserError
-from app.provisioning.changes import MAX_PASSWORD_BYTES
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair
 from tests.fakes.ssh import address_of, loopback_node
@@ -50,11 +50,31 @@ async def test_a_repair_is_applied_listed_and_undone(tmp_path: Path) -> None:
         assert [one.status for one in await core.repairs.retest(reach)] == ["pass"]
 
 
-@pytest.mark.parametrize("password", ["two\nlines", "\u00e4" * MAX_PASSWORD_BYTES])
-async def test_what_can_be_no_password_goes_nowhere(tmp_path: Path, password: str) -> None:
+async def test_a_repair_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
+    slow = RepairStep(
+        says="Take long",
+        as_root=False,
+        run=("sh", "-c", f"echo on; sleep 1; touch {tmp_path}/made"),
+    )
+    repair = Repair(id="slow", title="Slow", explanation="", steps=(slow,))
     async with loopback_node(tmp_path) as server, Core.open(tmp_path / "master") as core:
         await core.nodes.add("pc", address_of(server), server.fingerprint)
-        shown = await core.repairs.preview("pc", made_for(tmp_path))
-        with pytest.raises(UserError, match="one line"):
-            await core.repairs.apply("pc", made_for(tmp_path), shown, password)
-        assert (await core.repairs.changes("pc")).changes == ()
+        shown = await core.repairs.preview("pc", repair)
+        begun = asyncio.Event()
+
+        def listen(said: str) -> None:
+            if said == "on":
+                begun.set()
+
+        work = asyncio.create_task(core.repairs.apply("pc", repair, shown, progress=listen))
+        await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        (change,) = (await core.repairs.changes("pc")).changes
+        assert change.ended_s is None
+        while change.ended_s is None:
+            await asyncio.sleep(0.1)
+            (change,) = (await core.repairs.changes("pc")).changes
+        assert change.problem == ""
+        assert (tmp_path / "made").exists()

@@ -1,0 +1,54 @@
+"""A master for tests, inside the master's namespace: repairs the range of ports of one node.
+
+The password comes on stdin. One JSON line each: the row of the check, the change, the row after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from app.cli.output import plain
+from app.core.core import Core
+from app.errors import AdminRefused
+from app.nodes.node import SshAddress
+
+CHECK = "ports"
+
+
+async def main(options: argparse.Namespace, password: str) -> None:
+    address = SshAddress(host=options.host, user=options.user, key=options.key)
+    async with Core.open(options.home) as core:
+        await core.nodes.add("pc", address, options.fingerprint)
+        rows = await core.nodes.check(("pc",))
+        (row,) = [one for one in rows if one.check == CHECK]
+        say(row=row.status, message=row.message)
+        if row.repair is None:
+            return
+        shown = await core.repairs.preview("pc", row.repair)
+        say(admin=shown.admin)
+        try:
+            await core.repairs.apply("pc", row.repair, shown, "not the password")
+        except AdminRefused as error:
+            say(refused=error.message)
+        change = await core.repairs.apply("pc", row.repair, shown, password)
+        say(change=plain(change))
+        (again,) = await core.repairs.retest(row)
+        say(row=again.status, message=again.message)
+
+
+def say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--user", required=True)
+    parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    asyncio.run(main(parser.parse_args(), sys.stdin.readline().rstrip("\n")))
