@@ -57,7 +57,10 @@ class Administrator:
             raise NoAdmin("There is no sudo on this node, and Rackless does not log in as root.")
         if self.way != "password":
             return
-        code, lines = self.run(["true"], as_root=True, timeout_s=_ASK_S)
+        try:
+            code, lines = self.run(["true"], as_root=True, timeout_s=_ASK_S)
+        except TimeoutError as error:
+            raise NoAdmin("sudo on this node does not answer.") from error
         said = " ".join(lines)
         if code == 0:
             return
@@ -134,10 +137,13 @@ class Administrator:
             return "root"
         if shutil.which("sudo") is None:
             return "none"
-        code, _ = self._start(
-            ["sudo", "-k", "-n", "timeout", f"{_ASK_S:g}", "true"],
-            _ASK_S + _SPARE_S,
-            None,
-            subprocess.DEVNULL,
-        )
+        try:
+            code, _ = self._start(
+                ["sudo", "-k", "-n", "timeout", f"{_ASK_S:g}", "true"],
+                _ASK_S + _SPARE_S,
+                None,
+                subprocess.DEVNULL,
+            )
+        except TimeoutError:
+            return "none"  # it waits for something else than a password
         return "passwordless" if code == 0 else "password"

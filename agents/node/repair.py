@@ -99,7 +99,8 @@ class _Applying:
         for index, sha256 in enumerate(expected):
             try:
                 self._take_step(index, sha256)
-            except (_StepFailed, ExpectedError) as error:
+            # A program around a file, such as sudo's helpers, may hang as well.
+            except (_StepFailed, ExpectedError, TimeoutError) as error:
                 hint = getattr(error, "hint", "")
                 problem = f"{error.args[0]} {hint}".strip()
                 self._note(index, state="failed")
@@ -188,7 +189,7 @@ class _Undoing:
                 continue
             try:
                 problem = self._take_back(index, one)
-            except (_StepFailed, ExpectedError) as error:
+            except (_StepFailed, ExpectedError, TimeoutError) as error:
                 # What follows may need it: a disk is not freed while it is in use.
                 problems.append(str(error.args[0]))
                 self._note(index, undone="failed", undo_output=str(error.args[0]))
