@@ -25,7 +25,6 @@ from agents.contract.wheel_store import WheelSet
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.build_tools import find_uv
-from agents.node.file_store import FileStore
 from agents.node.installer import WrongPackage, install_with_pip, install_with_uv
 from agents.node.wheels import wheel_set
 from agents.state import Home, locked, read_json, require_name, write_json
@@ -231,7 +230,6 @@ def _install(
     except WrongPackage:
         # Nothing is kept that a wrong file may have come with.
         shutil.rmtree(folder, ignore_errors=True)
-        FileStore(home.path).release(wheels.folder)
         shutil.rmtree(wheels.folder, ignore_errors=True)
         raise
     # Last: without the marker the next build begins anew.

@@ -18,7 +18,6 @@ from agents.contract.wheel_store import HALVES, PARTIAL, STORE
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.build_tools import PYTHONS, TOOLS
 from agents.node.environment import COMPLETE, read_adopted, read_marker
-from agents.node.file_store import FileStore
 from agents.state import Home, locked, take_lock
 from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over
 from agents.supervisor.leases import is_any_held
@@ -29,12 +28,12 @@ RECOVERY_S = 2 * 3600.0
 
 def list_kept(home: Home) -> tuple[KeptItem, ...]:
     """Return all that building has left here, the largest first."""
-    needs, stored = _needs(home), _stored(home)
+    needs = _needs(home)
     found = [
         KeptItem(
             kind=kind,
             name=_name(kind, folder),
-            size_bytes=_size_of(folder, stored),
+            size_bytes=_size_of(folder),
             used_s=folder.stat().st_mtime,
             needed_by=needs.get(_name(kind, folder), ""),
         )
@@ -58,7 +57,7 @@ def prune(home: Home, names: Sequence[str]) -> int:
         needs = _needs(home)
         if name in needs:
             raise ExpectedError(f"{name} is not deleted: {needs[name]} needs it by now.")
-        freed += _delete(home, folder)
+        freed += _delete(folder)
     return freed
 
 
@@ -86,25 +85,14 @@ def _name(kind: KeptKind, folder: Path) -> str:
     return f"{kind}-{folder.name.lstrip('.').removeprefix(f'{kind}-')}"
 
 
-def _size_of(folder: Path, stored: frozenset[int]) -> int:
-    """Return the bytes that deleting a folder frees: files with other names stay.
-
-    Args:
-        folder: to be deleted.
-        stored: files in the store of this node, which lets go of them then.
-    """
+def _size_of(folder: Path) -> int:
+    """Return the bytes that deleting a folder frees: files with other names stay."""
     total = 0
     for top, _, names in os.walk(folder):
         for name in names:
             state = os.lstat(os.path.join(top, name))
-            is_last = state.st_nlink == 1 + (state.st_ino in stored)
-            total += state.st_blocks * 512 if is_last else 0
+            total += state.st_blocks * 512 if state.st_nlink == 1 else 0
     return total
-
-
-def _stored(home: Home) -> frozenset[int]:
-    files = (FileStore(home.path).root / "files").glob("*/*")
-    return frozenset(os.lstat(file).st_ino for file in files)
 
 
 def _needs(home: Home) -> dict[str, str]:
@@ -154,15 +142,14 @@ def _age_s(folder: Path) -> float:
     return time.time() - max(written, default=0.0)
 
 
-def _delete(home: Home, folder: Path) -> int:
+def _delete(folder: Path) -> int:
     """Delete a folder, the marker of a whole environment first; return the bytes of it."""
-    size = _size_of(folder, _stored(home))
+    size = _size_of(folder)
     busy = f"{folder} is not deleted: it is being written."
     lock = folder.with_name(f"{folder.name}.lock")
     with locked(lock, 1.0, busy):
         try:
             (folder / COMPLETE).unlink(missing_ok=True)
-            FileStore(home.path).release(folder)
             shutil.rmtree(folder)
         except OSError as error:
             raise explain_os_error(error, f"deleting {folder}") from error

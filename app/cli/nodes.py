@@ -185,13 +185,13 @@ async def _remove(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.presentation.environment_text import describe_environment, describe_trial
+
     report = await core.nodes.setup(args.name, args.python, out.progress)
     out.document(report)
-    built = f", built with {report.built_with}" if report.built_with else ""
-    out.text(f"{args.name} trains with {report.python} (Python {report.python_version}{built})")
-    for one in report.trial.devices if report.trial else ():
-        took = one.problem or f"one training step in {show_duration(one.seconds)}"
-        out.text(f"{one.name}: {took}")
+    out.text(f"{args.name} trains with {report.python} ({describe_environment(report)})")
+    for said in describe_trial(report):
+        out.text(said)
     return 0
 
 

@@ -15,6 +15,7 @@ from app.gui.kit.fact_rows import FactRows
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.banner_task import build_environment_in_banner
 from app.gui.session.context import Context
+from app.presentation.environment_text import describe_environment, describe_trial
 
 if TYPE_CHECKING:
     from app.nodes.key_copy import CopiedKey
@@ -108,7 +109,9 @@ class NodeFound(QWidget):
 
     def _show_ready(self, report: EnvironmentReport) -> None:
         self.banner.show_message(
-            "good", f"{self._name} is ready to train", f"Python {report.python_version}"
+            "good",
+            f"{self._name} is ready to train",
+            "; ".join((describe_environment(report), *describe_trial(report))),
         )
         self._state.hide()
         self.setup.hide()

@@ -41,6 +41,7 @@ from app.gui.session.context import Context
 from app.gui.tables.node_columns import node_columns
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
+from app.presentation.environment_text import describe_environment, describe_trial
 from app.presentation.plan_text import describe_calibration
 
 
@@ -214,7 +215,8 @@ class NodesPage(QWidget):
 
     def _show_setup(self, name: str, report: EnvironmentReport) -> None:
         text = f"{name} is ready to train"
-        self.banner.show_message("good", text, f"Python {report.python_version}, {report.python}")
+        told = (f"{describe_environment(report)}, {report.python}", *describe_trial(report))
+        self.banner.show_message("good", text, "; ".join(told))
         last_with_node(self._context, self.banner, name)
 
     def _measure(self) -> None:
