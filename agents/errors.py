@@ -13,10 +13,10 @@ from agents.contract.secrets import hide_secrets
 
 
 class ExpectedError(Exception):
-    """A failure outside our control. `message` says what and where, `hint` what to do next.
+    """A failure outside our control. `message` says what and where, `hint` what to do next."""
 
-    `topic` names the section of the troubleshooting page that has the background, if there is one.
-    """
+    topic: str = ""
+    """Section of the troubleshooting page with the background; empty: there is none."""
 
     def __init__(self, message: str, hint: str = "", *, topic: str = "") -> None:
         # Errors are sent, logged and kept in journals, and quote what libraries wrote.
@@ -24,7 +24,7 @@ class ExpectedError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.topic = topic
+        self.topic = topic or self.topic
 
 
 class Diverged(ExpectedError):

@@ -53,6 +53,8 @@ _UV_EXPECTED = re.compile(r"sha256:([0-9a-f]{64})")
 class WrongPackage(ExpectedError):
     """A file is not the one that the lock names."""
 
+    topic = "package-differs"
+
 
 def install_with_uv(
     uv: str,
