@@ -73,7 +73,8 @@ def ssh_failed(address: SshAddress, error: Exception) -> NodeUnreachable:
     if isinstance(error, TimeoutError):
         return NodeUnreachable(
             f"{place} accepts connections, but no SSH login was possible in time",
-            "That PC may be overloaded, or another service uses that port. "
+            "That PC may be overloaded, another service may use that port, or large packets may be "
+            "lost on the way (a VPN, or jumbo frames on one side alone). "
             f"Try: {_ssh_command(address)}",
         )
     if isinstance(error, asyncssh.KeyExchangeFailed):
