@@ -229,12 +229,17 @@ def record_shapes(executor: Executor, workload: Workload) -> None:
     """Record the usual shapes of micro-batches, if the executor replays them.
 
     Each is otherwise launched when it occurs for the first time, and recorded the second time.
+    Weights in spare memory give way where they leave too little for all of them.
     """
     if not executor.is_repeating or executor.grid is None:
         return
-    for part in workload.choose_usual(executor.grid, executor.micro_tokens, _MAX_SHAPES):
-        for _ in range(2):  # one launches the kernels, one records them
-            executor.try_gradients(part)
+    usual = workload.choose_usual(executor.grid, executor.micro_tokens, _MAX_SHAPES)
+    while True:
+        for part in usual:
+            for _ in range(2):  # one launches the kernels, one records them
+                executor.try_gradients(part)
+        if not executor.make_room_for_graphs():
+            return
 
 
 def _log(text: str) -> None:

@@ -104,6 +104,8 @@ class GraphReplayer:
         self._refused: set[object] = set()
         self._num_recorded = 0
         self.num_replayed = 0
+        self.lacks_memory = False
+        """Whether memory ran out in a recording since the last `reset`."""
         self.failure: str | None = None
         """Why passes of this model cannot be recorded; None if they can, as far as known."""
 
@@ -155,6 +157,7 @@ class GraphReplayer:
         self._seen.clear()
         self._refused.clear()
         self._num_recorded = self.num_replayed = 0
+        self.lacks_memory = False
 
     def _drop_recorded(self) -> None:
         """Drop all graphs and their memory; shapes that occur again are recorded anew."""
@@ -204,7 +207,9 @@ class GraphReplayer:
             graph = self._recorder.record(lambda: add(batch, known))
         except RuntimeError as error:  # no memory for it, or a model that waits for the device
             traceback.print_exc()
-            if not is_out_of_memory(error):
+            if is_out_of_memory(error):
+                self.lacks_memory = True
+            else:
                 self.failure = str(error).strip().split("\n", 1)[0][:200]
             print("Recording failed; kernels are launched one by one.", file=sys.stderr)
             self._refused.add(shape)

@@ -149,8 +149,9 @@ class Executor:
         while True:
             groups = self._group(part)
             if self._try_groups(part, groups, overlap):
-                return
+                break
             self._reduce_memory(part, groups)
+        self.make_room_for_graphs()
 
     def try_gradients(self, part: Part) -> bool:
         """Run the passes once with the current settings; return False if memory ran out."""
@@ -244,6 +245,26 @@ class Executor:
             return
         if self._pressure.is_high():
             self._empty_layers("Another program needs memory of this GPU")
+
+    def make_room_for_graphs(self) -> bool:
+        """Halve the memory that holds weights if a recording found none beside them.
+
+        Replays gain more. All graphs are dropped, and the shapes that were refused may be recorded.
+
+        Returns:
+            Whether a recording may fit now that did not before.
+        """
+        if self.replayer is None or not self.replayer.lacks_memory:
+            return False
+        filled_bytes = self.layers.filled_bytes
+        if not filled_bytes:
+            return False
+        self.drop_graphs()
+        self.layers.empty()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.layers.fill(filled_bytes / 2)
+        return True
 
     def _empty_layers(self, why: str) -> None:
         self.drop_graphs()

@@ -188,6 +188,43 @@ def test_usual_shapes_are_recorded_before_they_occur(make):
     assert log.count("record") == before
 
 
+@pytest.mark.parametrize("begins_with_usual", [True, False])
+def test_weights_in_spare_memory_give_way_to_recordings(make, monkeypatch, begins_with_usual):
+    """Recordings of unlike sizes cut the memory into pieces that fit nothing else."""
+    executor, _ = make(micro_tokens=120)
+    (plain, expected) = make(micro_tokens=120)
+    recorder, filled = Recorder(executor._model.clock), [100.0]
+    record = recorder.record
+
+    def record_beside_weights(work):
+        if executor.replayer.num_graphs and filled[-1] > 30:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(work)
+
+    monkeypatch.setattr(recorder, "record", record_beside_weights)
+    kind = type(executor.layers)
+    monkeypatch.setattr(kind, "filled_bytes", property(lambda layers: filled[-1]))
+    monkeypatch.setattr(kind, "fill", lambda layers, most: filled.append(most))
+    log = replaying(executor, recorder)
+    examples = AllExamples(make_part(50, 31, 20, 9, 44, 12, 17, 8, 40).examples)
+    workload = Workload(examples, sample_steps(make_spec(batch_sequences=4), examples))
+    steps = [workload.choose_step(number, 1e9) for number in range(3)]
+    if begins_with_usual:
+        record_shapes(executor, workload)
+        assert filled == [100, 50, 25]
+    for step in steps * 6:
+        executor.add_gradients(step)
+    assert filled == [100, 50, 25]
+    before = log.count("record"), log.count("replay")
+    for step in steps:
+        executor.add_gradients(step)
+    assert log.count("record") == before[0]
+    assert log.count("replay") > before[1]
+    found = executor._flat.gradients
+    plain.add_gradients(steps[-1])
+    assert torch.allclose(found, expected.gradients, rtol=1e-4, atol=1e-6)
+
+
 def test_the_last_micro_batch_is_launched_where_it_is_sent_meanwhile(make):
     executor, _ = make()
     log = replaying(executor)
