@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,20 @@ def make_run(home: Path, num_ranks: int, **changes) -> Run:
     return run
 
 
-def start(run: Run, device: str = "cuda", **changes) -> list[subprocess.Popen[bytes]]:
-    """Start the next attempt in processes of its own, one for each device."""
+def start(
+    run: Run,
+    device: str = "cuda",
+    environs: Sequence[dict[str, str]] | None = None,
+    **changes,
+) -> list[subprocess.Popen[bytes]]:
+    """Start the next attempt in processes of its own, one for each device.
+
+    Args:
+        run: to start.
+        device: cpu or cuda.
+        environs: more variables of each rank.
+        changes: to the intent; without `ranks` all are of one node, each on its own device.
+    """
     ranks = tuple(
         RankPlacement(
             rank=rank,
@@ -57,7 +70,7 @@ def start(run: Run, device: str = "cuda", **changes) -> list[subprocess.Popen[by
         )
         for rank in range(run.num_ranks)
     )
-    intent = run.intend(ranks=ranks, **changes)
+    intent = run.intend(**{"ranks": ranks, **changes})
     return [
         subprocess.Popen(
             [sys.executable, "-m", "agents.trainer"],
@@ -72,6 +85,7 @@ def start(run: Run, device: str = "cuda", **changes) -> list[subprocess.Popen[by
                 "LOCAL_WORLD_SIZE": str(run.num_ranks),
                 "MASTER_ADDR": intent.master_address,
                 "MASTER_PORT": str(intent.master_port),
+                **(environs[rank] if environs else {}),
             },
         )
         for rank in range(run.num_ranks)
