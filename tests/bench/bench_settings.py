@@ -127,6 +127,7 @@ def try_setting(parts: TrainingParts, setting: Setting) -> float:
         apply_setting,
         fill_spare_memory,
     )
+    from agents.trainer.rank.device import is_out_of_memory
 
     executor, device = parts.executor, parts.context.device
     size, recomputed, moved, repeats = setting
@@ -143,7 +144,12 @@ def try_setting(parts: TrainingParts, setting: Setting) -> float:
         if not executor.try_gradients(largest):
             return 0.0
         fill_spare_memory(executor, device, largest, parts.strategy.make_reserve())
-    speed = time_steps(parts)
+    try:
+        speed = time_steps(parts)
+    except RuntimeError as error:  # the optimizer found no memory beside the passes
+        if not is_out_of_memory(error):
+            raise
+        return 0.0
     return speed if read_setting(executor) == setting else 0.0
 
 

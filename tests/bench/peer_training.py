@@ -288,6 +288,7 @@ class StepClock:
         self._autocast = autocast
         self._on_gpu = device != "cpu"
         self._micro_batches = 0
+        self._is_warm = False
         self._optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
 
     def run(self, batches: Iterator[Any], step_tokens: int, seconds: float) -> dict[str, float]:
@@ -296,6 +297,9 @@ class StepClock:
 
         for _ in range(2):
             self._step(batches, 1)
+        if not self._is_warm:  # rows of other lengths may be compiled for
+            self._step(batches, step_tokens)
+            self._is_warm = True
         self._wait()
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
