@@ -90,7 +90,7 @@ def run_stages(
                 [sys.executable, "-m", "tests.bench.random_stage"],
                 env={
                     **os.environ, **make_environ(intent, rank, run.attempt_folder), **SHARED_GPU,
-                    "NCCL_HOSTID": f"host{rank}", "PYTHONPATH": str(ROOT),
+                    "NCCL_HOSTID": f"host{rank}", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
                 },
                 cwd=ROOT,
             )

@@ -51,7 +51,7 @@ def placed() -> dict[str, object]:
         RankPlacement(rank=rank, local_rank=0, node=node, device=f"cuda:{rank % count}")
         for rank, node in enumerate(NODES)
     )
-    return {**shared(), "ranks": places}
+    return {**shared(), "node": NODES[0], "ranks": places}
 
 
 # Else NCCL takes several ranks on one GPU for an error.
