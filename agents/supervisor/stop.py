@@ -74,12 +74,12 @@ def _ask(attempt: AttemptFolder, grace_s: float, *, at_loss: bool) -> None:
     request = {"grace_s": grace_s, "requested_s": time.time(), "at_loss": at_loss}
     # What a person asks for is not softened by a master that cleans up.
     if not (at_loss and attempt.file(STOP_FILE).exists()):
-        with contextlib.suppress(ExpectedError):  # on a full disk the signal alone must do
+        with contextlib.suppress(ExpectedError):  # on a full disk the signal alone has to do
             write_json(attempt.file(STOP_FILE), request)
     supervisor = attempt.read_supervisor()
     if supervisor is not None and supervisor.is_alive():
         # Only wakes it up at once; it would find the file at its next tick.
-        send_signal(attempt.tag, supervisor.pid, signal.SIGTERM)
+        send_signal(attempt.tag, supervisor.pid, signal.SIGINT)
         send_signal(attempt.tag, supervisor.pid, signal.SIGCONT)  # it may have been stopped
 
 

@@ -3,8 +3,9 @@
 It forks once more at the start, so that neither the server nor an SSH session is its parent, and is
 a child subreaper, so that whatever its ranks leave behind comes back to it. If it is killed,
 another one takes its place and its ranks (`ownership`). It sleeps until a child ends, a signal
-comes (SIGTERM = stop), or half a second has passed; then it checks whether a rank hangs. All its
-waits use the monotonic clock. It writes exit.json last, when no process of the attempt is left.
+comes (SIGINT: a person asks to stop; SIGTERM: the system does), or half a second has passed; then
+it checks whether a rank hangs. All its waits use the monotonic clock. It writes exit.json last,
+when no process of the attempt is left.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from agents.supervisor.verdict import (
     describe_stall,
     judge_end,
     judge_failure,
+    judge_outside,
     judge_sleep,
     judge_stall,
     name_lost_nodes,
@@ -112,7 +114,7 @@ class Supervisor:
         self._intent = intent
         self._launcher = launcher
         self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
-        self._stop_asked = False
+        self._stop_asked = self._is_wanted = False
         # Rank that was last named as standing still; None: none.
         self._standing_rank: int | None = None
         self._standing_for: tuple[str, ...] = ()
@@ -212,7 +214,15 @@ class Supervisor:
                 self._let_save()  # what hangs then has its stacks dumped
                 self._dump_stacks(stalls)
                 return self._name_lost(judge_stall(stall, self._intent))
-        return judge_end(self._group.ranks, self._intent)
+        return self._judge_end()
+
+    def _judge_end(self, *, is_stop: bool = False) -> AttemptOutcome:
+        """Judge the end of all ranks; one that no person asked for has another cause."""
+        ranks, is_wanted = self._group.ranks, self._is_stop_wanted()
+        outcome = judge_end(ranks, self._intent, is_stop=is_stop)
+        if outcome.state != "stopped" or is_wanted:
+            return outcome
+        return judge_outside(outcome, ranks, self._intent, is_node=self._stop_asked)
 
     def _look_at_clocks(self) -> None:
         """Record that this PC slept, or that its clock was set."""
@@ -277,9 +287,10 @@ class Supervisor:
             self._let_save()
         began_s = time.monotonic()
         self._journal.write("stopping", grace_s=self._read_grace_s())
-        self._group.send_signal(signal.SIGTERM)
+        self._group.send_signal(signal.SIGINT if self._is_stop_wanted() else signal.SIGTERM)
         # A stopped process has to go on to hear it, and then it can save as well.
         self._group.send_signal(signal.SIGCONT)
+        stalls.check(began_s, is_stopping=True)  # whether training has begun since the last look
         # Read the grace each time: a second stop with less must not wait for the first.
         while self._group.is_any_alive:
             grace_s = self._read_grace_s()
@@ -295,7 +306,7 @@ class Supervisor:
             self._name_standstill(stalls.find_standstill(time.monotonic()))
             if stall is not None:
                 return self._stop_hung(stalls, describe_stall(stall, self._intent))
-        return judge_end(self._group.ranks, self._intent, is_stop=True)
+        return self._judge_end(is_stop=True)
 
     def _stop_hung(self, stalls: StallWatch, message: str) -> AttemptOutcome:
         """Let ranks that wait for one that hangs save alone, then end all of them."""
@@ -320,11 +331,16 @@ class Supervisor:
         value = (read_json(self._attempt.file(STOP_FILE)) or {}).get("grace_s")
         return float(value) if isinstance(value, (int, float)) else GRACE_S
 
-    def _ask_stop(self) -> None:
+    def _ask_stop(self, number: int) -> None:
         self._stop_asked = True
+        self._is_wanted = self._is_wanted or number == signal.SIGINT
 
     def _is_stop_asked(self) -> bool:
         return self._stop_asked or self._attempt.file(STOP_FILE).exists()
+
+    def _is_stop_wanted(self) -> bool:
+        """Return whether a person or a master asked for it, rather than the system."""
+        return self._is_wanted or self._attempt.file(STOP_FILE).exists()
 
     def _is_stop_at_loss(self) -> bool:
         """Return whether a master ends this part since another one was lost, and no person does."""
@@ -386,13 +402,15 @@ class Supervisor:
 
 
 def _listen_to_signals(on_stop: Any) -> int:
-    """Return a descriptor that is readable after a signal; SIGTERM and SIGINT call `on_stop`."""
+    """Return a descriptor that is readable after a signal; SIGTERM and SIGINT call `on_stop`
+    with their number.
+    """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     # The wakeup descriptor gets a byte only for signals that have a Python handler.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: on_stop())
+        signal.signal(number, lambda number, _: on_stop(number))
     # The run must survive the end of the terminal or SSH connection that launched it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return reader

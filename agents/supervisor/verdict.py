@@ -82,6 +82,32 @@ def judge_end(
     return AttemptOutcome(state="done")
 
 
+def judge_outside(
+    outcome: AttemptOutcome, ranks: list[RankProcess], intent: AttemptIntent, *, is_node: bool
+) -> AttemptOutcome:
+    """Return the outcome of ranks that stopped although no person asked for that.
+
+    Args:
+        outcome: with state "stopped".
+        ranks: of this node.
+        intent: of the attempt.
+        is_node: whether the supervisor itself was asked to end, as by a PC that shuts down.
+    """
+    asked = [rank for rank in ranks if rank.read_last("finished").get("is_outside") is True]
+    if not is_node and not asked:
+        return outcome  # ranks of another node were asked
+    whom = "the run" if is_node else f"rank {asked[0].rank}"
+    saved = [line["step"] for rank in ranks if (line := rank.read_last("checkpoint"))]
+    kept = f" Step {max(saved)} is saved." if saved else ""
+    return AttemptOutcome(
+        state="failed",
+        message=f"The system of node {intent.node} asked {whom} to end (SIGTERM), as a PC does "
+        f"that shuts down.{kept}",
+        hint="If that PC was not shut down, see there what ended it: journalctl -b -n 200",
+        cause="killed",
+    )
+
+
 def _describe_late(failed: list[RankProcess], intent: AttemptIntent) -> str:
     if not failed:
         return ""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agents.contract.regroup import may_regroup
 from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
@@ -115,6 +116,7 @@ def run_rank(
         guard=StateGuard(attempt.rank_names[attempt.rank]),
         model_hash=model_hash,
     )
+    control.leaves_alone = may_regroup(attempt.intent)
     try:
         strategy = make_strategy(spec, context)
         state = prepare(context, strategy)
@@ -179,7 +181,9 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
         # would wait in a collective for ranks that have left.
         if not any(report["stop"] for report in reports):
             step, reason = loop.run()
-    context.journal.write("finished", step=step, reason=reason)
+    context.journal.write(
+        "finished", step=step, reason=reason, is_outside=context.control.is_outside
+    )
     context.enter_phase("done", step)
 
 

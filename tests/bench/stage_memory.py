@@ -84,13 +84,14 @@ def run_stages(
             for rank in range(num_stages)
         )
         intent = run.intend(ranks=ranks)
+        path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
         before = count_sent_bytes()
         started = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.bench.random_stage"],
                 env={
                     **os.environ, **make_environ(intent, rank, run.attempt_folder), **SHARED_GPU,
-                    "NCCL_HOSTID": f"host{rank}", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+                    "NCCL_HOSTID": f"host{rank}", "PYTHONPATH": path,
                 },
                 cwd=ROOT,
             )

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["RACKLESS_ATTEMPT_DIR"])
@@ -39,18 +40,28 @@ def write_journal(kind: str, **fields: object) -> None:
         file.write(json.dumps({"kind": kind, "time_s": time.time(), **fields}) + "\n")
 
 
+def heed(handler: Any) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
 def train(num_steps: int) -> None:
-    """Take steps until they are done or SIGTERM comes."""
+    """Take steps until they are done or a signal to stop comes."""
     stopped = []
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+        heed(lambda number, _: stopped.append(number))
     step = 0
     while step < num_steps and not stopped:
         step += 1
         write_heartbeat(step, "training")
         write_journal("step", step=step, loss=1.0 / step)
         time.sleep(STEP_S)
-    write_journal("finished", step=step, reason="stopped" if stopped else "completed")
+    write_journal(
+        "finished",
+        step=step,
+        reason="stopped" if stopped else "completed",
+        is_outside=stopped[:1] == [signal.SIGTERM] and not (FOLDER / "stop.json").exists(),
+    )
 
 
 def regroup() -> int:
@@ -59,7 +70,7 @@ def regroup() -> int:
     If that file says `silent`, it notices nothing and waits, until its node interrupts that.
     """
     step, generation, stopped = 0, 0, []
-    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    heed(lambda *_: stopped.append(True))
     while not stopped:
         if Path(os.environ["FAKE_CUT"]).exists() and not generation:
             while Path(os.environ["FAKE_CUT"]).read_text() and not (FOLDER / INTERRUPT).exists():
@@ -81,7 +92,7 @@ def regroup() -> int:
 
 def survive(save_s: float) -> int:
     """Wait for a rank that has gone, as in a collective; save for some time when asked."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    heed(signal.SIG_IGN)
     write_heartbeat(4, "training")
     while not (FOLDER / "loss.json").exists():
         time.sleep(0.02)
@@ -120,11 +131,11 @@ def main(behaviour: str) -> int:
     elif behaviour == "regroup":
         return regroup()
     elif behaviour == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        heed(signal.SIG_IGN)
         write_heartbeat(1, "training")
         time.sleep(600)
     elif behaviour == "load":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        heed(signal.SIG_IGN)
         write_heartbeat(0, "loading")
         time.sleep(600)
     elif behaviour == "hang":

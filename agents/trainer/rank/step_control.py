@@ -3,10 +3,14 @@
 Stopping is a signal, which any rank may get. Other requests are files that the agent leaves (see
 `agents.supervisor.control_requests`), and only rank 0 polls for them. Both become slots of the
 step's statistics, so that all ranks know of them after the same step without further messages.
+
+A SIGTERM that no person asked for comes from the system, most often because the PC shuts down. That
+is no reason for the ranks of other nodes to stop: where they can go on alone, this rank just ends.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from agents.contract.run import ControlRequest
+from agents.contract.run_layout import STOP_FILE
 from agents.supervisor.control_requests import take_requests
 from agents.trainer.rank.journal import RankJournal
 
@@ -63,6 +68,10 @@ class RankControl:
     rank: int
     """Position among the ranks; the first one polls."""
     stop_requested: bool = False
+    is_outside: bool = False
+    """Whether the system asked it to stop, and no person did."""
+    leaves_alone: bool = False
+    """Whether the other nodes go on without this rank if the system ends it."""
     hot_gpu: HotGpu | None = None
     """GPU of this rank while it has to cool down; see `heat_watch`."""
     _pending: list[ControlRequest] = field(default_factory=list)
@@ -73,6 +82,10 @@ class RankControl:
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_outside = number == signal.SIGTERM and not (self.folder / STOP_FILE).exists()
+        if self.is_outside and self.leaves_alone:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         # Only noted: the step that is running ends first, and a checkpoint follows it.
         self.stop_requested = True
 

@@ -13,6 +13,7 @@ import pytest
 from agents.contract.logcap import HEAD_BYTES, NEWEST_BYTES, SLACK_BYTES, read_pieces, used_bytes
 from agents.contract.run import MasterIdentity
 from agents.errors import ExpectedError
+from agents.supervisor import stop as stop_module
 from agents.supervisor.attempt import (
     AttemptFolder,
     find_attempts,
@@ -81,6 +82,36 @@ def test_stop_lets_ranks_finish_their_step(node: Node) -> None:
     assert status.num_processes == 0
     assert [rank.exit_code for rank in status.ranks] == [0, 0]
     assert status.message == ""
+
+
+@pytest.mark.parametrize("asked", ["supervisor", "rank"])
+def test_an_end_that_only_the_system_asked_for_is_no_stop(node: Node, asked: str) -> None:
+    attempt = node.launch("train")
+    status = node.wait_step(attempt)
+    supervisor = attempt.read_supervisor()
+    assert supervisor is not None
+    pid = supervisor.pid if asked == "supervisor" else status.ranks[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)  # as systemd does when a PC shuts down
+    status = node.wait_end(attempt)
+    assert (status.state, status.cause) == ("failed", "killed")
+    whom = "the run" if asked == "supervisor" else "rank 0"
+    assert f"The system of node {status.node} asked {whom} to end (SIGTERM)" in status.message
+    assert status.ranks[0].exit_code == 0
+    assert "journalctl" in status.hint
+
+
+def test_a_person_can_stop_a_run_on_a_full_disk(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = node.launch("train")
+    node.wait_step(attempt)
+
+    def refuse(path: object, value: object) -> None:
+        raise ExpectedError("The disk is full.")
+
+    monkeypatch.setattr(stop_module, "write_json", refuse)
+    assert stop(attempt, grace_s=10).state == "stopped"
 
 
 def test_stop_kills_what_does_not_listen_after_the_grace(node: Node) -> None:
