@@ -323,6 +323,7 @@ RunEventKind = Literal[
     "too_hot",
     "cooled",
     "clock_set",
+    "disk",
     "rank_exited",
     "exported",
     "recovery",

@@ -34,6 +34,7 @@ from agents.state import Home, Identity, identify, read_json, take_lock, write_j
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.clocks import ClockWatch
 from agents.supervisor.confirmation import ConfirmationWatch
+from agents.supervisor.disk_watch import DiskWatch
 from agents.supervisor.fence import read_fence
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
@@ -121,6 +122,7 @@ class Supervisor:
         self._outages = OutageWatch(intent)
         self._regroups = RegroupWatch(attempt, intent)
         self._clocks = ClockWatch()
+        self._disk = DiskWatch(attempt.folder)
         wake = _listen_to_signals(self._ask_stop)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
@@ -192,6 +194,7 @@ class Supervisor:
         while self._group.is_any_alive:
             self._group.wait(TICK_S)
             self._look_at_clocks()
+            self._look_at_disk()
             if any(rank.has_failed for rank in self._group.ranks):
                 return self._gather_failure(stalls)
             if self._is_stop_asked():
@@ -232,6 +235,12 @@ class Supervisor:
             self._journal.write("slept", duration_s=sleep.duration_s, message=message)
         if set_s:
             self._journal.write("clock_set", by_s=set_s)
+
+    def _look_at_disk(self) -> None:
+        """Record that the disk is full, or has room again."""
+        lacks = self._disk.look(time.monotonic())
+        if lacks is not None:
+            self._journal.write("disk", lacks=lacks)
 
     def _judge_wait(
         self, waits_s: float, now_s: float, stall: Stall | None, standing: Stall | None

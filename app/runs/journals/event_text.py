@@ -294,6 +294,19 @@ def _describe_clock_set(line: Line, node: str, rank: int | None) -> Description:
     return "info", f"the clock of {node} was set {how} by {show_duration(abs(by_s))}", True
 
 
+def _describe_disk(line: Line, node: str, rank: int | None) -> Description:
+    lacks = text_of(line, "lacks")
+    if not lacks:
+        return "info", f"the disk of {node} has room again", True
+    what = "takes no more files (its inodes are used up)" if lacks == "files" else "is full"
+    return (
+        "warning",
+        f"the disk of {node} {what}; training goes on, but its logs may have gaps: free some "
+        "space there",
+        True,
+    )
+
+
 def _describe_moving(line: Line, node: str, rank: int | None) -> Description:
     return "info", f"the ranks on {node} go on", True
 
@@ -338,5 +351,6 @@ _SUPERVISOR_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "moving": ("stalled", _describe_moving),
     "slept": ("slept", _describe_slept),
     "clock_set": ("clock_set", _describe_clock_set),
+    "disk": ("disk", _describe_disk),
     "rank_exited": ("rank_exited", _describe_exit),
 }

@@ -199,6 +199,10 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ({"kind": "moving"}, None, "info", "the ranks on alpha go on"),
         ({"kind": "slept", "duration_s": 600.0, "message": "Node b slept."}, None, "warning",
          "Node b slept. Training stood still for these 10 min."),
+        ({"kind": "disk", "lacks": "bytes"}, None, "warning",
+         "the disk of alpha is full; training goes on, but its logs may have gaps: free some space "
+         "there"),
+        ({"kind": "disk", "lacks": ""}, None, "info", "the disk of alpha has room again"),
         ({"kind": "clock_set", "by_s": -3600.0}, None, "info",
          "the clock of alpha was set back by 1 h"),
         ({"kind": "adopted", "pid": 77, "ranks": [0, 1]}, None, "warning",
