@@ -32,8 +32,6 @@ class SpreadJob:
     """Content to get; empty for the node that has it."""
     root: str | None = None
     """Folder below the agent's home with the content to give; None: this node gets it."""
-    paths: tuple[str, ...] = ()
-    """Files of that folder to give; none: all."""
     credential: str = ""
     """Key and certificate of this transfer; empty: no other node takes part, nothing listens."""
     toward: str = ""
@@ -45,8 +43,6 @@ class SpreadJob:
             check_inside(self.root)
         if len({file.sha256 for file in self.files}) < len(self.files):
             raise ValueError("a file is listed twice")
-        for path in self.paths:
-            check_inside(path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,17 +103,15 @@ def _read_folder(home: Home, store: FileStore, job: SpreadJob) -> _Folder:
     present = {path.relative_to(root).as_posix(): path for path in list_files(home, root)}
     entries: list[FileEntry] = []
     files: dict[ChunkedFile, Path] = {}
-    for name in job.paths or present:
+    for name, path in present.items():
         split_path(name, "The file name")
-        if name not in present:
-            raise ExpectedError(f"There is no file {name} in {root} on this node.")
         try:
-            with open_regular(present[name], root) as file:
+            with open_regular(path, root) as file:
                 found = hash_chunks(file)
             store.keep_chunks(found)
         except OSError as error:
-            raise explain_os_error(error, f"reading {present[name]}") from error
-        files.setdefault(found, present[name])
+            raise explain_os_error(error, f"reading {path}") from error
+        files.setdefault(found, path)
         entries.append(FileEntry(path=name, size_bytes=found.size_bytes, sha256=found.sha256))
     if not entries:
         raise ExpectedError(f"There is nothing to send at {root} on this node.")

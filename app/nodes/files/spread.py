@@ -166,7 +166,7 @@ class _Spread:
         ready = await self._begin(
             self._giver,
             members,
-            SpreadJob(root=giver.root, paths=giver.paths, credential=credential),
+            SpreadJob(root=giver.root, credential=credential),
         )
         self.chunks = NodeChunks(self._giver)
         if ready.port:

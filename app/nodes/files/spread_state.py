@@ -45,8 +45,6 @@ class Giver:
     """Folder below its agent's home."""
     lacks: Callable[[NodeClient, Sequence[FileEntry]], Awaitable[bool]]
     """Returns whether a node lacks any of the files."""
-    paths: tuple[str, ...] = ()
-    """Files of the folder; none: all."""
 
 
 @dataclass(kw_only=True, slots=True)
