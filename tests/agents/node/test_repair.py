@@ -20,7 +20,7 @@ from agents.contract.repair import (
     UndoOrder,
 )
 from agents.errors import ExpectedError
-from agents.node import change_log, edited_file
+from agents.node import administrator, change_log, edited_file
 from agents.node.administrator import Administrator
 from agents.node.change_log import ChangeLog
 from agents.node.repair import apply, preview, undo
@@ -296,6 +296,18 @@ def test_a_wrong_password_and_a_user_without_rights_change_nothing(
     with pytest.raises(ExpectedError, match="no sudo"):
         do(home, step, admin=Administrator(Children()))
     assert not (place / "made").exists()
+    assert ChangeLog(home).all() == []
+
+
+def test_a_sudo_that_hangs_is_said(
+    home: Home, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = RepairStep(says="Make", run=("touch", str(place / "made")))
+    admin = user_with_sudo(monkeypatch, place.parent, PASSWORD, password=PASSWORD, pause_s=30)
+    for name in ("_ASK_S", "_SPARE_S"):
+        monkeypatch.setattr(administrator, name, 0.1)
+    with pytest.raises(ExpectedError, match="does not answer"):
+        do(home, step, admin=admin)
     assert ChangeLog(home).all() == []
 
 
