@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 from app.cli.repairs import add_fix_options, repair_rows, require_answers
-from app.presentation.check_text import summarise_check
 from app.text import one_line
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
             more = f" (more: rackless help {row.topic})" if row.topic else ""
             out.text(f"  {row.node}, {row.check}: {row.fix}{more}")
     if rows:
+        from app.presentation.check_text import summarise_check
+
         out.text(summarise_check([row.status for row in rows]))
     return 1 if problems or any(row.status == "fail" for row in rows) else 0
 

@@ -30,7 +30,6 @@ from agents.contract.environments import (
     WheelQuery,
     WheelReport,
 )
-from agents.contract.examination import Examination, Route, RouteQuery, Routes
 from agents.contract.hub import HubSnapshot, SnapshotPlace
 from agents.contract.messages import Progress, WireError, from_wire, to_wire
 from agents.contract.names import check_inside, check_time
@@ -71,6 +70,7 @@ from app.nodes.transport.process import Process
 from app.text import one_line
 
 if TYPE_CHECKING:
+    from agents.contract.examination import Examination, Route
     from agents.contract.repair import ChangeList, RepairPreview, RepairStep
 
 OnMessage = Callable[[str], None]
@@ -212,10 +212,15 @@ class NodeClient:
         return await self._ask(NodeFacts, "facts")
 
     async def examine(self) -> Examination:
+        # Imported on use, here and below: lists of runs need none of it, and start sooner.
+        from agents.contract.examination import Examination
+
         return await self._ask(Examination, "node.examine")
 
     async def find_routes(self, addresses: Sequence[str]) -> tuple[Route, ...]:
         """Return the way by which packets leave the node to each address."""
+        from agents.contract.examination import RouteQuery, Routes
+
         query = RouteQuery(addresses=tuple(addresses))
         return (await self._ask(Routes, "node.routes", to_wire(query))).routes
 

@@ -18,7 +18,6 @@ from app.library.bundles import Source
 from app.library.model_check import find_folder, refuse, require_usable
 from app.library.models import find_model, require_whole
 from app.presentation.result_text import say_bytes, say_transfers
-from app.runs.hub_models import spread_hub_model
 from app.runs.node_pool import OnMessage
 from app.runs.services import Services
 from app.storage.hashes import HashStore
@@ -153,6 +152,9 @@ async def send_inputs(
     Raises:
         UserError: a disk is full, or a node was lost.
     """
+    # Imported on use: lists of runs need nothing that copies models, and start sooner.
+    from app.runs.hub_models import spread_hub_model
+
     await spread_hub_model(services, nodes, inputs.model, report)
     models = {node: await _choose_files(services, node, inputs.model, plan) for node in nodes}
     if len(nodes) > 1:
