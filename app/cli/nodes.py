@@ -221,7 +221,7 @@ async def _key(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.text(
         f"The line that Rackless added to ~/.ssh/authorized_keys on {args.name} "
         f"{'is removed' if was_there else 'was gone already'}. Without another key, {args.name} "
-        "cannot be reached any more."
+        "can no longer be reached."
     )
     return 0
 

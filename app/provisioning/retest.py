@@ -27,7 +27,7 @@ async def retest(fleet: Fleet, row: CheckRow, names: Sequence[str]) -> tuple[Che
     if not found and len(names) > 1:
         found = _same(row, await check_nodes(fleet, names))
     # What compares nodes has a row only where it finds something.
-    return found or (make_row(row.check, row.node, "pass", "nothing is wrong any more"),)
+    return found or (make_row(row.check, row.node, "pass", "nothing is wrong now"),)
 
 
 def _same(row: CheckRow, rows: Sequence[CheckRow]) -> tuple[CheckRow, ...]:

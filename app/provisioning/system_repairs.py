@@ -84,8 +84,8 @@ def keep_after_logout(user: str) -> Repair:
     return Repair(
         id="linger",
         title=f"Let programs of {user} go on after a logout",
-        explanation="systemd then ends nothing of this user at the last logout. Runs go on, and so "
-        "does everything else that the user has started.",
+        explanation="systemd then ends nothing of this user at the last logout. Runs keep "
+        "training, and so does everything else that the user has started.",
         steps=(
             RepairStep(
                 says=f"Let {user} linger",

@@ -99,7 +99,7 @@ class NodeFound(QWidget):
         self.banner.show_message(
             "calm",
             "The key is taken back",
-            f"Without another key, {self._name} cannot be reached any more.",
+            f"Without another key, {self._name} can no longer be reached.",
         )
         self.changed.emit()
 
