@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.cli.check import _check
+from app.cli.main import build_parser, run
 from app.cli.output import Output
 from app.provisioning.check_row import CheckRow, make_row
 
@@ -41,7 +42,8 @@ def run_check(rows: tuple[CheckRow, ...], as_json: bool) -> tuple[int, str, list
     nodes = SimpleNamespace(check=check, all=lambda: [SimpleNamespace(name="big")])
     core: Any = SimpleNamespace(nodes=nodes)
     output = Output(as_json, out, io.StringIO())
-    code = asyncio.run(_check(core, argparse.Namespace(names=[]), output))
+    args = build_parser().parse_args(["check"])
+    code = asyncio.run(_check(core, args, output))
     return code, out.getvalue(), seen
 
 
@@ -65,3 +67,15 @@ def test_one_document_in_the_end(rows: tuple[CheckRow, ...], code: int) -> None:
     found = json.loads(text)
     assert [row["check"] for row in found] == [row.check for row in rows]
     assert all(row["evidence"] == own.evidence for row, own in zip(found, rows, strict=True))
+
+
+def test_an_error_with_json_is_one_line_with_four_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RACKLESS_HOME", str(tmp_path / "home"))
+    for words, code in ((["check", "pc"], 1), (["check", "--fix"], 2)):
+        assert run([*words, "--json"]) == code
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert list(json.loads(printed.err)) == ["what", "where", "next", "code"]
+        assert len(printed.err.splitlines()) == 1
