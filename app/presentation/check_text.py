@@ -8,6 +8,20 @@ from collections.abc import Sequence
 from app.text import count_of
 
 
+def summarise_part(statuses: Sequence[str], *, is_cancelled: bool) -> str:
+    """Return what is known of a check that did not come to its end.
+
+    >>> summarise_part(["pass", "fail"], is_cancelled=True)
+    'The check was cancelled. The rows below were known by then. 2 checks: 1 passed, 1 failed.'
+    >>> summarise_part([], is_cancelled=False)
+    'The check broke off. No row was known by then.'
+    """
+    how = "The check was cancelled." if is_cancelled else "The check broke off."
+    if not statuses:
+        return f"{how} No row was known by then."
+    return f"{how} The rows below were known by then. {summarise_check(statuses)}."
+
+
 def summarise_check(statuses: Sequence[str]) -> str:
     """Return how the checks ended; what is unknown is never counted as passed.
 

@@ -314,6 +314,16 @@ def test_rows_of_a_check_appear_while_it_runs(busy, monkeypatch):
     busy.wait_for(lambda: "1 failed" in texts())
     assert results.model.rows() == shown
     assert "Read there: connect 192.168.1.12:41877: timed out" in texts()
+    may_end.clear()
+    press(busy.window.nodes, "Check all nodes")
+    busy.wait_for(lambda: "3 of 9 links measured" in busy.window.nodes.banner.message())
+    press(busy.window.nodes.banner, "Cancel")
+    assert "Checking; rows appear" not in texts()
+    assert f"was cancelled. The rows below were known by then. {len(shown)} checks" in texts()
+    assert results.model.rows() == shown
+    busy.core.failure = UserError("The disk is full.", "Free some.")
+    press(results, "Check again")
+    busy.wait_for(lambda: "The check broke off. No row was known by then." in texts())
 
 
 def test_dialogs_do_not_pile_up(busy):

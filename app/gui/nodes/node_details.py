@@ -24,7 +24,7 @@ from app.gui.session.context import Context
 from app.gui.tables.node_columns import check_columns, describe_clock, describe_environment
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
-from app.presentation.check_text import summarise_check
+from app.presentation.check_text import summarise_check, summarise_part
 from app.presentation.plan_text import describe_calibration
 from app.provisioning.check_row import CheckRow
 from app.text import (
@@ -220,6 +220,11 @@ class CheckResults(QWidget):
     def add_row(self, row: CheckRow) -> None:
         """Add a row of the check that is running."""
         self.model.put(row)
+
+    def end_early(self, *, is_cancelled: bool) -> None:
+        """Keep the rows of a check that was cancelled or has failed, and say so."""
+        statuses = [row.status for row in self.model.rows()]
+        self._summary.setText(summarise_part(statuses, is_cancelled=is_cancelled))
 
     def show_rows(self, rows: tuple[CheckRow, ...]) -> None:
         """Show results and select the first failure."""

@@ -129,7 +129,8 @@ class NodesPage(QWidget):
             title="Checking the nodes",
             hint="Versions, clocks, every connection, and a small all-reduce.",
             cancelled="The results so far still show.",
-            failed=self.show_error,
+            stopped=partial(self.results.end_early, is_cancelled=True),
+            failed=self._show_no_results,
             read=self._take_report,
         )
 
@@ -282,6 +283,10 @@ class NodesPage(QWidget):
         self.results.show_rows(rows)
         # A check has measured the links as well.
         self.links.reload()
+
+    def _show_no_results(self, error: RacklessError) -> None:
+        self.results.end_early(is_cancelled=False)
+        self.show_error(error)
 
     def show_error(self, error: RacklessError) -> None:
         show_error_while(self._context, self.banner, error)

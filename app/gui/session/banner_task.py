@@ -66,6 +66,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     title: str,
     hint: str,
     cancelled: str,
+    stopped: Callable[[], object] = lambda: None,
     failed: Callable[[RacklessError], None] | None = None,
     read: Callable[[object], str] = str,
 ) -> None:
@@ -79,6 +80,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
         title: name of the work, in the progressive form.
         hint: shown until the first report.
         cancelled: state that a cancelled run leaves behind, shown after Cancel.
+        stopped: called after Cancel.
         failed: shows an error in the banner; None: it stays there until it is dismissed.
         read: returns the sentence of a report; empty: it has none to show.
     """
@@ -90,6 +92,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     def cancel() -> None:
         op.cancel()
         banner.show_message("calm", f"{title}: cancelled", cancelled)
+        stopped()
 
     # The closures find `op` when they run: no button can be pressed before it is assigned.
     show(hint)
