@@ -53,6 +53,7 @@ def add_parser(commands: Commands) -> None:
     _add_token(verbs)
     key = _named(verbs, "key", "take back the key that Rackless added on a node", _key)
     key.add_argument("--take-back", action="store_true", required=True, help="remove its line")
+    key.add_argument("--yes", action="store_true", help="remove it without asking")
 
 
 def _add_token(verbs: Commands) -> None:
@@ -216,12 +217,23 @@ async def _prune(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _key(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.flows.add_node import warn_of_lost_key
+
+    if not args.yes:
+        if out.as_json:
+            raise UsageError(
+                "with --json nobody can be asked whether to take the key back",
+                "Add --yes to take it back, or leave --json out",
+                where=args.command_name,
+            )
+        if not confirm(f"{warn_of_lost_key(args.name)}\nTake it back?"):
+            out.text("The key stays. With --yes, nobody is asked.")
+            return 1
     was_there = await core.nodes.take_back_key(args.name)
     out.document({"node": args.name, "removed": was_there})
     out.text(
         f"The line that Rackless added to ~/.ssh/authorized_keys on {args.name} "
-        f"{'is removed' if was_there else 'was gone already'}. Without another key, {args.name} "
-        "can no longer be reached."
+        f"{'is removed' if was_there else 'was gone already'}"
     )
     return 0
 

@@ -151,6 +151,18 @@ def find_overlay(facts: NodeFacts) -> str:
     return name_overlay(facts.address or "", devices.get(facts.address or "", ""))
 
 
+def warn_of_lost_key(name: str) -> str:
+    """Return what taking the key back means that Rackless added on a node.
+
+    >>> warn_of_lost_key("big").splitlines()[1]
+    'Without another key, big can no longer be reached.'
+    """
+    return (
+        f"The line that Rackless added to ~/.ssh/authorized_keys on {name} is removed.\n"
+        f"Without another key, {name} can no longer be reached."
+    )
+
+
 def _notes(facts: NodeFacts) -> Iterator[str]:
     if overlay := find_overlay(facts):
         yield warn_of_overlay(overlay)

@@ -102,5 +102,9 @@ def test_a_pc_is_added_by_its_password_and_reached_by_the_key(tmp_path: Path) ->
         public = (tmp_path / "me" / ".ssh" / "id_ed25519.pub").read_text().split()[1]
         assert [line.split()[1] for line in keys.read_text().splitlines()] == [public]
         # It logs in with the key alone.
-        code, shown = rackless("nodes", "key", "big", "--take-back")
+        back, question = ("nodes", "key", "big", "--take-back"), r"Take it back\? \[y/N\]"
+        code, shown = rackless(*back, answers=[(question, "n")])
+        assert (code, public in keys.read_text()) == (1, True), shown
+        assert "Without another key, big can no longer be reached." in shown
+        code, shown = rackless(*back, answers=[(question, "y")])
         assert (code, keys.read_text()) == (0, ""), shown

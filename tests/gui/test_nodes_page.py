@@ -86,6 +86,10 @@ def test_a_pc_without_our_key_gets_it_with_a_password_that_is_typed_once(empty, 
     empty.wait_for(dialog.found.isVisible)
     assert "id_ed25519, which was just made, was added" in dialog.found.banner.message()
     assert empty.called("nodes.copy_key") == [("anna@gamer:22", FINGERPRINT)] * 2
+    answer_question("Cancel")
+    press(dialog.found, "Take it back")
+    assert empty.called("nodes.take_back_key") == []
+    answer_question("Take it back")
     press(dialog.found, "Take it back")
     empty.wait_for(lambda: "is taken back" in dialog.found.banner.message())
     assert empty.called("nodes.take_back_key") == [("gamer",)]

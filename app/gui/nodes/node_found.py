@@ -9,8 +9,9 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.contract.node import EnvironmentReport
 from app.events import NodeSnapshot
-from app.flows.add_node import describe_found
+from app.flows.add_node import describe_found, warn_of_lost_key
 from app.gui.kit.banner import Banner
+from app.gui.kit.confirm import confirm
 from app.gui.kit.fact_rows import FactRows
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.banner_task import build_environment_in_banner
@@ -89,6 +90,15 @@ class NodeFound(QWidget):
         self.changed.emit()
 
     def _take_back(self) -> None:
+        if not confirm(
+            self,
+            self._context.theme,
+            "Take the key back?",
+            warn_of_lost_key(self._name),
+            "Take it back",
+            is_dangerous=True,
+        ):
+            return
         self._context.bridge.run(
             lambda core, report: core.nodes.take_back_key(self._name),
             self._show_taken_back,

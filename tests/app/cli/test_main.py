@@ -324,6 +324,27 @@ def test_the_run_file_of_a_run_can_be_kept(capsys: pytest.CaptureFixture[str]) -
     assert core.calls == [("library.write_run_file", core.run_map["r-1"].spec, Path("again.yaml"))]
 
 
+def test_a_key_is_taken_back_only_after_a_yes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, asked = FakeCore(), list[str]()
+
+    def ask(*words: str, as_json: bool = False) -> tuple[int, str]:
+        args = build_parser().parse_args(["nodes", "key", "alpha", "--take-back", *words])
+        code = asyncio.run(nodes._key(core, args, Output(as_json)))  # type: ignore[arg-type]
+        return code, capsys.readouterr().out
+
+    assert ask()[0] == 1  # there is no terminal to ask at
+    with pytest.raises(UsageError, match="nobody can be asked"):
+        ask(as_json=True)
+    assert core.calls == []
+    monkeypatch.setattr(nodes, "confirm", lambda question: asked.append(question) or True)
+    assert "is removed" in ask()[1]
+    assert "Without another key, alpha can no longer be reached." in asked[0]
+    assert json.loads(ask("--yes", as_json=True)[1]) == {"node": "alpha", "removed": True}
+    assert core.calls == [("nodes.take_back_key", "alpha")] * 2
+
+
 def test_the_hubs_token_is_given_to_nodes_and_taken_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
