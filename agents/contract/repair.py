@@ -221,6 +221,14 @@ class Change:
         """Whether a step changed the node, or may have."""
         return any(one.state in ("done", "running") for one in self.steps)
 
+    @property
+    def has_undo_left(self) -> bool:
+        """Whether undoing it was not tried yet, or failed. What only stays is said once."""
+        return self.undone_s is None and any(
+            one.state in ("done", "running") and one.undone in ("no", "failed")
+            for one in self.steps
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeList:

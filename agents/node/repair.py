@@ -78,8 +78,10 @@ def undo(home: Home, order: UndoOrder, admin: Administrator, say: Say) -> list[C
     with log.owned():
         known = [one for one in log.all() if one.undone_s is None and one.did_something]
         wanted = [log.require(number) for number in order.numbers]
-        chosen = [one for one in known if not wanted or one in wanted]
-        if any(one.step.as_root for change in chosen for one in change.steps):
+        chosen = [one for one in known if (one in wanted if wanted else one.has_undo_left)]
+        steps = [one.step for change in chosen for one in change.steps]
+        # A step that only stays needs no rights.
+        if any(step.as_root and (step.undo or step.edit) for step in steps):
             admin.require()
         newest_first = sorted(chosen, key=lambda one: -one.number)
         return [_Undoing(home, log, change, admin, say).run() for change in newest_first]

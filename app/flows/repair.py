@@ -186,10 +186,10 @@ def describe_undone(changes: Sequence[Change]) -> str:
     """Return one sentence on what was undone.
 
     >>> describe_undone(())
-    'There was nothing to undo'
+    'There is nothing left to undo'
     """
     if not changes:
-        return "There was nothing to undo"
+        return "There is nothing left to undo"
     whole = [one for one in changes if not one.undo_problem]
     return f"{len(whole)} of {count_of(len(changes), 'change')} undone"
 

@@ -89,9 +89,10 @@ class FakeRepairs:
         chosen = [
             index
             for index in reversed(range(len(log)))
-            if log[index].undone_s is None and (not numbers or log[index].number in numbers)
+            if (log[index].number in numbers if numbers else log[index].has_undo_left)
         ]
-        if chosen:
+        steps = [one.step for index in chosen for one in log[index].steps]
+        if any(step.undo or step.edit for step in steps):
             self._require(node, password)
         for index in chosen:
             log[index] = _take_back(log[index], self._now_s())
@@ -130,4 +131,6 @@ def _take_back(change: Change, now_s: float) -> Change:
     )
     left = "; ".join(one.step.says for one in steps if one.undone == "impossible")
     problem = f"'{left}' cannot be taken back." if left else ""
-    return replace(change, steps=steps, undone_s=now_s, undo_problem=problem)
+    is_over = any(one.undone == "yes" for one in steps)
+    undone_s = now_s if is_over else None
+    return replace(change, steps=steps, undone_s=undone_s, undo_problem=problem)

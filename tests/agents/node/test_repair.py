@@ -238,8 +238,11 @@ def test_what_cannot_be_taken_back_is_said(home: Home, place: Path) -> None:
     assert undone.undo_problem == "'Run true' cannot be taken back."
     assert [one.undone for one in undone.steps] == ["yes", "impossible", "not needed"]
     assert undone.undone_s is not None
-    do(home, run("true"))
+    stays = do(home, run("true"))
     assert take_back(home)[0].undone_s is None
+    # It is said once, and again only of a change that is named.
+    assert take_back(home) == []
+    assert "cannot be taken back" in take_back(home, stays.number)[0].undo_problem
 
 
 def test_an_unknown_change_and_a_second_repair_at_once_are_refused(

@@ -180,15 +180,18 @@ def test_changes_are_listed_and_undone(core: FakeCore, typed: list[str]) -> None
     code, text = run(core, "nodes", "undo", "alpha", "--change", "1")
     assert code == 0
     assert text.endswith("1 of 1 change undone\n")
-    assert run(core, "nodes", "undo", "alpha", "--all") == (0, "There was nothing to undo\n")
+    assert run(core, "nodes", "undo", "alpha", "--all") == (0, "There is nothing left to undo\n")
 
 
 def test_what_cannot_be_undone_is_said(core: FakeCore) -> None:
     row = make_row("gpu", "alpha", "fail", "no driver", "install it", install_driver())
     run(core, "check", "--fix", "--yes", checks=[(row,)])
+    core.repairs.admin = "password"  # which nobody is asked for: nothing is taken back
     code, text = run(core, "nodes", "undo", "alpha")
     assert code == 1
     assert "cannot be taken back" in text
+    assert run(core, "nodes", "undo", "alpha", "--all") == (0, "There is nothing left to undo\n")
+    assert run(core, "nodes", "undo", "alpha", as_json=True) == (0, "[]\n")
 
 
 def test_a_refused_password_ends_undo(core: FakeCore, typed: list[str]) -> None:
