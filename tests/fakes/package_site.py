@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,6 +26,8 @@ class PackageSite:
         self.sent_bytes = 0
         self.break_after: int | None = None
         """Bytes after which each answer with a file breaks off; None: none does."""
+        self.may_break: Callable[[], bool] = lambda: True
+        """Asked again and again before an answer breaks off, until it returns True."""
         self.pause_s = 0.0
         """Time between two blocks of a file, in seconds."""
         self.with_html = False
@@ -107,6 +109,8 @@ def _handler(site: PackageSite) -> type[BaseHTTPRequestHandler]:
                     self.wfile.write(block)
                     site.sent_bytes += len(block)
                     time.sleep(site.pause_s)
+                while end < len(data) and not site.may_break():
+                    time.sleep(0.01)
 
         def do_HEAD(self) -> None:
             file = site.folder / self.path.rpartition("/")[2]

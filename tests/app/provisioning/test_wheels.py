@@ -11,7 +11,7 @@ import pytest
 
 from agents.contract.environments import KeptItem
 from agents.contract.node import EnvironmentReport
-from agents.contract.wheel_store import STORE
+from agents.contract.wheel_store import PARTIAL, STORE
 from app.errors import UserError
 from app.nodes.client import NodeClient
 from app.provisioning.environment import EnvironmentLock, parse_lock, setup_environment
@@ -146,6 +146,8 @@ async def test_a_broken_off_transfer_goes_on_and_unneeded_things_are_deleted(
     async with nodes(tmp_path, 1) as (client,):
         use_site(tmp_path / "pc-0", site.url)
         site.break_after = 1 << 19  # of pip's 2 MB; a broken connection is tried once more
+        # The first failure stops the other downloads, so it waits until they are whole.
+        site.may_break = lambda: num_whole(tmp_path) == 2
         with pytest.raises(NoWheels):
             await set_up(client, tmp_path, lock)
         kept = {one.kind: one for one in (await client.kept_environments()).items}
@@ -169,6 +171,11 @@ async def test_a_broken_off_transfer_goes_on_and_unneeded_things_are_deleted(
         left = (await client.kept_environments()).items
         assert {one.name for one in left} == {one.name for one in items} - set(unneeded)
     assert left_pythons(tmp_path) == [newer.python]
+
+
+def num_whole(tmp_path: Path) -> int:
+    """Return how many wheels of a set that is not whole yet are whole."""
+    return len(list(tmp_path.glob(f"pc-0/.local/*/*/{STORE}/{PARTIAL}*/*.whl")))
 
 
 def left_pythons(tmp_path: Path) -> list[str]:
