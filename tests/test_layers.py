@@ -72,7 +72,7 @@ ORDER = {
     ),
     "app.runs": (
         "node_pool placement run | journals attempt_status | snapshot run_repository services"
-        " | * | lifecycle"
+        " | local_program | * | lifecycle"
     ),
     "app.gui": (
         "kit | session tables logs | charts forms | chat new_run nodes settings | export | runs"

@@ -70,6 +70,17 @@ class HubSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HubModel:
+    """A model that a node shall look for, or download."""
+
+    model: str
+    """Hub id."""
+
+    def check_foreign(self) -> None:
+        check_hub_id(self.model)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotPlace:
     """A snapshot in the cache of a node, and a folder of the same files below its agent's home."""
 
@@ -104,7 +115,7 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
         return None
     blobs = folder.parent.parent / "blobs"
     try:
-        if any(blobs.glob("*.incomplete")) or not (folder / "config.json").is_file():
+        if _is_broken_off(blobs) or not (folder / "config.json").is_file():
             return None
         files = []
         for path in sorted(folder.rglob("*")):
@@ -123,6 +134,13 @@ def read_snapshot(model: str, environ: Mapping[str, str]) -> HubSnapshot | None:
     if not has_weights or not named <= present:
         return None
     return HubSnapshot(revision=folder.name, files=tuple(files))
+
+
+def _is_broken_off(blobs: Path) -> bool:
+    """Return whether a download has begun a file that is not there."""
+    # HASH.incomplete, or HASH.CHANCE.incomplete: one that was killed leaves it for good.
+    begun = {half.name.partition(".")[0] for half in blobs.glob("*.incomplete")}
+    return not all((blobs / blob).is_file() for blob in begun)
 
 
 def _read_index(folder: Path) -> set[str]:

@@ -61,6 +61,11 @@ The kinds of request, with their arguments (dataclass or names) and results:
     gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
     model.config      {model}                         -> {config: dict | None}
     hub.token         TokenWish                       -> {place: NodeTokenPlace}
+    hub.snapshot      HubModel                        -> {snapshot: HubSnapshot | None}
+    hub.fetch         HubModel                        -> {snapshot: HubSnapshot | None}: None where
+                      what the node has now cannot be copied; events `progress`
+    hub.offer         SnapshotPlace                   -> {}; a folder of what the cache has
+    hub.show          SnapshotPlace                   -> {}; the cache has what is in that folder
     cancel            {request}                       -> {}; ends the programs of that request,
                       whose own response then says so
     shutdown          {}                              -> {}; the agent process ends

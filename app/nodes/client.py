@@ -531,6 +531,14 @@ class NodeClient:
         """Return what the hub's cache there has of a model; None: not the whole of it."""
         return (await self._ask(_Snapshot, "hub.snapshot", {"model": model})).snapshot
 
+    async def hub_fetch(self, model: str, progress: OnMessage | None = None) -> HubSnapshot | None:
+        """Download a model of the hub there; return what can be copied of it, or None.
+
+        It takes hours for a large model, so only the loss of the link ends it.
+        """
+        args = {"model": model}
+        return (await self._ask(_Snapshot, "hub.fetch", args, None, _messages(progress))).snapshot
+
     async def hub_offer(self, place: SnapshotPlace) -> None:
         """Make a folder of a snapshot in the hub's cache there, for other nodes."""
         await self._request("hub.offer", to_wire(place), HASH_TIMEOUT_S)

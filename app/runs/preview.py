@@ -10,28 +10,24 @@ the time is not lost.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from agents.contract.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
 from agents.contract.data import DataPreview, PreviewJob
-from agents.contract.json_text import read_said
 from agents.contract.messages import from_wire, to_wire
-from agents.contract.python_child import python_environ, same_source
 from agents.contract.spec import RunSpec
 from app.errors import RacklessError, UserError
-from app.hub.token_keyring import environ_with_token
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_tokenizer
 from app.provisioning.environment import python_of
 from app.runs.inputs import send
+from app.runs.local_program import run_program
 from app.runs.preflight import choose_nodes
 from app.runs.services import Services
 
@@ -131,63 +127,18 @@ async def _run_there(  # noqa: PLR0913 - the parts of one job
 
 
 async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
-    with tempfile.TemporaryDirectory(prefix="rackless-preview-") as name:
-        folder = Path(name)
-        await asyncio.to_thread((folder / "job.json").write_text, json.dumps(to_wire(job)), "ascii")
-        lines: list[dict[str, Any]] = []
-        async with _started(folder, home) as process:
-            assert process.stdout is not None
-            async for line in process.stdout:
-                lines.append(read_said(line))
-                if lines[-1].get("kind") == "progress":
-                    report(str(lines[-1].get("message", "")))
-            code = await process.wait()
-        if code == 0:
-            found = await asyncio.to_thread((folder / "report.json").read_bytes)
-            return from_wire(DataPreview, json.loads(found))
-        errors = (folder / "stderr").read_text("utf-8", "replace").strip()
-    failed = next((one for one in reversed(lines) if one.get("kind") == "failed"), None)
-    if failed is None and code == -KILLED:
+    ended = await run_program("agents.trainer.data.preview", to_wire(job), home, report)
+    if ended.code == 0:
+        return from_wire(DataPreview, json.loads(ended.report))
+    if ended.failed is not None:
+        raise UserError(str(ended.failed.get("message", "")), str(ended.failed.get("hint", "")))
+    if ended.code == -KILLED:
         raise UserError(f"the preview was stopped: {KILLED_MESSAGE}", KILLED_HINT)
-    if failed is None and code < 0:
+    if ended.code < 0:
         raise UserError(
-            f"the data preview was ended by signal {-code}: most likely {job.train_path} takes too "
-            "much memory to read",
+            f"the data preview was ended by signal {-ended.code}: most likely {job.train_path} "
+            "takes too much memory to read",
             "Write shorter rows, one per line (.jsonl), or preview it on a node: --node NAME",
         )
-    if failed is None:
-        last = errors.rpartition("\n")[2][:400] or "no message"
-        raise RacklessError(f"the data preview exited with code {code}: {last}")
-    raise UserError(str(failed.get("message", "")), str(failed.get("hint", "")))
-
-
-def _environ(home: Path) -> dict[str, str]:
-    # Absolute: the program works in a folder of its own.
-    place = {"RACKLESS_AGENT_HOME": str(home.absolute())}
-    return {**python_environ(environ_with_token(home), *same_source()), **place}
-
-
-@contextlib.asynccontextmanager
-async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the trainer's data reader in a process of its own; kill it when the block ends.
-
-    Libraries log to stderr, which goes to a file so that it never breaks one of our lines.
-    """
-    with (folder / "stderr").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agents.program", "agents.trainer.data.preview"),
-            *(str(folder / "job.json"), str(folder / "report.json")),
-            env=await asyncio.to_thread(_environ, home),
-            cwd=folder,
-            # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
-            limit=1 << 20,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    last = ended.last_error or "no message"
+    raise RacklessError(f"the data preview exited with code {ended.code}: {last}")

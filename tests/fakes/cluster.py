@@ -51,7 +51,7 @@ from agents.contract.run import (
     StreamChunk,
 )
 from agents.contract.spec import RunSpec
-from app.errors import NodeUnreachable, UserError
+from app.errors import NodeUnreachable, RacklessError, UserError
 from app.events import EventHub
 from app.forecasts.learning import learn_from_run
 from app.forecasts.planner import Planner
@@ -155,6 +155,8 @@ class FakeNode:
     """By the model's path or id."""
     snapshots: dict[str, HubSnapshot] = field(default_factory=dict)
     """Models in the hub's cache, by their id."""
+    hub: dict[str, HubSnapshot | RacklessError] = field(default_factory=dict)
+    """What a download gives, by the model's id; one without a name gives nothing to copy."""
     refusals: dict[str, tuple[ModelRefusal, ...]] = field(default_factory=dict)
     """Why a model on this node cannot be trained, by its path or id."""
     artifacts: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
@@ -318,6 +320,19 @@ class FakeNode:
     async def hub_snapshot(self, model: str) -> HubSnapshot | None:
         self._answer("hub_snapshot")
         return self.snapshots.get(model)
+
+    async def hub_fetch(
+        self, model: str, progress: Callable[[str], None] | None = None
+    ) -> HubSnapshot | None:
+        self._answer("hub_fetch")
+        found = self.hub.get(model)
+        if isinstance(found, RacklessError):
+            raise found
+        if found is not None:
+            self.snapshots[model] = found
+        if progress is not None:
+            progress(f"downloading {model}: 50 % of 1.0 GiB")
+        return found
 
     async def hub_offer(self, place: SnapshotPlace) -> None:
         self._answer("hub_offer")

@@ -128,12 +128,17 @@ def client_of(link: Link, name: str = "pc") -> NodeClient:
 
 
 @contextlib.asynccontextmanager
-async def nodes(folder: Path, count: int) -> AsyncIterator[list[NodeClient]]:
-    """Clients of `count` nodes called pc-0, pc-1, ..., whose homes are below `folder`."""
+async def nodes(folder: Path, count: int, *options: str) -> AsyncIterator[list[NodeClient]]:
+    """Clients of `count` nodes called pc-0, pc-1, ..., whose homes are below `folder`.
+
+    `options` are those of each SSH server.
+    """
     async with contextlib.AsyncExitStack() as stack:
         clients = []
         for number in range(count):
-            server = await stack.enter_async_context(loopback_node(folder, f"pc-{number}"))
+            server = await stack.enter_async_context(
+                loopback_node(folder, f"pc-{number}", *options)
+            )
             link = await stack.enter_async_context(linked(server, folder / "master"))
             clients.append(client_of(link, f"pc-{number}"))
         yield clients

@@ -65,6 +65,7 @@ ROUTES = {
     "model.inspect": "node.inspect_model",
     "hub.token": "node.update_token",
     "hub.snapshot": "node.find_hub_snapshot",
+    "hub.fetch": "jobs.fetch_hub_model",
     "hub.offer": "node.offer_hub_snapshot",
     "hub.show": "node.show_hub_snapshot",
     "repair.preview": "repairs.preview",

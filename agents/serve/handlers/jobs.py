@@ -1,4 +1,4 @@
-"""Handle requests for long work outside a run: merge, quantize, preview data, measure a GPU.
+"""Handle requests for long work outside a run: merge, quantize, preview data, download a model.
 
 The work runs in the training environment, as `PYTHON -m MODULE JOB.json`. It prints JSON lines:
 those of kind `progress` become events, and one of kind `failed` is the error of the request.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -19,6 +20,7 @@ from agents.contract.artifacts import MakeJob, MergeJob
 from agents.contract.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
 from agents.contract.data import PreviewJob
 from agents.contract.environments import DeviceTrial, EnvironmentTrial, TrialJob
+from agents.contract.hub import HubModel, read_snapshot
 from agents.contract.json_text import read_said
 from agents.contract.node import CalibrationJob, EnvironmentReport
 from agents.contract.python_child import python_variables
@@ -107,6 +109,24 @@ def calibrate(call: Call) -> dict[str, Any]:
     with borrow_device(call.home, job.device_id, "a measurement", node, lambda name: False):
         module = "agents.trainer.calibration"
         return _report(call, job.python, module, to_wire(job), f"The measurement of {job.device}")
+
+
+def fetch_hub_model(call: Call) -> dict[str, Any]:
+    """Download a model of the hub into its cache on this node; return what the cache has then.
+
+    Raises:
+        ExpectedError: there is no training environment, or the model cannot be downloaded.
+    """
+    job = from_wire(HubModel, call.args, "args")
+    adopted = read_adopted(call.home)
+    if adopted is None or adopted.python is None:
+        raise ExpectedError("There is no training environment on this node to download with.")
+    with job_folder(call.home) as folder:
+        job_file = folder / "job.json"
+        write_json(job_file, to_wire(job))
+        argv = command(adopted.python, "agents.trainer.data.hub_fetch", str(job_file))
+        _run(call, argv, f"The download of {job.model}")
+    return {"snapshot": read_snapshot(job.model, os.environ)}
 
 
 def try_environment(call: Call) -> EnvironmentReport:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.examination import Examination, RouteQuery, Routes
-from agents.contract.hub import SnapshotPlace, check_hub_id, find_snapshot, read_snapshot
+from agents.contract.hub import HubModel, SnapshotPlace, find_snapshot, read_snapshot
 from agents.contract.model_config import find_config
 from agents.contract.node import GpuUse, ModelRefusal, NodeFacts, TokenWish
 from agents.contract.spec import RunSpec
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ModelArgs:
     model: str
-
-
-@dataclass(frozen=True)
-class HubModelArgs:
-    model: str
-
-    def check_foreign(self) -> None:
-        check_hub_id(self.model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +89,7 @@ def update_token(call: Call) -> dict[str, Any]:
 
 def find_hub_snapshot(call: Call) -> dict[str, Any]:
     """Return what the hub's cache on this node has of a model; None: not the whole of it."""
-    model = from_wire(HubModelArgs, call.args, "args").model
+    model = from_wire(HubModel, call.args, "args").model
     return {"snapshot": read_snapshot(model, os.environ)}
 
 

@@ -26,8 +26,10 @@ from agents.trainer.data.splits import HELD_OUT, choose_split
 _CONVERTED = "refs/convert/parquet"
 _STARTS = ("", "partial-")
 _OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
-_TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-_HUB = "https://huggingface.co"
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
+"""What training needs of a model, as patterns of the hub's tools."""
+HUB = "https://huggingface.co"
 _GIVE_TOKEN = "give the node your token: rackless nodes token --give, or the window's settings"
 Download = Callable[..., str]
 """Has the signature of `huggingface_hub.snapshot_download`."""
@@ -44,7 +46,7 @@ def find_model(path: str, spec: RunSpec | None = None) -> Path:
         ExpectedError: The path is neither a folder nor a model on the hub, or not one that can be
             loaded.
     """
-    folder = _find_folder(path, [*_TOKENIZER_FILES, "*.safetensors"])
+    folder = _find_folder(path, MODEL_FILES)
     refuse_unusable(path, inspect_model(folder), spec)
     return folder
 
@@ -63,7 +65,7 @@ def refuse_unusable(name: str, model: ModelFolder, spec: RunSpec | None = None) 
 
 def find_tokenizer(path: str) -> Path:
     """Return a folder with the model's tokenizer; like `find_model`, without the weights."""
-    folder = _find_folder(path, _TOKENIZER_FILES)
+    folder = _find_folder(path, TOKENIZER_FILES)
     found = inspect_model(folder, parts="tokenizer")
     # Its data can be shown even if no run can train it.
     broken = tuple(one for one in found.findings if one.kind == "tokenizer")
@@ -83,10 +85,10 @@ def _find_folder(path: str, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=patterns))
     except Exception as error:
-        raise _explain(path, "folder", f"{_HUB}/{path}", error) from error
+        raise explain_download(path, "folder", f"{HUB}/{path}", error) from error
 
 
-def _explain(name: str, kind: str, page: str, error: Exception) -> ExpectedError:
+def explain_download(name: str, kind: str, page: str, error: Exception) -> ExpectedError:
     """Return an error that explains why a download failed: usually a licence or no token."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -161,7 +163,9 @@ def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
     try:
         folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
     except Exception as error:
-        raise _explain(name, "file or folder", f"{_HUB}/datasets/{dataset}", error) from error
+        raise explain_download(
+            name, "file or folder", f"{HUB}/datasets/{dataset}", error
+        ) from error
     return folder / config, list_files(folder / config)
 
 
