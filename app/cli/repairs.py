@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output, confirm
 from app.errors import AdminRefused, UsageError, UserError
-from app.text import count_of
 
 if TYPE_CHECKING:
     from agents.contract.repair import Change
@@ -224,10 +223,12 @@ def _ask_password(node: str, out: Output) -> str:
 
 
 async def _prepare(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.flows.prepare import describe_end, needs_environment
+
     require_answers(args, out)
     rows = await core.nodes.check((args.name,))
     repaired = await repair_rows(core, rows, args, out)
-    is_built = any(row.check == "environment" and row.status == "fail" for row in repaired.rows)
+    is_built = needs_environment(repaired.rows)
     report = await core.nodes.setup(args.name, None, out.progress) if is_built else None
     is_changed = is_built or bool(repaired.changes)
     if is_changed:
@@ -236,11 +237,8 @@ async def _prepare(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.document({**repaired.document(), "rows": rows, "environment": report})
     for row in failed:
         out.text(f"{row.check}: {row.message}\n  {row.fix}".rstrip())
-    if failed:
-        out.text(f"{args.name} is not ready: {count_of(len(failed), 'problem')} left")
-        return 1
-    out.text(f"{args.name} is ready to train" + ("" if is_changed else "; nothing to do"))
-    return 0
+    out.text(describe_end(args.name, rows, is_changed=is_changed))
+    return 1 if failed else 0
 
 
 async def _list_changes(core: Core, args: argparse.Namespace, out: Output) -> int:

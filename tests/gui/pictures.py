@@ -18,8 +18,8 @@ from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from app.gui.nodes.repair_dialog import RepairDialog
 from app.nodes.discovery.candidate import Candidate
-from app.provisioning.check_row import make_row
-from app.provisioning.system_repairs import name_own_address
+from app.provisioning.check_row import CheckRow, make_row
+from app.provisioning.system_repairs import name_own_address, synchronise_clock
 from app.runs.journals.event_text import describe_line
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import (
@@ -117,6 +117,29 @@ def _repair(stage: Stage) -> QWidget:
     press(results, "Fix\u2026")
     dialog = open_dialog(RepairDialog)
     stage.wait_for(lambda: dialog.apply.isEnabled())
+    return dialog
+
+
+def _prepare(stage: Stage) -> QWidget:
+    """The first of two repairs of a node that is being prepared."""
+    rows = tuple(
+        make_row(check, "gamma", "warn", "not as it should be", "repair it", repair)
+        for check, repair in (
+            ("hostname", name_own_address("gamma", "192.168.1.27")),
+            ("clock", synchronise_clock()),
+        )
+    )
+
+    async def check(*args: object) -> tuple[CheckRow, ...]:
+        return rows
+
+    stage.core.nodes.check = check  # type: ignore[method-assign, assignment]
+    stage.window.go_to("nodes")
+    stage.window.nodes.table.select("gamma")
+    press(stage.window.nodes, "Prepare\u2026")
+    stage.wait_for(lambda: bool(stage.window.findChildren(RepairDialog)))
+    dialog = open_dialog(RepairDialog)
+    stage.wait_for(dialog.apply.isEnabled)
     return dialog
 
 
@@ -692,6 +715,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes-log": _node_log,
     "nodes-repair": _repair,
     "nodes-repaired": _repaired,
+    "nodes-prepare": _prepare,
     "nodes-changes": _changes,
     "runs": _runs,
     "runs-compared": _compare,

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 from app.errors import NodeUnreachable
 from app.events import NodeChanged, RunChanged
 from app.gui.new_run.new_run_dialog import NewRunDialog
+from app.gui.session.banner_task import show_error_while
 from app.gui.shell.tray import Tray
 from app.telemetry.notices import Notice
 from tests.fakes.core import NOW_S, running_run
@@ -124,7 +125,8 @@ def test_an_error_about_a_node_goes_when_the_node_is_back(busy):
     busy.window.go_to("nodes")
     banner = busy.window.nodes.banner
     lose(busy, "alpha")
-    busy.window.nodes.show_error(NodeUnreachable("alpha cannot be reached", where="alpha"))
+    error = NodeUnreachable("alpha cannot be reached", where="alpha")
+    show_error_while(busy.context, busy.window.nodes.banner, error)
     put_run(busy, step=413)
     assert "alpha" in banner.message()
     node = replace(busy.core.node_map["alpha"], state="online", problem="")

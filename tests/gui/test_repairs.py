@@ -5,6 +5,7 @@ import pytest
 from app.gui.nodes.repair_dialog import RepairDialog
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair, install_driver
+from app.provisioning.system_repairs import synchronise_clock
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
 
@@ -111,3 +112,49 @@ def test_the_changes_of_a_node_are_listed_and_undone(busy, dialog):
     page.open_node("alpha")
     page.tabs.setCurrentWidget(pane)
     busy.wait_for(lambda: "repaired nothing on alpha" in pane.summary.text())
+
+
+def test_a_node_is_prepared_repair_by_repair(busy, monkeypatch):
+    busy.core.repairs.admin = "passwordless"
+    clock = make_row("clock", "alpha", "warn", "late", "set it", synchronise_clock())
+    driver = make_row("gpu", "alpha", "warn", "no driver", "install it", install_driver())
+    broken = make_row("environment", "alpha", "fail", "there is none yet", "set it up")
+    well = make_row("clock", "alpha", "pass", "within 0.1 s")
+    coming = [(clock, driver, broken), (well,), (well,), (clock,), (broken,), (broken,)]
+
+    async def check(names=(), on_row=None, progress=None):
+        assert names == ("alpha",)
+        return coming.pop(0)
+
+    monkeypatch.setattr(busy.core.nodes, "check", check)
+    busy.window.go_to("nodes")
+    page = busy.window.nodes
+    page.table.select("alpha")
+
+    def prepare_until(text: str) -> None:
+        press(page, "Prepare\u2026")
+        busy.wait_for(lambda: text in page.banner.message(), text)
+
+    press(page, "Prepare\u2026")
+    busy.wait_for(lambda: find_dialog(RepairDialog) is not None)
+    first = open_dialog(RepairDialog)
+    assert first.windowTitle() == "Repair alpha (1 of 2)"
+    busy.wait_for(first.apply.isEnabled)
+    press(first, "Apply")
+    busy.wait_for(lambda: "Repaired on alpha" in first.banner.message())
+    press(first, "Next")
+    second = open_dialog(RepairDialog)
+    assert second.windowTitle() == "Repair alpha (2 of 2)"
+    busy.wait_for(second.next.isEnabled)
+    press(second, "Next")
+    busy.wait_for(lambda: page.banner.message().startswith("alpha is ready to train"))
+    assert [one.repair for one in busy.core.repairs.log["alpha"]] == ["time-sync"]
+    assert busy.called("nodes.setup") == [("alpha",)]
+    assert tuple(page.results.model.rows()) == (well,)
+    prepare_until("alpha is ready to train; nothing to do")
+    press(page, "Prepare\u2026")
+    busy.wait_for(lambda: find_dialog(RepairDialog) is not None)
+    press(open_dialog(RepairDialog), "Stop")
+    assert "Preparing alpha: stopped" in page.banner.message()
+    prepare_until("alpha is not ready: 1 problem left")
+    assert coming == []

@@ -11,7 +11,7 @@ Action = Callable[[], object]
 
 
 def make_node_buttons(
-    theme: Theme, remove: Action, setup: Action, wake: Action, measure: Action
+    theme: Theme, remove: Action, prepare: Action, setup: Action, wake: Action, measure: Action
 ) -> dict[str, Button]:
     """Return the buttons by their names, in the order of the page's head."""
     return {
@@ -22,6 +22,13 @@ def make_node_buttons(
             icon="delete",
             role="danger",
             tip="Remove the selected node from Rackless; nothing is deleted on it",
+        ),
+        "prepare": Button(
+            theme,
+            "Prepare\u2026",
+            prepare,
+            icon="check",
+            tip="Check the selected node, offer each repair, set it up, and check again",
         ),
         "setup": Button(
             theme,

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 
 from agents.contract.node import Calibration
 from app.events import NodeSnapshot
-from app.flows.repair import collect_offers
+from app.flows.repair import Offer, collect_offers
 from app.gui.kit.help_link import open_help
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
 from app.gui.nodes.repair_dialog import RepairDialog
@@ -253,10 +253,17 @@ class CheckResults(QWidget):
         offer = next((one for one in collect_offers(rows) if chosen in one.rows), None)
         if offer is None:
             return
-        names = tuple(dict.fromkeys(row.node for row in rows))
-        dialog = RepairDialog(self._context, offer, names, self)
+        self.offer_repair(offer, tuple(dict.fromkeys(row.node for row in rows)))
+
+    def offer_repair(self, offer: Offer, names: tuple[str, ...], series: str = "") -> RepairDialog:
+        """Open the dialog of a repair, whose rows are replaced once they are tested again.
+
+        `names`: nodes that were checked; `series`: its place among several, such as `1 of 3`.
+        """
+        dialog = RepairDialog(self._context, offer, names, self, series)
         dialog.retested.connect(self._replace)
         dialog.open()
+        return dialog
 
     def _replace(self, before: tuple[CheckRow, ...], after: tuple[CheckRow, ...]) -> None:
         """Put rows that were tested again in place of the old ones."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
@@ -16,7 +15,6 @@ from PySide6.QtWidgets import (
 
 from agents.contract.node import Calibration, EnvironmentReport
 from app.core.api import CoreApi
-from app.errors import RacklessError
 from app.events import NodeSnapshot
 from app.flows.new_run import LOOKING_FOR_NODES
 from app.gui.kit.actions import Actions
@@ -28,8 +26,10 @@ from app.gui.kit.primitives import make_label, set_page_margins
 from app.gui.nodes.changes_pane import ChangesPane
 from app.gui.nodes.links_pane import LinksPane
 from app.gui.nodes.node_buttons import make_node_buttons
+from app.gui.nodes.node_check import NodeCheck
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
+from app.gui.nodes.preparation import Preparation
 from app.gui.nodes.windows_script_button import WindowsScriptButton
 from app.gui.session.banner_task import (
     build_environment_in_banner,
@@ -78,9 +78,14 @@ class NodesPage(QWidget):
         self._stack.addWidget(self._make_split())
         self._stack.addWidget(Waiting(LOOKING_FOR_NODES))
         self._buttons = make_node_buttons(
-            context.theme, self._ask_remove, self._setup, self._wake, self._measure
+            context.theme, self._ask_remove, self._prepare, self._setup, self._wake, self._measure
         )
         self.script = WindowsScriptButton(context)
+        # A check has measured the links as well.
+        self.check = NodeCheck(context, self.banner, self.results, self.links.reload)
+        self.preparation = Preparation(
+            context, self.banner, self.check.check_one, self.results.offer_repair
+        )
         self._asked_measured: set[str] = set()
         column = QVBoxLayout(self)
         set_page_margins(column, self)
@@ -113,33 +118,11 @@ class NodesPage(QWidget):
     def check_all(self) -> None:
         """Check all nodes and show the results."""
         self.tabs.setCurrentWidget(self.results)
-        self._check()
+        self.check.check_all()
 
     def measure_links(self) -> None:
         """Check all nodes, which measures the links, and stay on the Links tab."""
-        self._check()
-
-    def _check(self) -> None:
-        self.results.begin()
-        run_in_banner(
-            self._context.bridge,
-            self.banner,
-            lambda core, report: core.nodes.check((), report, report),
-            self._show_results,
-            title="Checking the nodes",
-            hint="Versions, clocks, every connection, and a small all-reduce.",
-            cancelled="The results so far still show.",
-            stopped=partial(self.results.end_early, is_cancelled=True),
-            failed=self._show_no_results,
-            read=self._take_report,
-        )
-
-    def _take_report(self, report: Any) -> str:
-        """Show a row of the check; return a sentence about its progress."""
-        if isinstance(report, str):
-            return report
-        self.results.add_row(report)
-        return ""
+        self.check.check_all()
 
     # ------------------------------------------------------------ layout
 
@@ -202,6 +185,12 @@ class NodesPage(QWidget):
         # Offered where it may help: over SSH, to a PC that does not answer.
         is_silent = node is not None and node.transport == "ssh" and node.state == "unreachable"
         self._buttons["wake"].setVisible(is_silent)
+
+    def _prepare(self) -> None:
+        node = self.table.selected()
+        if node is not None:
+            self.tabs.setCurrentWidget(self.results)
+            self.preparation.start(node.name)
 
     def _setup(self) -> None:
         node = self.table.selected()
@@ -277,16 +266,3 @@ class NodesPage(QWidget):
             lambda core, report: core.nodes.remove(node.name),
             failure=partial(show_error_while, self._context, self.banner),
         )
-
-    def _show_results(self, rows: tuple[Any, ...]) -> None:
-        self.banner.hide()
-        self.results.show_rows(rows)
-        # A check has measured the links as well.
-        self.links.reload()
-
-    def _show_no_results(self, error: RacklessError) -> None:
-        self.results.end_early(is_cancelled=False)
-        self.show_error(error)
-
-    def show_error(self, error: RacklessError) -> None:
-        show_error_while(self._context, self.banner, error)

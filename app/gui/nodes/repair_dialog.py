@@ -65,20 +65,30 @@ async def _check_again(
 
 
 class RepairDialog(QDialog):
-    """Takes a person through one repair; `names` are the nodes that were checked."""
+    """Takes a person through one repair.
+
+    `names` are the nodes that were checked. One of a `series`, such as `1 of 3`, is accepted to go
+    on with the next and rejected to stop; empty: it stands alone.
+    """
 
     retested = Signal(object, object)
     """Rows for which the repair was offered, and those that stand for them now."""
 
     def __init__(
-        self, context: Context, offer: Offer, names: Sequence[str], parent: QWidget
+        self,
+        context: Context,
+        offer: Offer,
+        names: Sequence[str],
+        parent: QWidget,
+        series: str = "",
     ) -> None:
         super().__init__(parent)
         self._context = context
         self._names = tuple(names)
         self._op: Op | None = None
         self.stage = RepairStage(offer=offer)
-        self.setWindowTitle(f"Repair {offer.node}")
+        self._series = series
+        self.setWindowTitle(f"Repair {offer.node}" + (f" ({series})" if series else ""))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setMinimumSize(640, 480)
         theme = context.theme
@@ -97,6 +107,7 @@ class RepairDialog(QDialog):
             icon="copy",
             tip="Copy the commands, to run them by hand",
         )
+        self.next = Button(theme, "Next", self.accept, tip="Leave this one as it is now, and go on")
         self._lay_out(offer)
         self.finished.connect(lambda code: self._op.cancel() if self._op else None)
         self._show()
@@ -123,10 +134,17 @@ class RepairDialog(QDialog):
         foot.setSpacing(8)
         foot.addWidget(self.copy)
         foot.addStretch(1)
-        foot.addWidget(Button(self._context.theme, "Close", self.reject))
+        for button in self._make_exits():
+            foot.addWidget(button)
         foot.addWidget(self.undo)
         foot.addWidget(self.apply)
         column.addLayout(foot)
+
+    def _make_exits(self) -> list[Button]:
+        if not self._series:
+            return [Button(self._context.theme, "Close", self.reject)]
+        tip = "Stop here; repairs that were applied stay"
+        return [Button(self._context.theme, "Stop", self.reject, tip=tip), self.next]
 
     def _show(self, *, is_busy: bool = False) -> None:
         stage = self.stage
@@ -139,6 +157,8 @@ class RepairDialog(QDialog):
         self.undo.setEnabled(stage.can_undo and not is_busy)
         self.password.ask(stage.offer.node, is_wanted=stage.asks_password)
         self.password.setEnabled(not is_busy)
+        # A node applies one repair at a time.
+        self.next.setEnabled(not is_busy)
         wanted = self.undo if stage.change is not None else self.apply
         wanted.setDefault(True)
 
