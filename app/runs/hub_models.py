@@ -60,6 +60,8 @@ async def spread_hub_model(
     if not any(found.values()):
         own = await asyncio.to_thread(read_snapshot, model.value, os.environ)
         own = own or await _download(services, found, model.value, report)
+        if own is None and len(found) > 1 and not any(found.values()):
+            report(f"{model.value} cannot be copied between nodes, so each fetches it")
     try:
         await _spread(services, found, own, model.value, report)
     except RacklessError as error:

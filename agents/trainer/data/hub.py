@@ -20,17 +20,13 @@ from agents.contract.model_folder import ModelFolder, inspect_model
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
+from agents.trainer.data.hub_words import HUB, MODEL_FILES, TOKENIZER_FILES, explain_download
 from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split
 
 _CONVERTED = "refs/convert/parquet"
 _STARTS = ("", "partial-")
 _OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
-TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
-"""What training needs of a model, as patterns of the hub's tools."""
-HUB = "https://huggingface.co"
-_GIVE_TOKEN = "give the node your token: rackless nodes token --give, or the window's settings"
 Download = Callable[..., str]
 """Has the signature of `huggingface_hub.snapshot_download`."""
 
@@ -86,27 +82,6 @@ def _find_folder(path: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(path, allow_patterns=patterns))
     except Exception as error:
         raise explain_download(path, "folder", f"{HUB}/{path}", error) from error
-
-
-def explain_download(name: str, kind: str, page: str, error: Exception) -> ExpectedError:
-    """Return an error that explains why a download failed: usually a licence or no token."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    if isinstance(error, GatedRepoError):
-        return ExpectedError(
-            f"{name} is behind a licence on the hub, which does not let this node in.",
-            f"Accept it at {page}, then {_GIVE_TOKEN}",
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return ExpectedError(
-            f"{name} is no {kind} on this node, and the hub knows none or keeps it private.",
-            f"Check the spelling; if it is private, {_GIVE_TOKEN}",
-        )
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    return ExpectedError(
-        f"{name} is no {kind} on this node and cannot be fetched from the hub: {said[0]}",
-        f"Check the spelling and the network, or give the path of a {kind}",
-    )
 
 
 def find_data(

@@ -17,7 +17,7 @@ from pathlib import Path
 from agents.contract.hub import HubModel, hub_cache
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
-from agents.trainer.data.hub import HUB, MODEL_FILES, explain_download
+from agents.trainer.data.hub_words import HUB, MODEL_FILES, explain_download
 
 LOOK_S = 1.0
 """Time between two looks at how far a download is, in seconds."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 
+from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
 from agents.errors import ExpectedError
 from agents.trainer.data import hub_fetch
 from agents.trainer.data.hub_fetch import fetch_model
@@ -87,3 +91,23 @@ def test_without_a_network_the_cache_decides(blobs, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", find_nothing)
     with pytest.raises(ExpectedError, match="cannot be fetched from the hub: no route to host"):
         fetch_model("org/tiny", print)
+
+
+def test_a_master_on_windows_or_in_the_bundle_can_run_it():
+    code = (
+        "import sys; import huggingface_hub, subprocess; sys.platform = 'win32'\n"
+        "for name in ('fcntl', 'resource', 'numpy', 'pyarrow', 'torch', 'transformers'):\n"
+        "    sys.modules[name] = None\n"
+        "from agents import program\n"
+        "sys.exit(program.main(['agents.trainer.data.hub_fetch', 'no such job']))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env=python_environ(os.environ, *same_source()),
+        cwd=SAFE_FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert json.loads(ended.stdout)["message"].startswith("no such job: ")
