@@ -20,6 +20,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     environment.try   {}                              -> EnvironmentReport; events `progress`
     environment.kept  {}                              -> KeptItems
     environment.prune {names}                         -> {freed_bytes}
+    storage.list      {}                              -> StorageReport
+    storage.delete    {names}                         -> {freed_bytes}
     wheels.look       WheelQuery                      -> WheelReport
     wheels.fetch      WheelQuery                      -> WheelReport; events `progress`
     packages.build    PackagesBuild                   -> PackagesReport; events `progress`

@@ -113,7 +113,7 @@ def _needs(home: Home) -> dict[str, str]:
         if (home.path / PYTHONS) in base.parents:
             brought = base.relative_to(home.path / PYTHONS).parts[0]
             needs[_name("python", home.path / PYTHONS / brought)] = user
-    if any(_is_locked(lock) for lock in (home.path / STORE).glob(f"{PARTIAL}*.lock")):
+    if any(is_locked(lock) for lock in (home.path / STORE).glob(f"{PARTIAL}*.lock")):
         needs[_name("downloads", home.path / STORE / HALVES)] = "a set-up that fetches now"
     if is_any_held(home):
         for kind, folder in _folders(home):
@@ -122,7 +122,8 @@ def _needs(home: Home) -> dict[str, str]:
     return needs
 
 
-def _is_locked(file: Path) -> bool:
+def is_locked(file: Path) -> bool:
+    """Return whether a process holds the lock of an existing file."""
     lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
         return not take_lock(lock, 0.0)

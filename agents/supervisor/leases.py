@@ -169,6 +169,15 @@ def is_any_held(home: Home) -> bool:
     return False
 
 
+def find_job(home: Home) -> str:
+    """Return the name of work on this node that is no run; takes no lock; empty: there is none."""
+    for path in (*home.leases.glob("work-*.json"), *home.leases.glob("*.lock")):
+        holder = _read_holder(home, path)
+        if holder is not None and holder.run_id is None:
+            return holder.name
+    return ""
+
+
 def find_holder(home: Home, device_id: str) -> Holder | None:
     """Return the work that uses a device; takes no lock; None: it is free."""
     return _read_holder(home, _lock_file(home, device_id))

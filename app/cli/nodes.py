@@ -1,4 +1,4 @@
-"""`rackless nodes`: add, list, remove, setup, prune, measure, token; `repairs`, `windows`."""
+"""`rackless nodes`: add, list, remove, setup, prune, storage, measure; `repairs`, `windows`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def add_parser(commands: Commands) -> None:
     setup.add_argument("--python", metavar="FILE", help="use this interpreter on the node instead")
     prune = _named(verbs, "prune", "delete environments that nothing needs on a node", _prune)
     prune.add_argument("--yes", action="store_true", help="delete without asking")
+    _add_storage(verbs)
     _named(
         verbs,
         "measure",
@@ -54,6 +55,19 @@ def add_parser(commands: Commands) -> None:
     key = _named(verbs, "key", "take back the key that Rackless added on a node", _key)
     key.add_argument("--take-back", action="store_true", required=True, help="remove its line")
     key.add_argument("--yes", action="store_true", help="remove it without asking")
+
+
+def _add_storage(verbs: Commands) -> None:
+    help_text = "show what fills a node's disk and what needs it, or delete some of it"
+    parser = _named(verbs, "storage", help_text, _storage)
+    parser.add_argument(
+        "--free",
+        nargs="*",
+        metavar="WHAT",
+        help="delete these kinds or items; alone: interrupted transfers, files without a name, "
+        "and environments that nothing needs",
+    )
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
 
 
 def _add_token(verbs: Commands) -> None:
@@ -214,6 +228,12 @@ async def _prune(core: Core, args: argparse.Namespace, out: Output) -> int:
         out.text(f"{show_bytes(freed)} are free again on {args.name}")
     out.document({"kept": plain(kept), "freed_bytes": freed})
     return 0
+
+
+async def _storage(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.cli.storage import show_storage
+
+    return await show_storage(core, args, out)
 
 
 async def _key(core: Core, args: argparse.Namespace, out: Output) -> int:

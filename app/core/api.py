@@ -41,7 +41,9 @@ from app.planning.forecast_accuracy import ForecastComparison
 
 if TYPE_CHECKING:
     from app.artifacts.deletion import DeletedArtifact
+    from app.artifacts.node_storage import FreedStorage
     from app.artifacts.serving import ServeCommand
+    from app.artifacts.storage_rules import NodeStorage
     from app.flows.node_list import NodeLine, NodeOutcome
     from app.hub.hub_token import TokenPlace
     from app.hub.node_tokens import NodeToken
@@ -155,6 +157,15 @@ class RepairsApi(Protocol):
         password: str = "",
         progress: OnMessage | None = None,
     ) -> tuple[Change, ...]: ...
+
+
+class StorageApi(Protocol):
+    """Actions of `core.storage`."""
+
+    async def look(self, node: str) -> NodeStorage: ...
+    async def free(
+        self, node: str, names: Sequence[str], progress: OnMessage | None = None
+    ) -> FreedStorage: ...
 
 
 class RunsApi(Protocol):
@@ -309,6 +320,8 @@ class CoreApi(Protocol):
     def nodes(self) -> NodesApi: ...
     @property
     def repairs(self) -> RepairsApi: ...
+    @property
+    def storage(self) -> StorageApi: ...
     @property
     def runs(self) -> RunsApi: ...
     @property

@@ -17,6 +17,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.core.artifacts import CoreArtifacts
 from app.core.chats import CoreChats
@@ -47,6 +48,9 @@ from app.storage.prompts import PromptStore
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunStore
 
+if TYPE_CHECKING:
+    from app.core.storage import CoreStorage
+
 
 class Core:
     """All actions of a person, grouped by noun; create it with `Core.open`."""
@@ -60,6 +64,7 @@ class Core:
         """Problem found when the store was opened, such as a damaged file moved aside."""
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         """Callbacks for the core's loop once it is closed and all nodes are disconnected."""
+        self._services, self._fleet = services, fleet
         self._background = BackgroundTasks(services, fleet, nodes, database, hub)
         self.nodes = CoreNodes(services, fleet, nodes, self._background, hub)
         self.repairs = CoreRepairs(services, fleet)
@@ -68,6 +73,14 @@ class Core:
         self.chats = CoreChats(services)
         self.library = CoreLibrary(services)
         self.hub = CoreHub(fleet)
+
+    @functools.cached_property
+    def storage(self) -> CoreStorage:
+        """The disks of nodes."""
+        # Imported on use: lists of runs need none of it, and start sooner.
+        from app.core.storage import CoreStorage
+
+        return CoreStorage(self._services, self._fleet, self.events)
 
     @classmethod
     @contextlib.asynccontextmanager

@@ -72,6 +72,7 @@ from app.text import one_line
 if TYPE_CHECKING:
     from agents.contract.examination import Examination, Route
     from agents.contract.repair import ChangeList, RepairPreview, RepairStep
+    from agents.contract.storage import StorageReport
 
 OnMessage = Callable[[str], None]
 """Callback with each sentence on the progress of a slow request."""
@@ -282,6 +283,17 @@ class NodeClient:
         """Delete what building has left on the node; return the bytes that were freed."""
         args = {"names": list(names)}
         return await self._ask_number("freed_bytes", "environment.prune", args, 300.0)
+
+    async def storage(self) -> StorageReport:
+        """Return what lies below the agent's home, the largest first."""
+        from agents.contract.storage import StorageReport
+
+        return await self._ask(StorageReport, "storage.list", {}, LOOK_TIMEOUT_S)
+
+    async def delete_storage(self, names: Sequence[str]) -> int:
+        """Delete items of that by name; return the bytes that were freed."""
+        args = {"names": list(names)}
+        return await self._ask_number("freed_bytes", "storage.delete", args, 300.0)
 
     # ------------------------------------------------------------ probes
 

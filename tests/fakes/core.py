@@ -83,6 +83,7 @@ from tests.fakes.cluster import make_preview
 from tests.fakes.exports import make_export_plan
 from tests.fakes.plans import make_comparison, make_plan_of_all
 from tests.fakes.repairs import FakeRepairs
+from tests.fakes.storage import FakeStorage
 
 GIB = 1024**3
 NOW_S = 1_795_000_000.0
@@ -1006,6 +1007,7 @@ class FakeCore:
     def __post_init__(self) -> None:
         self.nodes = FakeNodes(self)
         self.repairs = FakeRepairs(lambda: NOW_S)
+        self.storage = FakeStorage(self.calls)
         self.runs = FakeRuns(self)
         self.artifacts = FakeArtifacts(self)
         self.chats = FakeChats(self.calls)

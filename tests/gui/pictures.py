@@ -164,6 +164,15 @@ def _changes(stage: Stage) -> QWidget:
     return stage.window
 
 
+def _storage(stage: Stage) -> QWidget:
+    page = stage.window.nodes
+    page.open_node("gamma")
+    stage.window.go_to("nodes")
+    page.tabs.setCurrentWidget(page.storage)
+    stage.wait_for(lambda: "Rackless's" in page.storage.summary.text())
+    return stage.window
+
+
 def _runs(stage: Stage) -> QWidget:
     stage.window.go_to("runs")
     stage.window.runs.table.selectRow(1)
@@ -717,6 +726,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes-repaired": _repaired,
     "nodes-prepare": _prepare,
     "nodes-changes": _changes,
+    "nodes-storage": _storage,
     "runs": _runs,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),

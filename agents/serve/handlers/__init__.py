@@ -24,6 +24,8 @@ ROUTES = {
     "environment.try": "jobs.try_environment",
     "environment.kept": "environment.list_kept",
     "environment.prune": "environment.prune",
+    "storage.list": "storage.list_all",
+    "storage.delete": "storage.delete",
     "wheels.look": "environment.look_for_wheels",
     "wheels.fetch": "environment.fetch_wheels",
     "packages.build": "environment.build_packages",

@@ -30,6 +30,7 @@ from app.gui.nodes.node_check import NodeCheck
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
 from app.gui.nodes.preparation import Preparation
+from app.gui.nodes.storage_pane import StoragePane
 from app.gui.nodes.windows_script_button import WindowsScriptButton
 from app.gui.session.banner_task import (
     build_environment_in_banner,
@@ -66,6 +67,7 @@ class NodesPage(QWidget):
         self.links = LinksPane(context, self.measure_links)
         self.log = NodeLogPane(context)
         self.changes = ChangesPane(context)
+        self.storage = StoragePane(context)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         self.tabs.addTab(self.details, "Details")
@@ -73,6 +75,7 @@ class NodesPage(QWidget):
         self.tabs.addTab(self.links, "Links")
         self.tabs.addTab(self.log, "Log")
         self.tabs.addTab(self.changes, "Changes")
+        self.tabs.addTab(self.storage, "Storage")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
@@ -175,6 +178,7 @@ class NodesPage(QWidget):
         self.details.show_node(node)
         self.log.show_node(node.name if node is not None else "")
         self.changes.show_node(node.name if node is not None else "")
+        self.storage.show_node(node.name if node is not None else "")
         # This runs at every change of any node; its measurements are read once.
         if node is not None and node.name not in self._asked_measured:
             self._asked_measured.add(node.name)

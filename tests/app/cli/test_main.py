@@ -39,6 +39,8 @@ PRODUCT_COMMANDS = [
     "nodes setup pc",
     "nodes prune pc",
     "nodes prune pc --yes",
+    "nodes storage pc",
+    "nodes storage pc --free cache models/a-1 --yes",
     "nodes token",
     "nodes token alpha beta --give",
     "nodes token alpha --take-back",

@@ -14,11 +14,13 @@ from app.core.library import CoreLibrary
 from app.core.nodes import CoreNodes
 from app.core.repairs import CoreRepairs
 from app.core.runs import CoreRuns
+from app.core.storage import CoreStorage
 from tests.fakes.core import FakeCore
 
 NOUNS = (
     ("nodes", api.NodesApi, CoreNodes),
     ("repairs", api.RepairsApi, CoreRepairs),
+    ("storage", api.StorageApi, CoreStorage),
     ("runs", api.RunsApi, CoreRuns),
     ("artifacts", api.ArtifactsApi, CoreArtifacts),
     ("chats", api.ChatsApi, CoreChats),

@@ -1,0 +1,172 @@
+"""What may be deleted on a node: pure rules over what the nodes and the registry say.
+
+Nothing that an active or resumable run needs; no checkpoint or artifact of which no other copy is
+known to be whole. A node that does not answer counts as one that may have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from agents.contract.environments import KeptKind
+from agents.contract.storage import StorageItem, StorageKind
+from app.artifact import ArtifactCopy, ArtifactSnapshot
+from app.errors import UserError
+from app.events import ACTIVE_STATES, RunState
+from app.runs.checkpoints import Copy
+from app.text import show_bytes, show_bytes_of, show_list
+
+BUILT: frozenset[StorageKind] = frozenset(get_args(KeptKind))
+"""What building environments has left, which the node's own rule guards."""
+LEFTOVERS: frozenset[StorageKind] = BUILT | {"store", "partial"}
+"""What is deleted when no kind is named; the rest takes time or a transfer to have again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredItem:
+    """An item on a node's disk, and why it stays."""
+
+    kind: StorageKind
+    name: str
+    size_bytes: int
+    used_s: float
+    protected: str = ""
+    """Reason not to delete it, without a full stop; empty: it may be deleted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeStorage:
+    """What lies on a node below the agent's home, the largest first."""
+
+    node: str
+    items: tuple[StoredItem, ...]
+    size_bytes: int
+    """Size of all items, listed or not."""
+    disk_bytes: int
+    disk_free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knowledge:
+    """What is known of copies beside the list of the node itself."""
+
+    node: str
+    checkpoints: Sequence[Copy] = ()
+    """Those of all nodes that answer, this one included."""
+    silent: Sequence[str] = ()
+    """Nodes that do not answer."""
+    runs: Mapping[str, RunState] = field(default_factory=dict)
+    artifacts: Sequence[ArtifactSnapshot] = ()
+
+
+def judge_item(item: StorageItem, known: Knowledge) -> StoredItem:
+    """Return an item with the reason to keep it, if there is one."""
+    reason = f"needed by {item.needed_by}" if item.needed_by else ""
+    if not reason and item.kind == "checkpoint":
+        reason = _guard_checkpoint(item.name, known)
+    if not reason and item.kind == "artifact":
+        reason = _guard_artifact(item.name, known)
+    return StoredItem(
+        kind=item.kind,
+        name=item.name,
+        size_bytes=item.size_bytes,
+        used_s=item.used_s,
+        protected=reason,
+    )
+
+
+def find_checkpoint(name: str, known: Knowledge) -> Copy | None:
+    """Return the checkpoint that an item of the node is."""
+    here = (copy for copy in known.checkpoints if copy.node == known.node)
+    return next((copy for copy in here if copy.info.path == name), None)
+
+
+def find_twins(copy: Copy, known: Knowledge) -> tuple[Copy, ...]:
+    """Return the same checkpoint on other nodes, as their manifests say."""
+    info = copy.info
+    return tuple(
+        other
+        for other in known.checkpoints
+        if other.node != copy.node
+        and not (other.broken or copy.broken)
+        and (other.info.run_id, other.info.step) == (info.run_id, info.step)
+        and other.info.manifest_sha256 == info.manifest_sha256
+    )
+
+
+def find_artifact(name: str, known: Knowledge) -> ArtifactSnapshot | None:
+    """Return the artifact that an item of the node is a copy of."""
+    for artifact in known.artifacts:
+        for copy in artifact.copies:
+            if (copy.kind, copy.place, copy.path) == ("node", known.node, name):
+                return artifact
+    return None
+
+
+def _guard_checkpoint(name: str, known: Knowledge) -> str:
+    copy = find_checkpoint(name, known)
+    if copy is None:
+        return "not known as a checkpoint"
+    run_id = copy.info.run_id
+    state = known.runs.get(run_id)
+    if state in ACTIVE_STATES:
+        return f"run {run_id} is active"
+    newest = max(one.info.step for one in known.checkpoints if one.info.run_id == run_id)
+    if state != "done" and copy.info.step == newest:
+        return f"run {run_id} resumes from it"
+    return "" if find_twins(copy, known) else _last("checkpoint", known)
+
+
+def _guard_artifact(name: str, known: Knowledge) -> str:
+    artifact = find_artifact(name, known)
+    if artifact is None:
+        return "not in the list of artifacts, so other copies are not known"
+    return "" if any(_is_safe(copy, known) for copy in artifact.copies) else _last("copy", known)
+
+
+def _is_safe(copy: ArtifactCopy, known: Knowledge) -> bool:
+    """Return whether a copy elsewhere is whole, as far as is known, and can be reached."""
+    is_reached = copy.kind != "node" or copy.place not in known.silent
+    return copy.state == "whole" and copy.place != known.node and is_reached
+
+
+def _last(what: str, known: Knowledge) -> str:
+    if known.silent:
+        return f"the last {what} that can be reached; {show_list(known.silent)} does not answer"
+    return f"the last {what}"
+
+
+def describe_storage(storage: NodeStorage) -> str:
+    """Return what Rackless and all together have on the disk, in a sentence.
+
+    >>> describe_storage(NodeStorage(node="big", items=(), size_bytes=24 << 30,
+    ...     disk_bytes=100 << 30, disk_free_bytes=40 << 30))
+    "24.0 GiB are Rackless's; 60 / 100 GiB of the disk are in use."
+    """
+    used_bytes = storage.disk_bytes - storage.disk_free_bytes
+    used = show_bytes_of(used_bytes, storage.disk_bytes)
+    return f"{show_bytes(storage.size_bytes)} are Rackless's; {used} of the disk are in use."
+
+
+def choose(storage: NodeStorage, words: Sequence[str]) -> tuple[StoredItem, ...]:
+    """Return what to delete, of kinds and names of items; no words: what is left over.
+
+    Raises:
+        UserError: a word is no kind and no item, or names one that is protected.
+    """
+    chosen: dict[str, StoredItem] = {}
+    kinds = {item.kind for item in storage.items} | LEFTOVERS
+    for word in words or sorted(LEFTOVERS):
+        named = [item for item in storage.items if item.name == word]
+        of_kind = [item for item in storage.items if item.kind == word and not item.protected]
+        if not named and word not in kinds:
+            raise UserError(
+                f"{storage.node} has nothing that is called {word}",
+                f"See what it has: rackless nodes storage {storage.node}",
+            )
+        if named and named[0].protected:
+            raise UserError(f"{word} on {storage.node} is not deleted: {named[0].protected}")
+        chosen |= {item.name: item for item in named or of_kind}
+    return tuple(chosen.values())

@@ -1,0 +1,58 @@
+"""`rackless nodes storage`: what lies on a node's disk, what needs it, and deleting some of it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from app.cli.output import Output, confirm, plain
+from app.text import count_of, show_bytes, show_moment
+
+if TYPE_CHECKING:
+    from app.artifacts.node_storage import FreedStorage
+    from app.core.core import Core
+
+
+async def show_storage(core: Core, args: argparse.Namespace, out: Output) -> int:
+    """Print what lies on a node, delete what is asked for, and return the exit code.
+
+    Raises:
+        UserError: the node does not answer, or what to delete is not there or protected.
+    """
+    from app.artifacts.storage_rules import choose, describe_storage
+
+    found = await core.storage.look(args.name)
+    now_s = time.time()
+    rows = [
+        [
+            item.kind,
+            item.name,
+            show_bytes(item.size_bytes),
+            show_moment(item.used_s or None, now_s),
+            item.protected or "no",
+        ]
+        for item in found.items
+    ]
+    empty = f"Rackless has left nothing on {args.name}."
+    out.table(["KIND", "ITEM", "SIZE", "LAST USED", "PROTECTED"], rows, empty)
+    out.text(describe_storage(found))
+    chosen = choose(found, args.free) if args.free is not None else ()
+    if args.free is not None and not chosen:
+        out.text("There is nothing to delete.")
+    size = show_bytes(sum(item.size_bytes for item in chosen))
+    what = f"{count_of(len(chosen), 'item')} on {args.name}, {size}"
+    # Never asked with --json: a program reads the output, and passes --yes.
+    is_agreed = args.yes or (not out.as_json and bool(chosen) and confirm(f"Delete {what}?"))
+    freed = None
+    if chosen and is_agreed:
+        freed = await core.storage.free(args.name, [one.name for one in chosen], out.progress)
+        _tell(freed, out)
+    out.document({**plain(found), "freed": plain(freed)})
+    return 1 if freed is not None and freed.kept else 0
+
+
+def _tell(freed: FreedStorage, out: Output) -> None:
+    out.text(f"{show_bytes(freed.freed_bytes)} are free again on {freed.node}")
+    for name, reason in freed.kept:
+        out.note(f"{name} stays: {reason}")

@@ -1,0 +1,196 @@
+"""What lies on the disk of the selected node, why each item is kept, and Delete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from app.artifacts.node_storage import FreedStorage
+from app.artifacts.storage_rules import NodeStorage, StoredItem, choose, describe_storage
+from app.errors import RacklessError
+from app.gui.kit.banner import Banner
+from app.gui.kit.confirm import confirm
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+from app.gui.tables.rows_model import Column, RowsModel
+from app.gui.tables.view import TableView
+from app.text import count_of, show_bytes, show_foreign, show_moment
+
+
+class StoragePane(QWidget):
+    """The disk of one node; it is asked only while the pane is visible."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._op: Op | None = None
+        self._name, self._shown = "", ""
+        self._storage: NodeStorage | None = None
+        self._soon = QTimer(self, interval=0, singleShot=True)
+        self._soon.timeout.connect(self._refresh_if_other)
+        theme = context.theme
+        self.model: RowsModel[StoredItem] = RowsModel(self._columns(), key=lambda one: one.name)
+        self.table = TableView(theme, self.model, "Storage")
+        self.table.sort_by("Size", Qt.SortOrder.DescendingOrder)
+        self.summary = make_label(role="muted", wraps=True)
+        self.banner = Banner(theme)
+        self.again = Button(theme, "Refresh", self.refresh, icon="refresh", role="link")
+        self.leftovers = Button(
+            theme,
+            "Delete leftovers\u2026",
+            self._ask_leftovers,
+            tip="Delete interrupted transfers, files without a name, and environments that "
+            "nothing needs",
+        )
+        self.delete = Button(
+            theme, "Delete\u2026", self._ask_one, role="danger", tip="Delete the selected item"
+        )
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(self.summary, 1)
+        for button in (self.again, self.leftovers, self.delete):
+            head.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 12, 0, 0)
+        column.setSpacing(8)
+        column.addLayout(head)
+        column.addWidget(self.banner)
+        column.addWidget(self.table, 1)
+        self.table.chosen.connect(self._enable)
+        self.show_node("")
+
+    def show_node(self, name: str) -> None:
+        """Show the disk of another node; empty: none is selected."""
+        self._name = name
+        self._soon.start()
+
+    def refresh(self) -> None:
+        """Ask the node what lies on its disk."""
+        self.banner.hide()
+        self._ask()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        # A run may have filled the disk while this tab was hidden.
+        super().showEvent(event)
+        self._shown = ""
+        self._soon.start()
+
+    def _refresh_if_other(self) -> None:
+        if self._name != self._shown and self.isVisible():
+            self.refresh()
+
+    def _ask(self) -> None:
+        if self._op is not None:
+            self._op.cancel()
+            self._op = None
+        name = self._shown = self._name
+        self._storage = None
+        self.model.reset(())
+        self.summary.setText(
+            f"Reading from {name}\u2026" if name else "Select a node to see its disk."
+        )
+        if name:
+            self._op = self._context.bridge.run(
+                lambda core, report: core.storage.look(name), self._take, self._fail
+            )
+        self._enable()
+
+    # ------------------------------------------------------------ table
+
+    def _columns(self) -> list[Column[StoredItem]]:
+        return [
+            Column(title="Kind", text=lambda one: one.kind, width_px=104),
+            Column(title="Item", text=lambda one: show_foreign(one.name), stretches=True),
+            Column(
+                title="Size",
+                text=lambda one: show_bytes(one.size_bytes),
+                sort=lambda one: one.size_bytes,
+                progress=self._share,
+                tip="The bar is its share of the disk",
+                width_px=168,
+            ),
+            Column(
+                title="Last used",
+                text=lambda one: show_moment(one.used_s or None, self._context.cluster.now_s()),
+                sort=lambda one: one.used_s,
+                width_px=140,
+            ),
+            Column(
+                title="Protected",
+                text=lambda one: show_foreign(one.protected) or "no",
+                stretches=True,
+            ),
+        ]
+
+    def _share(self, item: StoredItem) -> float | None:
+        disk_bytes = self._storage.disk_bytes if self._storage is not None else 0
+        return item.size_bytes / disk_bytes if disk_bytes else None
+
+    def _take(self, storage: NodeStorage) -> None:
+        self._op, self._storage = None, storage
+        self.model.reset(storage.items)
+        self.summary.setText(describe_storage(storage))
+        self._enable()
+
+    def _fail(self, error: RacklessError) -> None:
+        self._op = None
+        self.summary.setText("")
+        self.banner.show_error(error)
+        self._enable()
+
+    def _enable(self) -> None:
+        item = self.table.selected()
+        is_idle = self._op is None
+        self.delete.setEnabled(is_idle and item is not None and not item.protected)
+        self.leftovers.setEnabled(is_idle and bool(self._find_leftovers()))
+        self.again.setEnabled(is_idle and bool(self._name))
+
+    def _find_leftovers(self) -> Sequence[StoredItem]:
+        return choose(self._storage, ()) if self._storage is not None else ()
+
+    # ------------------------------------------------------------ deletion
+
+    def _ask_one(self) -> None:
+        item = self.table.selected()
+        if item is not None:
+            self._ask_to_delete((item,), show_foreign(item.name))
+
+    def _ask_leftovers(self) -> None:
+        items = self._find_leftovers()
+        self._ask_to_delete(items, count_of(len(items), "item"))
+
+    def _ask_to_delete(self, items: Sequence[StoredItem], what: str) -> None:
+        size = show_bytes(sum(item.size_bytes for item in items))
+        if not items or not confirm(
+            self,
+            self._context.theme,
+            f"Delete {what} on {self._shown}?",
+            f"{size} become free. What a run needs and last copies are never deleted.",
+            "Delete",
+            is_dangerous=True,
+        ):
+            return
+        name, names = self._shown, [item.name for item in items]
+        self._op = self._context.bridge.run(
+            lambda core, report: core.storage.free(name, names, report),
+            self._show_freed,
+            self._fail,
+            partial(self.banner.show_message, "busy", f"Deleting on {name}"),
+        )
+        self._enable()
+        self.banner.show_message("busy", f"Deleting on {name}", "")
+
+    def _show_freed(self, freed: FreedStorage) -> None:
+        self._op = None
+        self._ask()
+        kept = "\n".join(f"{name} stays: {why}" for name, why in freed.kept)
+        self.banner.show_message(
+            "warning" if kept else "good",
+            f"{show_bytes(freed.freed_bytes)} are free again on {freed.node}",
+            show_foreign(kept, keep="\n"),
+        )
