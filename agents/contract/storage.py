@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.environments import KeptKind
-from agents.contract.names import check_inside, check_number, check_text
+from agents.contract.names import check_inside, check_number, check_text, check_time
 
 StorageKind = Literal[
     "model", "data", "artifact", "checkpoint", "run", "cache", "store", "partial", "other", KeptKind
@@ -35,6 +35,7 @@ class StorageItem:
     def check_foreign(self) -> None:
         check_inside(self.name)
         check_number("size_bytes", self.size_bytes, 0, _MAX_BYTES)
+        check_time("used_s", self.used_s)
         check_text("name", self.name)
         check_text("needed_by", self.needed_by)
 

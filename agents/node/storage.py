@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.contract.names import is_safe_name
+from agents.contract.names import MAX_TIME_S, is_safe_name
 from agents.contract.run_layout import CHECKPOINTS, EXIT_FILE, INTENT_FILE, step_of_checkpoint
 from agents.contract.storage import MAX_ITEMS, StorageItem, StorageKind, StorageReport
 from agents.errors import ExpectedError, explain_os_error
@@ -213,6 +213,8 @@ def _of_place(
     disk: _Disk, kind: StorageKind, name: str, path: Path, used_s: float, need: str
 ) -> StorageItem:
     size = disk.weigh(path)
+    # Files may have any time; an answer with one that no calendar has is refused as a whole.
+    used_s = min(max(used_s, 0.0), MAX_TIME_S)
     return StorageItem(kind=kind, name=name, size_bytes=size, used_s=used_s, needed_by=need)
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from agents.contract.storage import StorageReport
-from agents.contract.wire import from_wire, to_wire
+from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.file_store import FileStore
 from agents.node.storage import DAY_S, UNNAMED, delete_storage, list_storage
@@ -65,10 +65,15 @@ def test_files_with_two_names_count_once(home: Home) -> None:
     make(home)
     put(home, "runs/run-1/exports/gguf")
     put(home, "runs/run-1/attempts/1")
-    put(home, "cache/tokens")
+    os.utime(put(home, "cache/tokens"), (-1.0, -1.0))  # before 1970
     answer = find_handler("storage.list")
     assert answer is not None
     report = from_wire(StorageReport, to_wire(answer(SimpleNamespace(home=home))))
+    for odd in ({"used_s": 1e300}, {"name": "../key"}, {"size_bytes": -1}):
+        with pytest.raises(WireError):
+            from_wire(
+                StorageReport, {**to_wire(report), "items": [{**to_wire(report.items[0]), **odd}]}
+            )
     sizes = {(item.kind, item.name): item.size_bytes for item in report.items}
     block = 64 * KIB
     assert sizes["model", MODEL] == sizes["cache", "cache/tokens"] == block
