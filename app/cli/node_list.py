@@ -49,7 +49,7 @@ async def discover_nodes(core: Core, args: argparse.Namespace, out: Output) -> i
 
 async def add_from_list(core: Core, args: argparse.Namespace, out: Output) -> int:
     """Add the PCs of a list; ask about all fingerprints at once, else one by one."""
-    from app.flows.node_list import parse_node_list, summarise_outcomes
+    from app.flows.node_list import how_to_add_alone, parse_node_list, summarise_outcomes
 
     lines = parse_node_list(_read_list(args.source), [node.name for node in core.nodes.all()])
     done: dict[int, NodeOutcome] = {}
@@ -67,6 +67,9 @@ async def add_from_list(core: Core, args: argparse.Namespace, out: Output) -> in
     rows = [[str(o.line.number), o.line.name, o.line.target, o.state, o.message] for o in outcomes]
     out.table(["LINE", "NAME", "ADDRESS", "STATE", "DETAILS"], rows)
     out.text(summarise_outcomes(outcomes))
+    for outcome in outcomes:
+        if outcome.account:
+            out.note(how_to_add_alone(outcome))
     if any(o.state == "confirm" for o in outcomes):
         out.note("Compare the fingerprints, then give each: --accept-host-key SHA256:...")
     return 0 if all(o.state == "added" for o in outcomes) else 1

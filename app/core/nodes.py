@@ -14,6 +14,7 @@ from agents.contract.environments import KeptItem
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from app.errors import (
     HostKeyUnknown,
+    LoginRefused,
     RacklessError,
     RunsPrograms,
     UserError,
@@ -145,7 +146,9 @@ class CoreNodes:
                 fingerprint=error.fingerprint,
             )
         except UserError as error:
-            return NodeOutcome(line=line, state="failed", message=describe_error(error))
+            account = error.account if isinstance(error, LoginRefused) else ""
+            said = describe_error(error)
+            return NodeOutcome(line=line, state="failed", message=said, account=account)
         return NodeOutcome(line=line, state="added", message=node.address)
 
     async def _resolve_all(self, target: str, key: Path | None, run_programs: bool) -> SshAddress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -37,6 +38,8 @@ class NodeOutcome:
     """Host whose key is to be confirmed: the PC, or a jump host on the way to it."""
     fingerprint: str = ""
     """Host key that it shows; empty unless it is to be confirmed."""
+    account: str = ""
+    """Account that lets none of our keys in and may take a password; empty: there is none."""
 
 
 def parse_node_list(text: str, taken: Iterable[str]) -> tuple[NodeLine, ...]:
@@ -70,6 +73,19 @@ def _parse_entry(number: int, words: Sequence[str], taken: Sequence[str]) -> Nod
     except UsageError as error:
         problem = f"{capitalize(error.message)}. {error.hint}."
     return NodeLine(number=number, name=name or target, target=target, problem=problem)
+
+
+def how_to_add_alone(outcome: NodeOutcome) -> str:
+    """Return how a PC is added that wants a password, which a list cannot ask for.
+
+    >>> line = NodeLine(number=1, name="big", target="anna@pc")
+    >>> how_to_add_alone(NodeOutcome(line=line, state="failed", message="", account="anna@pc:22"))
+    'Add big alone, which asks for the password: rackless nodes add big --ssh anna@pc'
+    """
+    name, target = outcome.line.name, shlex.quote(outcome.line.target)
+    return (
+        f"Add {name} alone, which asks for the password: rackless nodes add {name} --ssh {target}"
+    )
 
 
 def summarise_outcomes(outcomes: Sequence[NodeOutcome]) -> str:

@@ -442,6 +442,10 @@ class FakeNodes:
                 host=line.target,
                 fingerprint=FINGERPRINT,
             )
+        address = parse_ssh_target(line.target)
+        if address.host in self._core.locked_hosts:
+            said = f"{line.target} accepts none of our keys"
+            return NodeOutcome(line=line, state="failed", message=said, account=line.target)
         self._core.put_node(make_node(line.name))
         return NodeOutcome(line=line, state="added", message=line.target)
 

@@ -136,7 +136,16 @@ def test_a_list_is_added_after_one_look_at_all_fingerprints(empty, dialog):
     empty.wait_for(lambda: "2 PCs are added" in dialog.several.banner.message())
     assert "1 could not be added" in dialog.several.banner.message()
     assert set(empty.cluster.nodes) == {"big", "lab"}
-    press(dialog.several, "Done")
+    assert not dialog.several.alone.isVisible()
+    empty.core.locked_hosts.add("gamer")
+    dialog.several.text.setPlainText("tower anna@gamer:2222")
+    press(dialog.several, "Add all")
+    empty.wait_for(lambda: dialog.several.confirm.isVisible())
+    press(dialog.several, "All fingerprints match, add")
+    empty.wait_for(lambda: "could not be added" in dialog.several.banner.message())
+    press(dialog.several, "Add this one\u2026")
+    assert (dialog.form.target.text(), dialog.form.name.text()) == ("anna@gamer:2222", "tower")
+    assert dialog.add.isEnabled()
 
 
 def test_a_changed_key_is_a_hard_stop(empty, dialog):

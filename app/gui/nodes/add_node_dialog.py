@@ -118,6 +118,7 @@ class AddNodeDialog(QDialog):
             page.back.connect(partial(self._turn_to, self._asking))
         self.near.used.connect(self._use)
         self.several.done.connect(self.accept)
+        self.several.alone_wanted.connect(lambda name, target: self._use(target, name))
         self.finished.connect(lambda code: self.several.stop())
         self.found.done.connect(self.accept)
         self.found.another_wanted.connect(self._begin_again)
@@ -161,8 +162,8 @@ class AddNodeDialog(QDialog):
         self._turn_to(self.near)
         self.near.look()
 
-    def _use(self, target: str) -> None:
-        self.form.fill(target)
+    def _use(self, target: str, name: str = "") -> None:
+        self.form.fill(target, name)
         self._turn_to(self._asking)
         self.form.target.setFocus()
 

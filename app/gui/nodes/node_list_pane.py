@@ -45,6 +45,8 @@ def outcome_columns() -> list[Column[NodeOutcome]]:
 class NodeListPane(QWidget):
     back = Signal()
     done = Signal()
+    alone_wanted = Signal(str, str)
+    """Name and address of a PC to add by itself."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -71,7 +73,13 @@ class NodeListPane(QWidget):
         row.setSpacing(8)
         row.addWidget(Button(context.theme, "Back", self.back.emit))
         row.addStretch(1)
-        for button in (self.finish, self.add, self.confirm):
+        self.alone = Button(
+            context.theme,
+            "Add this one\u2026",
+            self._add_alone,
+            tip="Add the selected PC by itself, which asks for its password",
+        )
+        for button in (self.alone, self.finish, self.add, self.confirm):
             row.addWidget(button)
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)
@@ -97,6 +105,7 @@ class NodeListPane(QWidget):
         self.banner.hide()
         self.table.hide()
         self.reason.hide()
+        self.alone.hide()
         self.confirm.hide()
         self.add.show()
         self.add.setEnabled(bool(self.text.toPlainText().strip()))
@@ -152,11 +161,17 @@ class NodeListPane(QWidget):
         one = self.table.selected()
         self.reason.setText(one.message if one is not None else "")
         self.reason.setVisible(bool(self.reason.text()))
+        self.alone.setVisible(one is not None and bool(one.account))
+
+    def _add_alone(self) -> None:
+        one = self.table.selected()
+        if one is not None:
+            self.alone_wanted.emit(one.line.name, one.line.target)
 
     def _show_failure(self, error: RacklessError) -> None:
         self._set_busy(False)
         self.banner.show_error(error)
 
     def _set_busy(self, is_busy: bool) -> None:
-        for widget in (self.text, self.add, self.confirm):
+        for widget in (self.text, self.add, self.alone, self.confirm):
             widget.setEnabled(not is_busy)

@@ -46,6 +46,10 @@ async def test_every_line_ends_in_an_outcome_and_fingerprints_come_back(tmp_path
             for may_run, said in ((False, "runs a program"), (True, "gave no SSH connection")):
                 (outcome,) = await core.nodes.add_list(lab, run_programs=may_run)
                 assert said in outcome.message
+            await core.nodes.remove("b")
+            other = make_key(tmp_path, "other")
+            (refused,) = await core.nodes.add_list(lines[1:2], {"b": two.fingerprint}, other)
+            assert (refused.state, refused.account) == ("failed", lines[1].target), refused
 
 
 def test_the_command_shows_what_became_of_each_line(
