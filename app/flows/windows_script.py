@@ -27,6 +27,23 @@ def list_steps(script: WindowsScript) -> str:
     )
 
 
+def introduce_script(node: str) -> str:
+    """Return what the script is for; `node`: a known one, empty: a PC that is to become one."""
+    values = f"the values of {node}" if node else "the name that the PC will have"
+    return (
+        f"Some settings of WSL can be changed on Windows only. This script has {values} and the "
+        "addresses of your other nodes. On that PC it shows each change and asks; it can:"
+    )
+
+
+def how_to_add(script: WindowsScript) -> str:
+    """Return how the PC of a script becomes a node once the script has run."""
+    return (
+        f"Then add it here as {script.node}: USER@ADDRESS-OF-THAT-PC:2222, where USER is the one "
+        "inside Ubuntu."
+    )
+
+
 def how_to_run(file_name: str) -> str:
     """Return how to run a saved script on its PC."""
     command = f"powershell -ExecutionPolicy Bypass -File .\\{file_name}"

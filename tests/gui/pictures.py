@@ -17,6 +17,7 @@ from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from app.gui.nodes.repair_dialog import RepairDialog
+from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
 from app.nodes.discovery.candidate import Candidate
 from app.provisioning.check_row import CheckRow, make_row
 from app.provisioning.system_repairs import name_own_address, synchronise_clock
@@ -496,6 +497,13 @@ def _windows_script(stage: Stage) -> QWidget:
     return dialog
 
 
+def _windows_script_new(stage: Stage) -> QWidget:
+    press(_add_node(stage), "Script for a Windows PC")
+    dialog = open_dialog(WindowsScriptDialog)
+    stage.wait_for(dialog.save.isEnabled)
+    return dialog
+
+
 def _node_found(stage: Stage) -> QWidget:
     stage.core.distros = ("Ubuntu-24.04",)
     dialog = _add_node(stage)
@@ -561,6 +569,14 @@ def _node_list(stage: Stage) -> QWidget:
     pane.text.setPlainText("big anna@192.168.1.20\nlab bob@10.0.0.5:2222  # upstairs\nall c@pc")
     pane.add.click()
     stage.wait_for(lambda: pane.confirm.isVisible())
+    return dialog
+
+
+def _node_list_password(stage: Stage) -> QWidget:
+    stage.core.locked_hosts.add("192.168.1.20")
+    dialog = _node_list(stage)
+    dialog.several.confirm.click()  # type: ignore[attr-defined]
+    stage.wait_for(lambda: dialog.several.alone.isVisible())  # type: ignore[attr-defined]
     return dialog
 
 
@@ -761,10 +777,12 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-look": _look,
     "add-node": _add_node,
     "windows-script": _windows_script,
+    "windows-script-new": _windows_script_new,
     "add-node-fingerprint": _fingerprint,
     "add-node-password": _password,
     "add-node-discovered": _found_pcs,
     "add-node-list": _node_list,
+    "add-node-list-password": _node_list_password,
     "add-node-found": _node_found,
     "chat": _chat,
     "chat-settings": _chat_settings,

@@ -410,3 +410,17 @@ def test_a_node_in_wsl_offers_the_script_for_its_windows(busy, tmp_path):
     dialog.save_file(tmp_path)
     busy.wait_for(lambda: "cannot be written" in dialog.banner.message())
     dialog.reject()
+
+
+def test_a_windows_pc_that_is_no_node_yet_gets_its_script(empty, dialog, tmp_path):
+    press(dialog, "Script for a Windows PC")
+    script = open_dialog(WindowsScriptDialog)
+    empty.wait_for(script.save.isEnabled)
+    assert script.name.text() == "node-1"
+    script.name.selectAll()
+    QTest.keyClicks(script.name, "red")
+    empty.wait_for(lambda: "as red: USER@" in script.command.text())
+    script.save_file(tmp_path / "red.ps1")
+    empty.wait_for(lambda: "Saved" in script.banner.message())
+    assert b"red" in (tmp_path / "red.ps1").read_bytes()
+    script.reject()

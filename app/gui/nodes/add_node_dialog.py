@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QStackedLayout, QVBoxLayout, QWidget
 
 from app.core.api import CoreApi
@@ -23,6 +23,7 @@ from app.gui.nodes.add_node_form import AddNodeForm
 from app.gui.nodes.found_pcs import FoundPcs
 from app.gui.nodes.node_found import NodeFound
 from app.gui.nodes.node_list_pane import NodeListPane
+from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.nodes.node import NodeAddress, SshTarget
@@ -114,6 +115,7 @@ class AddNodeDialog(QDialog):
         self.form.edited.connect(self._edited)
         self.form.find_wanted.connect(self._find)
         self.form.list_wanted.connect(self._list)
+        self.form.windows_wanted.connect(self._offer_script)
         for page in (self.near, self.several):
             page.back.connect(partial(self._turn_to, self._asking))
         self.near.used.connect(self._use)
@@ -156,6 +158,11 @@ class AddNodeDialog(QDialog):
     def _list(self) -> None:
         self.resize(max(self.width(), LIST_WIDTH_PX), self.height())
         self._turn_to(self.several)
+
+    def _offer_script(self) -> None:
+        dialog = WindowsScriptDialog(self._context, self, self.form.review().name, is_new=True)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.open()
 
     def _find(self) -> None:
         self.resize(max(self.width(), TABLE_WIDTH_PX), self.height())

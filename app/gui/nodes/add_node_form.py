@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QFileDialog,
+    QGridLayout,
     QHBoxLayout,
     QLineEdit,
     QRadioButton,
@@ -27,6 +28,7 @@ class AddNodeForm(QWidget):
     """The user has changed an answer."""
     find_wanted = Signal()
     list_wanted = Signal()
+    windows_wanted = Signal()
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -133,13 +135,17 @@ class AddNodeForm(QWidget):
                 wraps=True,
             )
         )
-        ways = QHBoxLayout()
-        for words, wanted, icon in (
-            ("Find PCs on this network", self.find_wanted, "search"),
-            ("Add a list of PCs", self.list_wanted, "add"),
+        ways = QGridLayout()
+        for place, (words, wanted, icon) in enumerate(
+            (
+                ("Find PCs on this network", self.find_wanted, "search"),
+                ("Add a list of PCs", self.list_wanted, "add"),
+                ("Script for a Windows PC", self.windows_wanted, "save"),
+            )
         ):
-            ways.addWidget(Button(self._context.theme, words, wanted.emit, icon=icon, role="link"))
-        ways.addStretch(1)
+            button = Button(self._context.theme, words, wanted.emit, icon=icon, role="link")
+            ways.addWidget(button, place // 2, place % 2, Qt.AlignmentFlag.AlignLeft)
+        ways.setColumnStretch(1, 1)
         column.addLayout(ways)
         column.addSpacing(8)
         column.addWidget(make_label("Key file", "subheading"))

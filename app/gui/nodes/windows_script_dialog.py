@@ -9,13 +9,20 @@ from PySide6.QtWidgets import (
     QDialog,
     QFileDialog,
     QHBoxLayout,
+    QLineEdit,
     QSpinBox,
     QVBoxLayout,
     QWidget,
 )
 
 from app.errors import RacklessError
-from app.flows.windows_script import how_to_run, list_steps, read_options
+from app.flows.windows_script import (
+    how_to_add,
+    how_to_run,
+    introduce_script,
+    list_steps,
+    read_options,
+)
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
 from app.gui.session.context import Context
@@ -26,16 +33,25 @@ SCRIPTS = "PowerShell scripts (*.ps1)"
 
 
 class WindowsScriptDialog(QDialog):
-    """Offers the script of one node; it is made anew when a choice changes."""
+    """Offers the script of one node; it is made anew when a choice changes.
 
-    def __init__(self, context: Context, parent: QWidget, node: str) -> None:
+    `node` is its name, or with `is_new` the suggested name of a PC that is to become one.
+    """
+
+    def __init__(
+        self, context: Context, parent: QWidget, node: str, *, is_new: bool = False
+    ) -> None:
         super().__init__(parent)
-        self._context, self._node = context, node
+        self._context = context
+        self._is_new = is_new
         self._script: WindowsScript | None = None
-        self._wanted = ScriptOptions()
-        self.setWindowTitle(f"Script for the Windows of {node}")
+        self._wanted = ("", ScriptOptions())
+        whose = "a Windows PC" if is_new else f"the Windows of {node}"
+        self.setWindowTitle(f"Script for {whose}")
         self.resize(640, 520)
         self.banner = Banner(context.theme)
+        self.name = QLineEdit(node)
+        self.name.setAccessibleName("Name that it will have")
         self.memory = QSpinBox()
         self.memory.setRange(0, MAX_MEMORY_GIB)
         self.memory.setSuffix(" GiB")
@@ -54,14 +70,7 @@ class WindowsScriptDialog(QDialog):
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
         column.addWidget(make_label("Script for Windows", "heading"))
-        column.addWidget(
-            make_label(
-                "Some settings of WSL can be changed on Windows only. This script has the values "
-                f"of {node} and the addresses of your other nodes. On that PC it shows each change "
-                "and asks; it can:",
-                wraps=True,
-            )
-        )
+        column.addWidget(make_label(introduce_script("" if is_new else node), wraps=True))
         column.addWidget(self.steps)
         column.addLayout(self._make_choices())
         column.addWidget(self.at_logon)
@@ -69,6 +78,7 @@ class WindowsScriptDialog(QDialog):
         column.addStretch(1)
         column.addWidget(self.banner)
         column.addLayout(self._make_foot())
+        self.name.textEdited.connect(self._make_script)
         self.memory.valueChanged.connect(self._make_script)
         self.at_logon.toggled.connect(self._make_script)
         self._make_script()
@@ -86,6 +96,10 @@ class WindowsScriptDialog(QDialog):
     def _make_choices(self) -> QHBoxLayout:
         row = QHBoxLayout()
         row.setSpacing(8)
+        if self._is_new:
+            row.addWidget(make_label("Name that it will have"))
+            row.addWidget(self.name)
+            row.addSpacing(16)
         row.addWidget(make_label("Memory of WSL"))
         row.addWidget(self.memory)
         row.addStretch(1)
@@ -103,19 +117,22 @@ class WindowsScriptDialog(QDialog):
     def _make_script(self) -> None:
         self._script = None
         self._enable()
-        self._wanted = options = read_options(self.memory.value(), self.at_logon.isChecked())
+        options = read_options(self.memory.value(), self.at_logon.isChecked())
+        self._wanted = name, _ = (self.name.text().strip(), options)
         self._context.bridge.run(
-            lambda core, report: core.nodes.windows_script(self._node, options),
-            lambda script: self._show(script, options),
+            lambda core, report: core.nodes.windows_script(name, options),
+            lambda script: self._show(script, (name, options)),
             self._fail,
         )
 
-    def _show(self, script: WindowsScript, options: ScriptOptions) -> None:
-        if options != self._wanted:  # another choice was made meanwhile
+    def _show(self, script: WindowsScript, wanted: tuple[str, ScriptOptions]) -> None:
+        if wanted != self._wanted:  # another choice was made meanwhile
             return
         self._script = script
+        self.banner.hide()
         self.steps.setText(list_steps(script))
-        self.command.setText(how_to_run(script.file_name))
+        then = f"\n{how_to_add(script)}" if self._is_new else ""
+        self.command.setText(how_to_run(script.file_name) + then)
         if script.notes:
             self.banner.show_message("warning", "Before you run it", ". ".join(script.notes) + ".")
         self._enable()
