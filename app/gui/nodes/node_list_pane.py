@@ -56,6 +56,7 @@ class NodeListPane(QWidget):
         self.text = QPlainTextEdit()
         self.text.setAccessibleName("List of PCs")
         self.text.setPlaceholderText("big anna@192.168.1.20\ngamer-pc\nlab bob@10.0.0.5:2222")
+        self.text.setTabChangesFocus(True)
         self.text.setMinimumHeight(110)
         self.model: RowsModel[NodeOutcome] = RowsModel(
             outcome_columns(), key=lambda o: (o.line.number, o.line.name)
