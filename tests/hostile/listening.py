@@ -115,8 +115,10 @@ class Watch:
         # A process may bind a socket and hand it to the one that it was bound for.
         if known is not None and known.owner and holders == self._holders[key]:
             return
-        commands = [read_command(pid) for pid in holders]
-        owner, reason = explain(" | ".join(filter(None, commands)) or line)
+        commands = [*filter(None, map(read_command, holders))]
+        if holders and not commands:
+            return  # gone before it could be asked, as a caller that listened for a moment
+        owner, reason = explain(" | ".join(commands) or line)
         if known is None or owner:
             self._seen[key] = Door(self._where, protocol, address.strip("[]"), port, owner, reason)
             self._holders[key] = holders
