@@ -18,7 +18,7 @@ import pytest
 from tests.cluster.master import ROOT
 from tests.cluster.namespaces import SYSTEM_PATH, Cluster, Node
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.campaign]
 PASSWORD = "correct horse battery"
 DEADLINE_S = 60.0
 

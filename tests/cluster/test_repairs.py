@@ -23,7 +23,7 @@ import pytest
 from tests.cluster.namespaces import SYSTEM_PATH, Cluster, Node
 from tests.fakes.sudo import write_sudo
 
-pytestmark = [pytest.mark.netns]
+pytestmark = [pytest.mark.netns, pytest.mark.campaign]
 ROOT = Path(__file__).resolve().parents[2]
 USER, USER_ID = "trainer", 4711
 PASSWORD = "correct-horse-battery-61"

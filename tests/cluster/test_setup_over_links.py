@@ -26,6 +26,7 @@ with package_site(Path(sys.argv[1])) as site:
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.netns
 def test_nodes_without_any_package_end_ready_from_the_one_index_that_one_of_them_reaches(
     tmp_path: Path, uv_wheel: Path

@@ -21,6 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FaultySite,
         yield made, made.check()
 
 
+@pytest.mark.campaign
 @pytest.mark.netns
 def test_a_few_faults_are_named(site: tuple[FaultySite, Checked]) -> None:
     made, healthy = site

@@ -151,6 +151,7 @@ async def test_a_node_of_the_same_network_sends_packets_too(
             await wake_node(replace(NODE, wake=near), (helper,), answers, lambda text: None)
 
 
+@pytest.mark.campaign
 @pytest.mark.netns
 def test_a_stopped_pc_gets_the_packet_and_is_waited_for(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", 1) as cluster:
