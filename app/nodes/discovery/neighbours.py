@@ -7,6 +7,7 @@ language of the system, so only addresses are read from it.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 import struct
@@ -15,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.contract.python_child import SAFE_FOLDER
+from agents.contract.python_child import SAFE_FOLDER, python_environ
 
 TABLE = Path("/proc/net/arp")
 ARP_TIMEOUT_S = 5.0
@@ -45,6 +46,7 @@ def read_neighbours() -> tuple[Neighbour, ...]:
             capture_output=True,
             timeout=ARP_TIMEOUT_S,
             cwd=SAFE_FOLDER,
+            env=python_environ(os.environ),
             stdin=subprocess.DEVNULL,
             check=False,
         )
