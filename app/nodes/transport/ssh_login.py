@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncssh
 
-from agents.contract.python_child import SAFE_FOLDER
+from agents.contract.python_child import SAFE_FOLDER, python_environ
 from app.errors import NodeUnreachable
 from app.nodes.node import SshAddress
 from app.nodes.transport.host_key_judge import ALL_HOST_KEY_ALGORITHMS, HostKeyJudge
@@ -130,6 +130,7 @@ async def _run_proxy(command: str) -> dict[str, Any]:
                 stdin=its.fileno(),
                 stdout=its.fileno(),
                 stderr=asyncio.subprocess.DEVNULL,
+                env=python_environ(os.environ),
                 start_new_session=True,
                 cwd=SAFE_FOLDER,
             )
