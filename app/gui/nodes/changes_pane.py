@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 
 from agents.contract.repair import Change, ChangeList
 from app.errors import RacklessError
@@ -23,8 +22,8 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, make_label
+from app.gui.nodes.node_pane import NodePane
 from app.gui.nodes.sudo_password import SudoPassword
-from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
@@ -33,17 +32,14 @@ from app.text import show_foreign, show_moment
 _NOTHING = ChangeList(changes=(), admin="none")
 
 
-class ChangesPane(QWidget):
-    """The log of one node; it is asked only while the pane is visible."""
+class ChangesPane(NodePane):
+    """The log of one node."""
+
+    asks_each_time = True  # a repair may have changed the node while this tab was hidden
 
     def __init__(self, context: Context) -> None:
-        super().__init__()
-        self._context = context
-        self._op: Op | None = None
-        self._name, self._shown = "", ""
+        super().__init__(context)
         self._log = _NOTHING
-        self._soon = QTimer(self, interval=0, singleShot=True)
-        self._soon.timeout.connect(self._refresh_if_other)
         theme = context.theme
         self.model: RowsModel[Change] = RowsModel(self._columns(), key=lambda one: one.number)
         self.table = TableView(theme, self.model, "Changes")
@@ -64,11 +60,6 @@ class ChangesPane(QWidget):
         self.table.chosen.connect(self._show_steps)
         self.show_node("")
 
-    def show_node(self, name: str) -> None:
-        """Show the log of another node; empty: none is selected."""
-        self._name = name
-        self._soon.start()
-
     def refresh(self) -> None:
         """Ask the node for its log."""
         if self._op is not None:
@@ -83,16 +74,6 @@ class ChangesPane(QWidget):
             self._op = self._context.bridge.run(
                 lambda core, report: core.repairs.changes(name), self._take_named, self._fail
             )
-
-    def showEvent(self, event: QShowEvent) -> None:
-        # A repair may have changed the node while this tab was hidden.
-        super().showEvent(event)
-        self._shown = ""
-        self._soon.start()
-
-    def _refresh_if_other(self) -> None:
-        if self._name != self._shown and self.isVisible():
-            self.refresh()
 
     # ------------------------------------------------------------ layout
 

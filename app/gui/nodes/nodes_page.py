@@ -176,9 +176,9 @@ class NodesPage(QWidget):
             self.table.selectRow(0)
         node = self.table.selected()
         self.details.show_node(node)
-        self.log.show_node(node.name if node is not None else "")
-        self.changes.show_node(node.name if node is not None else "")
-        self.storage.show_node(node.name if node is not None else "")
+        name = node.name if node is not None else ""
+        for pane in (self.log, self.changes, self.storage):
+            pane.show_node(name)
         # This runs at every change of any node; its measurements are read once.
         if node is not None and node.name not in self._asked_measured:
             self._asked_measured.add(node.name)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 
 from app.artifacts.node_storage import FreedStorage
 from app.artifacts.storage_rules import NodeStorage, StoredItem, choose, describe_storage
@@ -15,24 +14,21 @@ from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button, make_label
-from app.gui.session.bridge import Op
+from app.gui.nodes.node_pane import NodePane
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
 from app.text import count_of, show_bytes, show_foreign, show_moment
 
 
-class StoragePane(QWidget):
-    """The disk of one node; it is asked only while the pane is visible."""
+class StoragePane(NodePane):
+    """The disk of one node."""
+
+    asks_each_time = True  # a run may have filled the disk while this tab was hidden
 
     def __init__(self, context: Context) -> None:
-        super().__init__()
-        self._context = context
-        self._op: Op | None = None
-        self._name, self._shown = "", ""
+        super().__init__(context)
         self._storage: NodeStorage | None = None
-        self._soon = QTimer(self, interval=0, singleShot=True)
-        self._soon.timeout.connect(self._refresh_if_other)
         theme = context.theme
         self.model: RowsModel[StoredItem] = RowsModel(self._columns(), key=lambda one: one.name)
         self.table = TableView(theme, self.model, "Storage")
@@ -64,25 +60,10 @@ class StoragePane(QWidget):
         self.table.chosen.connect(self._enable)
         self.show_node("")
 
-    def show_node(self, name: str) -> None:
-        """Show the disk of another node; empty: none is selected."""
-        self._name = name
-        self._soon.start()
-
     def refresh(self) -> None:
         """Ask the node what lies on its disk."""
         self.banner.hide()
         self._ask()
-
-    def showEvent(self, event: QShowEvent) -> None:
-        # A run may have filled the disk while this tab was hidden.
-        super().showEvent(event)
-        self._shown = ""
-        self._soon.start()
-
-    def _refresh_if_other(self) -> None:
-        if self._name != self._shown and self.isVisible():
-            self.refresh()
 
     def _ask(self) -> None:
         if self._op is not None:
