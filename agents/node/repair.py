@@ -87,7 +87,9 @@ def undo(home: Home, order: UndoOrder, admin: Administrator, say: Say) -> list[C
         return [_Undoing(home, log, change, admin, say).run() for change in newest_first]
 
 
-class _Applying:
+class _Work:
+    """A change that is being applied or taken back, each step noted in the log."""
+
     def __init__(
         self, home: Home, log: ChangeLog, change: Change, admin: Administrator, say: Say
     ) -> None:
@@ -97,6 +99,14 @@ class _Applying:
         self._admin = admin
         self._say = say
 
+    def _note(self, index: int, **values: object) -> None:
+        steps = list(self._change.steps)
+        steps[index] = replace(steps[index], **values)  # type: ignore[arg-type]
+        self._change = replace(self._change, steps=tuple(steps))
+        self._log.save(self._change)
+
+
+class _Applying(_Work):
     def run(self, expected: Sequence[str]) -> Change:
         for index, sha256 in enumerate(expected):
             try:
@@ -165,23 +175,8 @@ class _Applying:
             raise _StepFailed(f"{step.says}: {_last_words(code, output)}; {path} is as it was.")
         self._note(index, state="done")
 
-    def _note(self, index: int, **values: object) -> None:
-        steps = list(self._change.steps)
-        steps[index] = replace(steps[index], **values)  # type: ignore[arg-type]
-        self._change = replace(self._change, steps=tuple(steps))
-        self._log.save(self._change)
 
-
-class _Undoing:
-    def __init__(
-        self, home: Home, log: ChangeLog, change: Change, admin: Administrator, say: Say
-    ) -> None:
-        self._home = home
-        self._log = log
-        self._change = change
-        self._admin = admin
-        self._say = say
-
+class _Undoing(_Work):
     def run(self) -> Change:
         self._change = replace(self._change, undo_problem="")
         problems = []
@@ -240,12 +235,6 @@ class _Undoing:
         code, output = _run(self._admin, edit.activate, step, self._say)
         if code:
             raise _StepFailed(f"{one.path} is as it was, but: {_last_words(code, output)}.")
-
-    def _note(self, index: int, **values: object) -> None:
-        steps = list(self._change.steps)
-        steps[index] = replace(steps[index], **values)  # type: ignore[arg-type]
-        self._change = replace(self._change, steps=tuple(steps))
-        self._log.save(self._change)
 
 
 def _owner_of(before: FileState, step: RepairStep) -> tuple[int, int]:
