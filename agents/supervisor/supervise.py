@@ -34,8 +34,8 @@ from agents.state import Home, Identity, identify, read_json, take_lock, write_j
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.clocks import ClockWatch
 from agents.supervisor.confirmation import ConfirmationWatch
-from agents.supervisor.disk_watch import DiskWatch
 from agents.supervisor.fence import read_fence
+from agents.supervisor.full_disk import FullDiskWatch
 from agents.supervisor.journal import AttemptJournal, give_back_all
 from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
@@ -115,14 +115,15 @@ class Supervisor:
         self._intent = intent
         self._launcher = launcher
         self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
-        self._stop_asked = self._is_wanted = False
+        # Signals to end that have come.
+        self._asked: set[int] = set()
         # Rank that was last named as standing still; None: none.
         self._standing_rank: int | None = None
         self._standing_for: tuple[str, ...] = ()
         self._outages = OutageWatch(intent)
         self._regroups = RegroupWatch(attempt, intent)
         self._clocks = ClockWatch()
-        self._disk = DiskWatch(attempt.folder)
+        self._disk = FullDiskWatch(attempt.folder)
         wake = _listen_to_signals(self._ask_stop)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
@@ -225,7 +226,7 @@ class Supervisor:
         outcome = judge_end(ranks, self._intent, is_stop=is_stop)
         if outcome.state != "stopped" or is_wanted:
             return outcome
-        return judge_outside(outcome, ranks, self._intent, is_node=self._stop_asked)
+        return judge_outside(outcome, ranks, self._intent, is_node=bool(self._asked))
 
     def _look_at_clocks(self) -> None:
         """Record that this PC slept, or that its clock was set."""
@@ -341,15 +342,14 @@ class Supervisor:
         return float(value) if isinstance(value, (int, float)) else GRACE_S
 
     def _ask_stop(self, number: int) -> None:
-        self._stop_asked = True
-        self._is_wanted = self._is_wanted or number == signal.SIGINT
+        self._asked.add(number)
 
     def _is_stop_asked(self) -> bool:
-        return self._stop_asked or self._attempt.file(STOP_FILE).exists()
+        return bool(self._asked) or self._attempt.file(STOP_FILE).exists()
 
     def _is_stop_wanted(self) -> bool:
         """Return whether a person or a master asked for it, rather than the system."""
-        return self._is_wanted or self._attempt.file(STOP_FILE).exists()
+        return signal.SIGINT in self._asked or self._attempt.file(STOP_FILE).exists()
 
     def _is_stop_at_loss(self) -> bool:
         """Return whether a master ends this part since another one was lost, and no person does."""

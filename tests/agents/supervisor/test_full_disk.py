@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from agents.supervisor.disk_watch import FULL_BYTES, FULL_FILES, INTERVAL_S, DiskWatch
+from agents.supervisor.full_disk import FULL_BYTES, FULL_FILES, INTERVAL_S, FullDiskWatch
 
 MANY = 1 << 20
 
@@ -21,22 +22,23 @@ MANY = 1 << 20
         (0, [(9 * FULL_BYTES, 0)], [None]),
     ],
 )
-def test_changes_are_told_once(tmp_path, files, states, expected):
-    coming = iter(states)
+def test_changes_are_told_once(tmp_path, monkeypatch, files, states, expected):
+    state = [0, 0]
 
     def read(folder):
-        free_bytes, free_files = next(coming)
         return SimpleNamespace(
-            f_bavail=free_bytes // 512, f_frsize=512, f_files=files, f_favail=free_files
+            f_bavail=state[0] // 512, f_frsize=512, f_files=files, f_favail=state[1]
         )
 
-    watch = DiskWatch(tmp_path, read)
-    found = [watch.look(number * INTERVAL_S) for number in range(len(states))]
+    monkeypatch.setattr(os, "statvfs", read)
+    watch, found = FullDiskWatch(tmp_path), []
+    for number, state[:] in enumerate(states):
+        found.append(watch.look(number * INTERVAL_S))
     # In whole blocks, one byte less than the limit is a block less.
     assert found == expected
     assert watch.look((len(states) - 1) * INTERVAL_S + 0.1) is None
 
 
 def test_a_folder_that_is_gone_is_no_full_disk(tmp_path):
-    assert DiskWatch(tmp_path / "none").look(0.0) is None
-    assert DiskWatch(tmp_path).look(0.0) is None
+    assert FullDiskWatch(tmp_path / "none").look(0.0) is None
+    assert FullDiskWatch(tmp_path).look(0.0) is None

@@ -6,9 +6,9 @@ log would end without a reason.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
+
+from agents.disk_space import free_bytes, free_files
 
 FULL_BYTES = 4 << 20
 """Free space below which a disk counts as full, in bytes."""
@@ -18,19 +18,15 @@ INTERVAL_S = 2.0
 """Time between two looks, in seconds."""
 
 
-class DiskWatch:
+class FullDiskWatch:
     """Follows the free space of one folder's disk.
 
     Args:
         folder: exists.
-        read: returns the state of its disk.
     """
 
-    def __init__(
-        self, folder: Path, read: Callable[[Path], os.statvfs_result] = os.statvfs
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read = read
         self._next_s = 0.0
         self._lacks = ""
 
@@ -47,14 +43,14 @@ class DiskWatch:
             return None
         self._next_s = now_s + INTERVAL_S
         try:
-            space = self._read(self._folder)
+            num_bytes, num_files = free_bytes(self._folder), free_files(self._folder)
         except OSError:  # its disk is gone; ranks will say so
             return None
         factor = 2 if self._lacks else 1  # twice as much again, or it would flap
         lacks = ""
-        if space.f_bavail * space.f_frsize < factor * FULL_BYTES:
+        if num_bytes < factor * FULL_BYTES:
             lacks = "bytes"
-        elif space.f_files and space.f_favail < factor * FULL_FILES:  # 0: no limit
+        elif num_files is not None and num_files < factor * FULL_FILES:
             lacks = "files"
         if lacks == self._lacks:
             return None
