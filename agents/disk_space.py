@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _KEEP_SIZE = 1
@@ -90,3 +92,23 @@ def free_files(folder: Path) -> int | None:
     """
     state = os.statvfs(folder)
     return state.f_favail if state.f_files else None
+
+
+def walk_files(place: Path) -> Iterator[os.stat_result]:
+    """Yield the state of the files at and below a place; links are not followed."""
+    paths = [str(place)]
+    while paths:
+        path = paths.pop()
+        try:
+            found = os.lstat(path)
+            if stat.S_ISDIR(found.st_mode):
+                paths += [entry.path for entry in os.scandir(path)]
+            else:
+                yield found
+        except (FileNotFoundError, PermissionError):  # deleted meanwhile, or another user's
+            continue
+
+
+def freed_bytes(place: Path) -> int:
+    """Return the bytes that deleting a folder frees: files with another name elsewhere stay."""
+    return sum(found.st_blocks * _BLOCK_BYTES for found in walk_files(place) if found.st_nlink == 1)

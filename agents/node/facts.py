@@ -13,11 +13,10 @@ import socket
 import struct
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
 
 from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts
 from agents.contract.wire import from_wire
+from agents.node.examination.reading import read_int, read_text
 from agents.node.wake_on_lan import read_broadcast, read_mac, read_wakes
 from agents.state import Home, boot_time_s, identity_from, read_json
 from agents.telemetry.host import parse_memory, read_disk
@@ -28,17 +27,17 @@ SIOCGIFADDR = 0x8915
 
 def read_facts(home: Home) -> NodeFacts:
     """Return the current facts about this node."""
-    memory = parse_memory(_read("/proc/meminfo"))
+    memory = parse_memory(read_text("/proc/meminfo") or "")
     disk = read_disk(home.path)
     free = shutil.disk_usage(home.path).free if disk else None
     gpus, problem = read_gpus(home)
     return NodeFacts(
         hostname=socket.gethostname(),
-        os=parse_os_release(_read("/etc/os-release")) or platform.system(),
+        os=parse_os_release(read_text("/etc/os-release") or "") or platform.system(),
         kernel=platform.release(),
         python=platform.python_version(),
         architecture=platform.machine(),
-        cpu=parse_cpu_name(_read("/proc/cpuinfo")),
+        cpu=parse_cpu_name(read_text("/proc/cpuinfo") or ""),
         # Not os.cpu_count(), which ignores the limits of containers and taskset.
         num_cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory[1] if memory else None,
@@ -139,16 +138,16 @@ def _read_with_ioctl() -> list[InterfaceFacts]:
 
 def _describe_interface(name: str, address: str) -> InterfaceFacts:
     base = f"/sys/class/net/{name}"
-    speed = _read_int(f"{base}/speed")
-    state = _read(f"{base}/operstate").strip()
+    speed = read_int(f"{base}/speed")
+    state = read_text(f"{base}/operstate")
     return InterfaceFacts(
         name=name,
         address=address,
-        mtu=_read_int(f"{base}/mtu"),
+        mtu=read_int(f"{base}/mtu"),
         # The kernel reports -1 for a link that is down and for many virtual devices.
         speed_mbit=speed if speed and speed > 0 else None,
         # Loopback and tunnels report `unknown`, which is neither.
-        up={"up": True, "down": False}.get(state),
+        up={"up": True, "down": False}.get(state or ""),
         mac=read_mac(name),
         broadcast=read_broadcast(name),
         wakes=read_wakes(name),
@@ -161,7 +160,7 @@ def read_machine_id() -> str | None:
     The id itself is not to be sent over a network (`man 5 machine-id`).
     """
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        if own_id := _read(path).strip():
+        if own_id := read_text(path):
             return hashlib.sha256(f"rackless {own_id}".encode()).hexdigest()[:32]
     return None
 
@@ -192,18 +191,3 @@ def read_wsl_mode() -> str | None:
         ).stdout
         return output.strip().lower() or "unknown"
     return "unknown"
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _read_int(path: str) -> int | None:
-    value: Any = _read(path).strip()
-    try:
-        return int(value)
-    except ValueError:
-        return None

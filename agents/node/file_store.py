@@ -26,6 +26,7 @@ from pathlib import Path
 
 from agents.contract.chunks import ChunkedFile, describe_small
 from agents.contract.wire import WireError
+from agents.disk_space import walk_files
 from agents.state import fsync_folder
 
 STORE = "store"
@@ -186,7 +187,7 @@ class FileStore:
 
     def release(self, folder: Path) -> None:
         """Delete the files here that have no other name than one in `folder`, which goes too."""
-        inside = {found.st_ino for found in _walk(folder) if found.st_nlink == 2}
+        inside = {found.st_ino for found in walk_files(folder) if found.st_nlink == 2}
         for path in self._files.glob("*/*") if inside else ():
             with contextlib.suppress(FileNotFoundError):
                 if path.lstat().st_ino in inside:
@@ -199,13 +200,6 @@ class FileStore:
             for stored in self._files.glob("*/*") if found.st_nlink > 1 else ():
                 if stored.lstat().st_ino == found.st_ino and stored.name != sha256:
                     self.delete(stored.name)
-
-
-def _walk(folder: Path) -> Iterator[os.stat_result]:
-    for top, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                yield os.lstat(os.path.join(top, name))
 
 
 def _plain(sha256: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agents.contract.environments import KeptItem, KeptKind
 from agents.contract.wheel_store import HALVES, PARTIAL, STORE
+from agents.disk_space import freed_bytes
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.build_tools import PYTHONS, TOOLS
 from agents.node.environment import COMPLETE, read_adopted, read_marker
@@ -33,7 +34,7 @@ def list_kept(home: Home) -> tuple[KeptItem, ...]:
         KeptItem(
             kind=kind,
             name=_name(kind, folder),
-            size_bytes=_size_of(folder),
+            size_bytes=freed_bytes(folder),
             used_s=folder.stat().st_mtime,
             needed_by=needs.get(_name(kind, folder), ""),
         )
@@ -83,16 +84,6 @@ def _inside(place: Path) -> Iterator[Path]:
 
 def _name(kind: KeptKind, folder: Path) -> str:
     return f"{kind}-{folder.name.lstrip('.').removeprefix(f'{kind}-')}"
-
-
-def _size_of(folder: Path) -> int:
-    """Return the bytes that deleting a folder frees: files with other names stay."""
-    total = 0
-    for top, _, names in os.walk(folder):
-        for name in names:
-            state = os.lstat(os.path.join(top, name))
-            total += state.st_blocks * 512 if state.st_nlink == 1 else 0
-    return total
 
 
 def _needs(home: Home) -> dict[str, str]:
@@ -145,7 +136,7 @@ def _age_s(folder: Path) -> float:
 
 def _delete(folder: Path) -> int:
     """Delete a folder, the marker of a whole environment first; return the bytes of it."""
-    size = _size_of(folder)
+    size = freed_bytes(folder)
     busy = f"{folder} is not deleted: it is being written."
     lock = folder.with_name(f"{folder.name}.lock")
     with locked(lock, 1.0, busy):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from agents.contract.names import MAX_TIME_S, is_safe_name
 from agents.contract.run_layout import CHECKPOINTS, EXIT_FILE, INTENT_FILE, step_of_checkpoint
 from agents.contract.storage import MAX_ITEMS, StorageItem, StorageKind, StorageReport
+from agents.disk_space import freed_bytes, walk_files
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import STORE, FileStore
 from agents.node.files import split_path
@@ -47,7 +47,7 @@ class _Disk:
 
     def weigh(self, place: Path, wants: Callable[[os.stat_result], bool] | None = None) -> int:
         total = 0
-        for found in _walk(place):
+        for found in walk_files(place):
             key = (found.st_dev, found.st_ino)
             if key not in self.seen and (wants is None or wants(found)):
                 self.seen.add(key)
@@ -258,27 +258,12 @@ def _is_given_up(used_s: float) -> bool:
 
 
 def _newest(place: Path) -> float:
-    return max((found.st_mtime for found in _walk(place)), default=place.lstat().st_mtime)
+    return max((found.st_mtime for found in walk_files(place)), default=place.lstat().st_mtime)
 
 
 def _inside(place: Path) -> Iterator[Path]:
     if place.is_dir() and not place.is_symlink():
         yield from (one for one in sorted(place.iterdir()) if one.is_dir() and not one.is_symlink())
-
-
-def _walk(place: Path) -> Iterator[os.stat_result]:
-    """Yield the state of the files at and below a place; links are not followed."""
-    paths = [str(place)]
-    while paths:
-        path = paths.pop()
-        try:
-            found = os.lstat(path)
-            if stat.S_ISDIR(found.st_mode):
-                paths += [entry.path for entry in os.scandir(path)]
-            else:
-                yield found
-        except (FileNotFoundError, PermissionError):  # deleted meanwhile, or another user's
-            continue
 
 
 # ---------------------------------------------------------------- deletion
@@ -319,7 +304,7 @@ def _delete_folder(home: Home, folder: Path, is_bundle: bool) -> int:
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
     os.rename(folder, doomed)
     # Files that have a name elsewhere, such as in the hub's cache, stay there.
-    freed = sum(found.st_blocks * 512 for found in _walk(doomed) if found.st_nlink == 1)
+    freed = freed_bytes(doomed)
     shutil.rmtree(doomed)
     return freed
 
