@@ -58,8 +58,8 @@ ORDER = {
         " | __main__"
     ),
     "app.nodes": (
-        "node archive credential endpoints ssh_words | ssh_config | ssh_hosts transport discovery"
-        " | bootstrap | channel | link copied_keys | client watch identity finder key_copy wake"
+        "node archive credential endpoints own_address ssh_words"
+        " | ssh_config | ssh_hosts transport discovery | bootstrap | channel | link copied_keys | client watch identity finder key_copy wake"
         " | fleet files"
     ),
     "app.planning": (

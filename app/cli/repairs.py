@@ -7,14 +7,13 @@ asked, so it takes `--yes`; a password for sudo is asked for at a terminal only.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output, confirm
+from app.cli.output import Output, ask_password, confirm
 from app.errors import AdminRefused, UsageError, UserError
 
 if TYPE_CHECKING:
@@ -210,16 +209,15 @@ class _Passwords:
 
 
 def _ask_password(node: str, out: Output) -> str:
-    if out.as_json or not sys.stdin.isatty():
+    password = None if out.as_json else ask_password(f"Password for sudo on {node}: ")
+    if password is None:
         raise AdminRefused(
             f"sudo on {node} wants a password",
             "Run this at a terminal without --json, which asks for it",
             where=node,
             again=False,
         )
-    from getpass import getpass
-
-    return getpass(f"Password for sudo on {node}: ", stream=sys.stderr)
+    return password
 
 
 async def _prepare(core: Core, args: argparse.Namespace, out: Output) -> int:

@@ -34,14 +34,14 @@ def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
     if len(facts) == 1:
         return {name: Endpoint(address=LOOPBACK, interface="lo") for name in facts}
     known = {name: known.address for name, known in facts.items() if known.address}
-    remote = [address for address in known.values() if not _is_loopback(address)]
+    remote = [address for address in known.values() if not is_loopback(address)]
     addresses = {
         name: known.get(name) or _own_address(fact, remote) for name, fact in facts.items()
     }
     # A node reached over loopback is on this PC, so the others reach it at this PC's own address.
     if remote:
         addresses = {
-            name: _own_address(facts[name], remote) if _is_loopback(address) else address
+            name: _own_address(facts[name], remote) if is_loopback(address) else address
             for name, address in addresses.items()
         }
     _expect_reachable(addresses, bool(remote))
@@ -56,7 +56,7 @@ def _own_address(facts: NodeFacts, peers: Sequence[str]) -> str:
 
     The facts have no netmask, so the longest common prefix of two addresses replaces it.
     """
-    own = [i.address for i in facts.interfaces if i.up is not False and not _is_loopback(i.address)]
+    own = [i.address for i in facts.interfaces if i.up is not False and not is_loopback(i.address)]
     best = max(
         ((_common_bits(mine, peer), mine) for mine in own for peer in peers),
         default=(0, LOOPBACK),
@@ -76,7 +76,7 @@ def _common_bits(first: str, second: str) -> int:
     return one.max_prefixlen - (int(one) ^ int(two)).bit_length()
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -84,7 +84,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _expect_reachable(addresses: Mapping[str, str], has_remote: bool) -> None:
-    stuck = [name for name, address in addresses.items() if _is_loopback(address)]
+    stuck = [name for name, address in addresses.items() if is_loopback(address)]
     if has_remote and stuck:
         raise UserError(
             f"node {stuck[0]} has no address that the other nodes can reach",
@@ -98,4 +98,4 @@ def _interface(facts: NodeFacts, address: str) -> str | None:
     for interface in facts.interfaces:
         if interface.address == address:
             return interface.name
-    return "lo" if _is_loopback(address) else None
+    return "lo" if is_loopback(address) else None

@@ -18,6 +18,7 @@ import asyncssh
 
 from app.errors import UserError
 from app.nodes.node import SshAddress
+from app.nodes.own_address import ANYWHERE, own_address_toward
 from app.nodes.transport.host_key_judge import HOST_KEY_ALGORITHMS
 from app.nodes.transport.host_keys import HostKeys
 
@@ -76,10 +77,9 @@ def _as_ipv4(text: str) -> ipaddress.IPv4Address | None:
 
 def _own_address(host: str) -> ipaddress.IPv4Address | None:
     """Return this PC's address on the way to `host`, or to the internet; sends nothing."""
-    for target in (host, "192.0.2.1"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-            one.connect((target, 9))
-            return _as_ipv4(one.getsockname()[0])
+    for target in (host, ANYWHERE):
+        if (found := own_address_toward(target, socket.AF_INET)) is not None:
+            return _as_ipv4(found)
     return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Mapping, Sequence
+
+from app.nodes.endpoints import is_loopback
 
 Link = tuple[str, str]
 """Two nodes by their names."""
@@ -74,16 +75,9 @@ def choose_toward(address: str, others: Sequence[str]) -> str:
     >>> choose_toward("127.0.0.1", ["127.0.0.2"])
     ''
     """
-    if address and not _is_loopback(address):
+    if address and not is_loopback(address):
         return ""
-    remote = [other for other in others if other and not _is_loopback(other)]
+    remote = [other for other in others if other and not is_loopback(other)]
     if remote:
         return remote[0]
     return "" if address else next((other for other in others if other), "127.0.0.1")
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import UserError
+from app.nodes.endpoints import is_loopback
 from app.nodes.node import (
     LocalAddress,
     Node,
@@ -19,14 +20,13 @@ from app.nodes.node import (
     WslAddress,
     check_node_name,
 )
+from app.nodes.own_address import ANYWHERE, own_address_toward
 from app.provisioning.windows.facts import DEFAULT_SSH_PORT, Start, WindowsWanted
 from app.provisioning.windows.plan import Step, steps_for
 from app.provisioning.windows.script import script_name, write_script
 
 DEFAULT_DISTRO = "Ubuntu-24.04"
 KEY_NAMES = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
-# Documentation address (RFC 5737): routed like any address of the internet, and nobody's.
-_ANYWHERE = "192.0.2.1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,21 +143,14 @@ def _resolve(hosts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _own_addresses(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses of this PC from which it reaches the targets, or the internet."""
-    found: dict[str, None] = {}
-    for target in (*targets, _ANYWHERE):
-        try:
-            family = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
-                probe.connect(family[4])  # sends nothing; the system chooses its own address
-                address = str(probe.getsockname()[0]).split("%")[0]
-        except (OSError, UnicodeError):
-            continue
-        if not ipaddress.ip_address(address).is_loopback:
-            found[address] = None
-        if found:
-            break
-    return tuple(found)
+    """Return the address of this PC on the way to the first target that has one, or to the
+    internet.
+    """
+    for target in (*targets, ANYWHERE):
+        found = own_address_toward(target)
+        if found is not None and not is_loopback(found):
+            return (found,)
+    return ()
 
 
 def _read_key(named: Path | None) -> tuple[str, tuple[str, ...]]:

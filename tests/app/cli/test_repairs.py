@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import repairs
+from app.cli import output, repairs
 from app.cli.main import build_parser
 from app.cli.output import Output
 from app.errors import AdminRefused, UsageError
@@ -50,7 +50,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(repairs, "confirm", lambda question: True)
     # pytest puts its own streams back before the test begins.
     terminal = SimpleNamespace(stdin=Terminal(), stderr=Terminal())
-    monkeypatch.setattr(repairs, "sys", terminal)
+    monkeypatch.setattr(output, "sys", terminal)
     return words
 
 

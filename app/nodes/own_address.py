@@ -1,0 +1,24 @@
+"""Which of this PC's addresses leads to another PC."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+# Documentation address (RFC 5737): routed like any address of the internet, and nobody's.
+ANYWHERE = "192.0.2.1"
+
+
+def own_address_toward(target: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> str | None:
+    """Return this PC's address on the way to `target`, which is sent nothing; None: no way.
+
+    Args:
+        target: name or address.
+        family: of the addresses that count.
+    """
+    with contextlib.suppress(OSError, UnicodeError):
+        found, *_, place = socket.getaddrinfo(target, 9, family, socket.SOCK_DGRAM)[0]
+        with socket.socket(found, socket.SOCK_DGRAM) as asker:
+            asker.connect(place)  # the system chooses our own address
+            return str(asker.getsockname()[0]).partition("%")[0]
+    return None
