@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
-LOOK = "while :; do ss -Hlntuxp; sleep 0.05; done"
-"""A loop of the shell: to enter a namespace for each look would take longer than the look."""
+LOOK = """
+import json, re, subprocess, time
+
+def read_command(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\\0", b" ").decode().strip()
+    except OSError:  # it has gone
+        return ""
+
+while True:
+    said = subprocess.run(["ss", "-Hlntuxp"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    for line in said.splitlines():
+        holders = {pid: read_command(pid) for pid in re.findall(r"pid=(\\d+)", line)}
+        print(json.dumps([line, holders]), flush=True)
+    time.sleep(0.05)
+"""
+"""A program of its own: to enter a namespace for each look would take longer than the look. It asks
+at once who holds a socket, since whoever reads its lines may come late on a busy PC."""
 REASONS = (
     (r"sshd", "SSH server of the PC", "the master comes this way"),
     (
@@ -69,13 +87,13 @@ class Watch:
     def __init__(self, where: str, enter: Sequence[str]) -> None:
         """Watch the namespace in which the command line `enter` runs what follows it."""
         self._where = where
-        self._command = [*enter, "sh", "-c", LOOK]
+        self._command = [*enter, sys.executable, "-I", "-c", LOOK]
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._seen: dict[tuple[str, str, str], Door] = {}
         self._holders: dict[tuple[str, str, str], list[str]] = {}
 
     def __enter__(self) -> Watch:
-        self._shell = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self._look = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         self._thread.start()
         return self
 
@@ -85,8 +103,8 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._shell.kill()
-        self._shell.wait()
+        self._look.kill()
+        self._look.wait()
         self._thread.join()
 
     @property
@@ -99,37 +117,27 @@ class Watch:
         return [door for door in self.doors if door.owner.startswith(owner)]
 
     def _look_on(self) -> None:
-        assert self._shell.stdout is not None
-        with self._shell.stdout as lines:
-            for line in lines:
-                self._take(line)
+        assert self._look.stdout is not None
+        with self._look.stdout as lines:
+            for said in lines:
+                if said.endswith("\n"):  # else it was ended in the middle
+                    self._take(*json.loads(said))
 
-    def _take(self, line: str) -> None:
+    def _take(self, line: str, commands: dict[str, str]) -> None:
         protocol, _, _, _, local, *rest = line.split()
         if protocol.startswith("u_"):  # a path or a name, and a number
             address, port = local, rest[0]
         else:
             address, _, port = local.rpartition(":")
         key = (protocol, address, port)
-        known, holders = self._seen.get(key), re.findall(r"pid=(\d+)", line)
+        known, holders = self._seen.get(key), [*commands]
         # A process may bind a socket and hand it to the one that it was bound for.
         if known is not None and known.owner and holders == self._holders[key]:
             return
-        commands = [*filter(None, map(read_command, holders))]
-        if holders and not commands:
-            return  # gone before it could be asked, as a caller that listened for a moment
-        owner, reason = explain(" | ".join(commands) or line)
+        owner, reason = explain(" | ".join(filter(None, commands.values())) or line)
         if known is None or owner:
             self._seen[key] = Door(self._where, protocol, address.strip("[]"), port, owner, reason)
             self._holders[key] = holders
-
-
-def read_command(pid: str) -> str:
-    """Return a process's command line; empty: it has gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
-        return ""
 
 
 def explain(command: str) -> tuple[str, str]:
