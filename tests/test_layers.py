@@ -59,7 +59,8 @@ ORDER = {
     ),
     "app.nodes": (
         "node archive credential endpoints own_address ssh_words"
-        " | ssh_config | ssh_hosts transport discovery | bootstrap | channel | link copied_keys | client watch identity finder key_copy wake"
+        " | ssh_config | ssh_hosts transport discovery"
+        " | bootstrap | channel | link copied_keys | client watch identity finder key_copy wake"
         " | fleet files"
     ),
     "app.planning": (
