@@ -38,7 +38,7 @@ from agents.errors import ExpectedError
 from agents.state import Home, identify, write_json
 from agents.supervisor.attempt import AttemptFolder, is_confirmed
 from agents.supervisor.election_process import close
-from agents.supervisor.fence import find_newest_launched
+from agents.supervisor.fence import read_fence
 from agents.supervisor.ownership import OwnershipWatch
 
 TICK_S = 0.5
@@ -132,18 +132,19 @@ class ElectionWatch:
         return not own.is_free or self._decide(own, now_s)
 
     def _await_confirmation(self) -> None:
-        """Answer on until the attempt that nodes have started instead is confirmed, or has ended.
+        """Answer on until the attempt that this node has granted instead is confirmed.
 
-        The node that started it asks this process for that, since the new attempt has a process of
-        its own that knows nothing of the old ports.
+        The node that starts it asks this process for the launch and for that, since the new
+        attempt has a process of its own that knows nothing of the old ports.
         """
         part = self._part
-        newest = find_newest_launched(part.home, part.attempt.run_id)
-        following = AttemptFolder(part.home, part.attempt.run_id, newest)
         deadline = time.monotonic() + (part.intent.confirm_s or 0.0)
-        while newest > part.attempt.number and time.monotonic() < deadline:
+        while time.monotonic() < deadline and part.attempt.folder.is_dir():
+            # A number is granted before it is launched here, which may come later than elsewhere.
+            number = read_fence(part.home, part.attempt.run_id)
+            following = AttemptFolder(part.home, part.attempt.run_id, number)
             intent = following.read_intent()
-            if intent is None or is_confirmed(following, intent):
+            if number <= part.attempt.number or (intent and is_confirmed(following, intent)):
                 return
             time.sleep(0.1)
 
@@ -152,6 +153,7 @@ class ElectionWatch:
         states = {part.node: own, **self._ask_states()}
         found = decide_election(part.node, part.nodes, states)
         if found.act == "close":
+            self._await_confirmation()
             self._close(found.reason)
             return False
         if found.members != self._members:

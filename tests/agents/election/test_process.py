@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
-from agents.contract.run import AttemptLoss
+from agents.contract.run import AttemptIntent, AttemptLoss
+from agents.contract.run_layout import CLOSED_FILE, INTENT_FILE
 from agents.contract.wire import to_wire
-from agents.election.channel import Peer, PeerError
+from agents.election.channel import Listener, Peer, PeerError
 from agents.election.part import Part
 from agents.election.process import ElectionWatch
 from agents.node.checkpoints import verify
+from agents.state import write_json
+from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.election_process import close, keep
+from agents.supervisor.fence import claim_attempt
 from agents.supervisor.stop import stop
 from app.nodes.credential import make_credential
-from tests.agents.election.conftest import Nodes
+from tests.agents.election.conftest import RUN, Nodes
 from tests.agents.supervisor.conftest import kill_supervisor
 
 
@@ -127,13 +131,46 @@ def is_answered(place: tuple[str, int]) -> bool:
         return False
 
 
+def test_a_node_that_launches_last_answers_until_it_is_confirmed(nodes: Nodes) -> None:
+    nodes.patience_s = 0.1
+    intents = {intent.node: intent for intent in nodes.intents()}
+    for name in "bc":
+        write_intent(nodes.attempt(name, 1), intents[name])
+    first = Part(nodes.attempt("b", 1), intents["b"])
+    assert claim_attempt(nodes.home("b"), RUN, 2, replaces=1).is_granted
+    write_intent(nodes.attempt("b", 2), replace(intents["b"], attempt=2))
+    assert first.state().part == "closed", "it has launched its own part"
+    ports = first.plan.ports
+    listener = Listener(nodes.address("b"), ports["b"], nodes.credential, first.answer)
+    # The last one has granted the number, and its part is still to be launched.
+    assert claim_attempt(nodes.home("c"), RUN, 2, replaces=1).is_granted
+    last = Part(nodes.attempt("c", 1), intents["c"])
+    assert last.state().part == "lost"
+    watch = threading.Thread(target=ElectionWatch(last).run)
+    watch.start()
+    peer = Peer("c", nodes.address("c"), ports["c"], nodes.credential)
+    time.sleep(1.5)
+    write_intent(nodes.attempt("c", 2), replace(intents["c"], attempt=2))
+    time.sleep(0.5)
+    assert peer.ask("confirm", attempt=2) == {}
+    watch.join(5.0)
+    assert not watch.is_alive(), "nothing is left to answer for"
+    assert nodes.attempt("c", 1).file(CLOSED_FILE).exists()
+    listener.close()
+
+
+def write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
+    """Record a launch of which no process is left."""
+    attempt.folder.mkdir(parents=True, exist_ok=True)
+    write_json(attempt.file(INTENT_FILE), to_wire(intent))
+
+
 def test_limits_hold_as_for_a_master(nodes: Nodes) -> None:
     def is_within_limits(*losses: AttemptLoss) -> bool:
         nodes.plan = {"losses": losses}
         intent = nodes.intents()[1]
         attempt = nodes.attempt("b", 1)
-        attempt.folder.mkdir(parents=True, exist_ok=True)
-        attempt.file("intent.json").write_text(json.dumps(to_wire(intent)))
+        write_intent(attempt, intent)
         return ElectionWatch(Part(attempt, intent))._is_within_limits(7, time.monotonic())
 
     def loss(step: int, ago_s: float = 4000.0) -> AttemptLoss:
