@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
@@ -22,7 +23,7 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, make_label
-from app.gui.nodes.node_pane import NodePane
+from app.gui.nodes.node_pane import ChangingPane
 from app.gui.nodes.sudo_password import SudoPassword
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
@@ -32,7 +33,7 @@ from app.text import show_foreign, show_moment
 _NOTHING = ChangeList(changes=(), admin="none")
 
 
-class ChangesPane(NodePane):
+class ChangesPane(ChangingPane):
     """The log of one node."""
 
     asks_each_time = True  # a repair may have changed the node while this tab was hidden
@@ -50,7 +51,6 @@ class ChangesPane(NodePane):
         self.steps.setReadOnly(True)
         self.steps.setAccessibleName("Steps of the selected change")
         self.password = SudoPassword()
-        self.banner = Banner(theme)
         self.undo = Button(theme, "Undo", self._undo_one, tip="Take back the selected change")
         self.undo_all = Button(
             theme, "Undo all", self._ask_undo_all, role="danger", tip="Take back all changes"
@@ -58,22 +58,21 @@ class ChangesPane(NodePane):
         self.again = Button(theme, "Refresh", self.refresh, icon="refresh", role="link")
         self._lay_out()
         self.table.chosen.connect(self._show_steps)
+        self._show_steps()
         self.show_node("")
 
     def refresh(self) -> None:
         """Ask the node for its log."""
-        if self._op is not None:
-            self._op.cancel()
         name = self._shown = self._name
-        self._take(_NOTHING)
-        self.banner.hide()
         self.summary.setText(
             f"Reading from {name}\u2026" if name else "Select a node to see its changes."
         )
         if name:
-            self._op = self._context.bridge.run(
-                lambda core, report: core.repairs.changes(name), self._take_named, self._fail
-            )
+            self.read(lambda core, report: core.repairs.changes(name), self._take_named, self._fail)
+        else:
+            self.stop_reading()
+        self.show_work()
+        self._take(_NOTHING)
 
     # ------------------------------------------------------------ layout
 
@@ -119,25 +118,23 @@ class ChangesPane(NodePane):
         self.summary.setText(summarise_changes(self._name, log.changes))
 
     def _take(self, log: ChangeList) -> None:
-        self._op, self._log = None, log
+        self._log = log
         self.model.reset(log.changes)
         if log.changes:
             self.table.select(log.changes[-1].number)
         self._show_steps()
 
     def _fail(self, error: RacklessError) -> None:
-        self._op = None
+        self.summary.setText("")
         self._show_steps()
         self.banner.show_error(error)
-        if not self._log.changes:
-            self.summary.setText("")
 
     def _show_steps(self) -> None:
         change = self.table.selected()
         lines = describe_change_steps(change) if change is not None else ()
         self.steps.setPlainText(show_foreign("\n".join(lines), keep="\n"))
         self.steps.setVisible(bool(self._log.changes))
-        is_idle = self._op is None
+        is_idle = self.is_idle
         self.undo.setEnabled(is_idle and change is not None and can_undo(change))
         undoable = [one for one in self._log.changes if can_undo(one)]
         self.undo_all.setEnabled(is_idle and bool(undoable))
@@ -166,18 +163,17 @@ class ChangesPane(NodePane):
 
     def _undo(self, numbers: Sequence[int]) -> None:
         name, password = self._shown, self.password.take()
-        self._op = self._context.bridge.run(
+        self.change(
+            f"Undoing on {name}",
             lambda core, report: core.repairs.undo(name, numbers, password, report),
-            self._show_undone,
-            self._fail,
-            lambda text: self.banner.show_message("busy", f"Undoing on {name}", text),
+            partial(show_undone, name),
         )
         self._show_steps()
-        self.banner.show_message("busy", f"Undoing on {name}", "")
 
-    def _show_undone(self, changes: tuple[Change, ...]) -> None:
-        self.refresh()
-        problems = find_problems(changes)
-        self.banner.show_message(
-            "warning" if problems else "good", describe_undone(changes), problems
-        )
+
+def show_undone(name: str, changes: tuple[Change, ...], banner: Banner) -> None:
+    """Show how many changes of a node were undone, and why others were not."""
+    problems = find_problems(changes)
+    banner.show_message(
+        "warning" if problems else "good", f"{describe_undone(changes)} on {name}", problems
+    )

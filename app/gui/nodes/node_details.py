@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QGridLayout,
     QHBoxLayout,
@@ -162,6 +162,9 @@ def _key_of(row: CheckRow) -> tuple[str, str, str | None, str]:
 class CheckResults(QWidget):
     """Results of the last check, with the fix for the selected one."""
 
+    told = Signal(object)
+    """The Tell of a repair that ended after its dialog was closed."""
+
     def __init__(self, context: Context, check: Callable[[], object]) -> None:
         super().__init__()
         self._context = context
@@ -262,6 +265,7 @@ class CheckResults(QWidget):
         """
         dialog = RepairDialog(self._context, offer, names, self, series)
         dialog.retested.connect(self._replace)
+        dialog.told.connect(self.told)
         dialog.open()
         return dialog
 

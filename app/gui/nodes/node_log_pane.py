@@ -51,17 +51,15 @@ class NodeLogPane(NodePane):
 
     def refresh(self) -> None:
         """Read the logs from the node."""
-        if self._op is not None:
-            self._op.cancel()
         name = self._shown = self._name
         self.view.clear()
         self.summary.setText(
             f"Reading from {name}\u2026" if name else "Select a node to read its logs."
         )
         if name:
-            self._op = self._context.bridge.run(
-                lambda core, report: core.nodes.logs(name), self._take, self._fail
-            )
+            self.read(lambda core, report: core.nodes.logs(name), self._take, self._fail)
+        else:
+            self.stop_reading()
 
     def _take(self, tails: tuple[LogTail, ...]) -> None:
         self.summary.setText(summarise(self._name, tails))

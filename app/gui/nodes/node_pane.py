@@ -1,13 +1,27 @@
-"""A tab about the selected node, which is asked only while somebody looks at the tab."""
+"""A tab about the selected node, which is asked only while somebody looks at the tab.
+
+Reading ends as soon as another node is looked at. A change that was started does not: it goes on to
+its end, and what came of it is shown where the person is by then.
+"""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QWidget
 
-from app.gui.session.bridge import Op
+from app.errors import RacklessError
+from app.gui.kit.banner import Banner
+from app.gui.session.bridge import Op, Work
 from app.gui.session.context import Context
+
+T = TypeVar("T")
+Tell = Callable[[Banner], None]
+"""Shows in a banner what came of a change."""
 
 
 class NodePane(QWidget):
@@ -19,7 +33,7 @@ class NodePane(QWidget):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
-        self._op: Op | None = None
+        self._reading: Op | None = None
         # The node that is selected, and the one that was asked last.
         self._name, self._shown = "", ""
         # Delay to the next event loop turn: arrow keys pass over rows, and only the last is
@@ -43,6 +57,85 @@ class NodePane(QWidget):
             self._shown = ""
         self._soon.start()
 
+    def read(
+        self,
+        work: Work[T],
+        success: Callable[[T], None],
+        failure: Callable[[RacklessError], None],
+    ) -> None:
+        """Ask the node that is shown; an earlier reading ends without a result."""
+        self.stop_reading()
+        self._reading = self._context.bridge.run(
+            work,
+            partial(self._end_reading, success),
+            partial(self._end_reading, failure),
+        )
+
+    def stop_reading(self) -> None:
+        """End a reading without a result."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
     def _refresh_if_other(self) -> None:
         if self._name != self._shown and self.isVisible():
             self.refresh()
+
+    def _end_reading(self, take: Callable[[T], None], value: T) -> None:
+        self._reading = None
+        take(value)
+
+
+class ChangingPane(NodePane):
+    """A pane that changes its node as well."""
+
+    told = Signal(object)
+    """The Tell of a change that ended while the person looked at something else."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.banner = Banner(context.theme)
+        self._works: dict[str, tuple[str, str]] = {}
+        """Nodes that are being changed: title of the work, and its last report."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the node that is shown is neither read nor changed now."""
+        return self._reading is None and self._shown not in self._works
+
+    def change(self, title: str, work: Work[T], tell: Callable[[T, Banner], None]) -> None:
+        """Change the node that is shown, whatever is looked at meanwhile.
+
+        Args:
+            title: name of the work, in the progressive form.
+            work: reports lines of text for people.
+            tell: shows the result in a banner, of this tab or of a page.
+        """
+        name = self._shown
+        self._report(name, title, "")
+        self._context.bridge.run(
+            work,
+            lambda result: self._end_change(name, partial(tell, result)),
+            lambda error: self._end_change(name, lambda banner: banner.show_error(error)),
+            partial(self._report, name, title),
+        )
+
+    def show_work(self) -> None:
+        """Show how far the change of the shown node is; hide the banner if there is none."""
+        work = self._works.get(self._shown)
+        self.banner.show_notice(("busy", *work) if work is not None else None)
+
+    def _report(self, name: str, title: str, text: str) -> None:
+        self._works[name] = title, text
+        if name == self._shown:
+            self.show_work()
+
+    def _end_change(self, name: str, tell: Tell) -> None:
+        del self._works[name]
+        if name == self._name and self.isVisible():
+            self.refresh()
+            tell(self.banner)
+            return
+        if name == self._shown:
+            self._shown = ""  # read again once it is looked at
+        self.told.emit(tell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QSplitter,
     QStackedWidget,
@@ -29,6 +29,7 @@ from app.gui.nodes.node_buttons import make_node_buttons
 from app.gui.nodes.node_check import NodeCheck
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
+from app.gui.nodes.node_pane import Tell
 from app.gui.nodes.preparation import Preparation
 from app.gui.nodes.storage_pane import StoragePane
 from app.gui.nodes.windows_script_button import WindowsScriptButton
@@ -52,6 +53,9 @@ async def load_calibrations(core: CoreApi, name: str) -> dict[str, Calibration]:
 
 
 class NodesPage(QWidget):
+    told = Signal(object)
+    """The Tell of a change of a node that ended while another page was in view."""
+
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
         self._context = context
@@ -100,6 +104,8 @@ class NodesPage(QWidget):
         cluster.node_removed.connect(self._remove_row)
         cluster.is_open_changed.connect(self._choose)
         self.table.chosen.connect(self._choose)
+        for teller in (self.changes, self.storage, self.results):
+            teller.told.connect(self._tell)
         self._choose()
 
     def open_node(self, name: str) -> None:
@@ -159,6 +165,12 @@ class NodesPage(QWidget):
         )
 
     # ------------------------------------------------------------ events
+
+    def _tell(self, tell: Tell) -> None:
+        if self.isVisible():
+            tell(self.banner)
+        else:
+            self.told.emit(tell)
 
     def _show(self, name: str) -> None:
         self.model.put(self._context.cluster.nodes[name])

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.core.api import CoreApi
 from app.errors import RacklessError
 from app.flows.repair import Offer, describe_notes, waits_for_restart
-from app.flows.repair_stage import RepairStage
+from app.flows.repair_stage import RepairStage, Verdict
 from app.gui.kit.banner import Banner
 from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
+from app.gui.nodes.node_pane import Tell
 from app.gui.nodes.sudo_password import SudoPassword
-from app.gui.session.bridge import Op, Report
+from app.gui.session.bridge import Op, Report, Work
 from app.gui.session.context import Context
 from app.provisioning.check_row import CheckRow
 from app.text import show_foreign
@@ -65,7 +66,7 @@ async def _check_again(
 
 
 class RepairDialog(QDialog):
-    """Takes a person through one repair.
+    """Takes a person through one repair; closing it leaves a repair that was begun to its end.
 
     `names` are the nodes that were checked. One of a `series`, such as `1 of 3`, is accepted to go
     on with the next and rejected to stop; empty: it stands alone.
@@ -73,6 +74,8 @@ class RepairDialog(QDialog):
 
     retested = Signal(object, object)
     """Rows for which the repair was offered, and those that stand for them now."""
+    told = Signal(object)
+    """The Tell of a repair, or of its undo, that ended after the dialog was closed."""
 
     def __init__(
         self,
@@ -85,11 +88,11 @@ class RepairDialog(QDialog):
         super().__init__(parent)
         self._context = context
         self._names = tuple(names)
-        self._op: Op | None = None
+        self._looking: Op | None = None
+        self._is_changing = self._is_left = False
         self.stage = RepairStage(offer=offer)
         self._series = series
         self.setWindowTitle(f"Repair {offer.node}" + (f" ({series})" if series else ""))
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setMinimumSize(640, 480)
         theme = context.theme
         self.steps = TextBox()
@@ -109,14 +112,13 @@ class RepairDialog(QDialog):
         )
         self.next = Button(theme, "Next", self.accept, tip="Leave this one as it is now, and go on")
         self._lay_out(offer)
-        self.finished.connect(lambda code: self._op.cancel() if self._op else None)
+        self.finished.connect(self._leave)
         self._show()
         self.banner.show_notice(self.stage.judge())
         if self.stage.is_ours:
-            self._begin(
-                context.bridge.run(
-                    lambda core, report: look_at(core, self.stage), self._take, self._fail
-                )
+            self._show(is_busy=True)
+            self._looking = context.bridge.run(
+                lambda core, report: look_at(core, self.stage), self._take, self._fail
             )
 
     def _lay_out(self, offer: Offer) -> None:
@@ -163,47 +165,60 @@ class RepairDialog(QDialog):
         wanted.setDefault(True)
 
     def _take(self, stage: RepairStage) -> None:
-        before, self.stage, self._op = self.stage, stage, None
-        self._show()
-        self.banner.show_notice(stage.judge())
+        before, self.stage = self.stage, stage
         if stage.rows and stage.rows != before.rows:
             self.retested.emit(before.rows or stage.offer.rows, stage.rows)
+        self._end(lambda banner: banner.show_notice(self._judge()))
         if self.password.isVisible():
             self.password.setFocus()
 
     def _fail(self, error: RacklessError) -> None:
-        self._op = None
-        self._show()
-        self.banner.show_error(error)
+        self._end(lambda banner: banner.show_error(error))
 
-    def _begin(self, op: Op) -> None:
-        self._op = op
-        self._show(is_busy=True)
-        self.banner.show_notice(self.stage.judge())
+    def _judge(self) -> Verdict | None:
+        """Return what to say of it; where the dialog is closed, with the name of the repair."""
+        verdict, offer = self.stage.judge(), self.stage.offer
+        if verdict is None or not self._is_left:
+            return verdict
+        tone, message, hint = verdict
+        return tone, f"{offer.node}: {offer.repair.title}", f"{message}. {hint}".strip()
+
+    def _end(self, tell: Tell) -> None:
+        """Show what came of it here, or where the person is if this dialog was closed."""
+        self._looking, self._is_changing = None, False
+        if self._is_left:
+            self.told.emit(tell)
+            self.deleteLater()
+        else:
+            self._show()
+            tell(self.banner)
+
+    def _leave(self, code: int) -> None:
+        self._is_left = True
+        if self._looking is not None:
+            self._looking.cancel()
+        if not self._is_changing:
+            self.deleteLater()
 
     def _apply(self) -> None:
         password, stage = self.password.take(), self.stage
-        self._begin(
-            self._context.bridge.run(
-                lambda core, report: apply(core, stage, password, self._names, report),
-                self._take,
-                self._fail,
-                self._report,
-            )
+        self._change(
+            f"Repairing {stage.offer.node}",
+            lambda core, report: apply(core, stage, password, self._names, report),
         )
-        self.banner.show_message("busy", f"Repairing {stage.offer.node}", "")
 
     def _undo(self) -> None:
         password, stage = self.password.take(), self.stage
-        self._begin(
-            self._context.bridge.run(
-                lambda core, report: undo(core, stage, password, self._names, report),
-                self._take,
-                self._fail,
-                self._report,
-            )
+        self._change(
+            f"Undoing on {stage.offer.node}",
+            lambda core, report: undo(core, stage, password, self._names, report),
         )
-        self.banner.show_message("busy", f"Undoing on {stage.offer.node}", "")
+
+    def _change(self, title: str, work: Work[RepairStage]) -> None:
+        self._is_changing = True
+        self._show(is_busy=True)
+        self._context.bridge.run(work, self._take, self._fail, self._report)
+        self.banner.show_message("busy", title)
 
     def _report(self, text: str) -> None:
         self.banner.show_message("busy", f"Working on {self.stage.offer.node}", text)

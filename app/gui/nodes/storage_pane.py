@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
@@ -14,14 +13,14 @@ from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button, make_label
-from app.gui.nodes.node_pane import NodePane
+from app.gui.nodes.node_pane import ChangingPane
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
 from app.text import count_of, show_bytes, show_foreign, show_moment
 
 
-class StoragePane(NodePane):
+class StoragePane(ChangingPane):
     """The disk of one node."""
 
     asks_each_time = True  # a run may have filled the disk while this tab was hidden
@@ -34,7 +33,6 @@ class StoragePane(NodePane):
         self.table = TableView(theme, self.model, "Storage")
         self.table.sort_by("Size", Qt.SortOrder.DescendingOrder)
         self.summary = make_label(role="muted", wraps=True)
-        self.banner = Banner(theme)
         self.again = Button(theme, "Refresh", self.refresh, icon="refresh", role="link")
         self.leftovers = Button(
             theme,
@@ -58,17 +56,11 @@ class StoragePane(NodePane):
         column.addWidget(self.banner)
         column.addWidget(self.table, 1)
         self.table.chosen.connect(self._enable)
+        self._enable()
         self.show_node("")
 
     def refresh(self) -> None:
         """Ask the node what lies on its disk."""
-        self.banner.hide()
-        self._ask()
-
-    def _ask(self) -> None:
-        if self._op is not None:
-            self._op.cancel()
-            self._op = None
         name = self._shown = self._name
         self._storage = None
         self.model.reset(())
@@ -76,9 +68,10 @@ class StoragePane(NodePane):
             f"Reading from {name}\u2026" if name else "Select a node to see its disk."
         )
         if name:
-            self._op = self._context.bridge.run(
-                lambda core, report: core.storage.look(name), self._take, self._fail
-            )
+            self.read(lambda core, report: core.storage.look(name), self._take, self._fail)
+        else:
+            self.stop_reading()
+        self.show_work()
         self._enable()
 
     # ------------------------------------------------------------ table
@@ -113,20 +106,19 @@ class StoragePane(NodePane):
         return item.size_bytes / disk_bytes if disk_bytes else None
 
     def _take(self, storage: NodeStorage) -> None:
-        self._op, self._storage = None, storage
+        self._storage = storage
         self.model.reset(storage.items)
         self.summary.setText(describe_storage(storage))
         self._enable()
 
     def _fail(self, error: RacklessError) -> None:
-        self._op = None
         self.summary.setText("")
         self.banner.show_error(error)
         self._enable()
 
     def _enable(self) -> None:
         item = self.table.selected()
-        is_idle = self._op is None
+        is_idle = self.is_idle
         self.delete.setEnabled(is_idle and item is not None and not item.protected)
         self.leftovers.setEnabled(is_idle and bool(self._find_leftovers()))
         self.again.setEnabled(is_idle and bool(self._name))
@@ -157,21 +149,19 @@ class StoragePane(NodePane):
         ):
             return
         name, names = self._shown, [item.name for item in items]
-        self._op = self._context.bridge.run(
+        self.change(
+            f"Deleting on {name}",
             lambda core, report: core.storage.free(name, names, report),
-            self._show_freed,
-            self._fail,
-            partial(self.banner.show_message, "busy", f"Deleting on {name}"),
+            show_freed,
         )
         self._enable()
-        self.banner.show_message("busy", f"Deleting on {name}", "")
 
-    def _show_freed(self, freed: FreedStorage) -> None:
-        self._op = None
-        self._ask()
-        kept = "\n".join(f"{name} stays: {why}" for name, why in freed.kept)
-        self.banner.show_message(
-            "warning" if kept else "good",
-            f"{show_bytes(freed.freed_bytes)} are free again on {freed.node}",
-            show_foreign(kept, keep="\n"),
-        )
+
+def show_freed(freed: FreedStorage, banner: Banner) -> None:
+    """Show how much is free again, and which items stay with the reason."""
+    kept = "\n".join(f"{name} stays: {why}" for name, why in freed.kept)
+    banner.show_message(
+        "warning" if kept else "good",
+        f"{show_bytes(freed.freed_bytes)} are free again on {freed.node}",
+        show_foreign(kept, keep="\n"),
+    )

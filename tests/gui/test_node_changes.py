@@ -1,0 +1,137 @@
+"""A change of a node goes on to its end whatever is looked at, and its result is shown there."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.gui.nodes.repair_dialog import RepairDialog
+from app.provisioning.check_row import make_row
+from app.provisioning.system_repairs import synchronise_clock
+from tests.fakes.storage import MODEL
+from tests.gui.stage import Stage, answer_question, open_dialog, press
+
+
+def hold(stage: Stage, monkeypatch, owner: object, name: str) -> Callable[[], None]:
+    """Let an action of the fake core wait until what is returned is called."""
+    act, gate = getattr(owner, name), asyncio.Event()
+
+    async def wait(*values: object) -> object:
+        stage.core.calls.append((f"held.{name}",))
+        await gate.wait()
+        return await act(*values)
+
+    monkeypatch.setattr(owner, name, wait)
+    return lambda: stage.bridge.call_soon(gate.set)
+
+
+def click_node(stage: Stage, name: str) -> None:
+    table = stage.window.nodes.table
+    names = [table.model().index(row, 0).data() for row in range(table.model().rowCount())]
+    middle = table.visualRect(table.model().index(names.index(name), 0)).center()
+    QTest.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, pos=middle)
+
+
+def click_tab(stage: Stage, title: str) -> None:
+    tabs = stage.window.nodes.tabs
+    place = [tabs.tabText(index) for index in range(tabs.count())].index(title)
+    QTest.mouseClick(
+        tabs.tabBar(), Qt.MouseButton.LeftButton, pos=tabs.tabBar().tabRect(place).center()
+    )
+
+
+def click_place(stage: Stage, name: str) -> None:
+    QTest.mouseClick(stage.window.navigation.places[name], Qt.MouseButton.LeftButton)
+
+
+@pytest.mark.parametrize("look", ["another node", "another tab", "another page"])
+def test_a_deletion_goes_on_whatever_is_looked_at(busy, monkeypatch, look):
+    click_place(busy, "nodes")
+    page, pane = busy.window.nodes, busy.window.nodes.storage
+    click_node(busy, "alpha")
+    click_tab(busy, "Storage")
+    busy.wait_for(lambda: "24.0 GiB are Rackless's" in pane.summary.text())
+    release = hold(busy, monkeypatch, busy.core.storage, "free")
+    pane.table.select(MODEL)
+    answer_question("Delete")
+    press(pane, "Delete\u2026")
+    busy.wait_for(lambda: busy.called("held.free") == [()])
+    click_node(busy, "beta")
+    busy.wait_for(pane.again.isEnabled, "beta was read")
+    assert pane.banner.message() == ""
+    assert pane.leftovers.isEnabled()
+    click_tab(busy, "Log")
+    click_tab(busy, "Storage")
+    click_node(busy, "alpha")
+    busy.wait_for(lambda: pane.model.rows() != [], "alpha was read again")
+    busy.wait_for(lambda: "Deleting on alpha" in pane.banner.message())
+    assert not pane.leftovers.isEnabled()
+    told = page.banner
+    if look == "another node":
+        click_node(busy, "beta")
+    elif look == "another tab":
+        click_tab(busy, "Log")
+    else:
+        click_place(busy, "overview")
+        told = busy.window.banner
+    release()
+    busy.wait_for(lambda: "16.0 GiB are free again on alpha" in told.message(), look)
+    assert busy.called("storage.free") == [("alpha", MODEL)]
+    click_place(busy, "nodes")
+    click_node(busy, "alpha")
+    click_tab(busy, "Storage")
+    busy.wait_for(lambda: MODEL not in [item.name for item in pane.model.rows()])
+    busy.wait_for(pane.leftovers.isEnabled)
+
+
+def test_an_undo_goes_on_and_its_failure_is_shown_where_the_person_is(busy, monkeypatch):
+    busy.core.repairs.admin = "passwordless"
+    open_clock_repair(busy)
+    dialog = open_dialog(RepairDialog)
+    press(dialog, "Apply")
+    busy.wait_for(lambda: "Repaired on beta" in dialog.banner.message())
+    press(dialog, "Close")
+    page, pane = busy.window.nodes, busy.window.nodes.changes
+    click_node(busy, "beta")
+    click_tab(busy, "Changes")
+    busy.wait_for(pane.undo.isEnabled)
+    release = hold(busy, monkeypatch, busy.core.repairs, "undo")
+    busy.core.repairs.admin = "password"  # is asked for one by now, and gets none
+    press(pane, "Undo")
+    busy.wait_for(lambda: busy.called("held.undo") == [()])
+    click_tab(busy, "Details")
+    click_tab(busy, "Changes")
+    busy.wait_for(lambda: "1 repair on beta" in pane.summary.text(), "its log was read again")
+    assert "Undoing on beta" in pane.banner.message()
+    assert not pane.undo.isEnabled()
+    click_node(busy, "alpha")
+    release()
+    busy.wait_for(lambda: "beta: sudo on this node did not take" in page.banner.message())
+
+
+def test_a_repair_goes_on_after_its_dialog_was_closed(busy, monkeypatch):
+    busy.core.repairs.admin = "passwordless"
+    release = hold(busy, monkeypatch, busy.core.repairs, "apply")
+    open_clock_repair(busy)
+    dialog = open_dialog(RepairDialog)
+    press(dialog, "Apply")
+    busy.wait_for(lambda: busy.called("held.apply") == [()])
+    press(dialog, "Close")
+    told = busy.window.nodes.banner
+    release()
+    busy.wait_for(lambda: "Repaired on beta. The check that asked for it passes" in told.message())
+    assert told.message().startswith("beta: Synchronise the clock")
+    (row,) = busy.window.nodes.results.model.rows()
+    assert row.status == "pass"
+
+
+def open_clock_repair(stage: Stage) -> None:
+    """Open the repair of the clock of beta from the results of a check."""
+    click_place(stage, "nodes")
+    click_tab(stage, "Check")
+    results = stage.window.nodes.results
+    results.show_rows((make_row("clock", "beta", "fail", "late", "set it", synchronise_clock()),))
+    press(results, "Fix\u2026")
+    stage.wait_for(open_dialog(RepairDialog).apply.isEnabled)
