@@ -74,7 +74,7 @@ class Executor:
         self.micro_tokens = micro_tokens
         self.layers = layers
         self._may_recompute = may_recompute
-        self._copies = fused_linear.collect_copies(model.module)
+        self._copies = fused_linear.collect_copies(model.module, model.stream)
         self.grid: ShapeGrid | None = None
         """Shapes of micro-batches that repeat; None if passes cannot be recorded."""
         self.replayer: GraphReplayer | None = None

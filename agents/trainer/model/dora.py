@@ -4,7 +4,8 @@ An output of such a layer is that of LoRA times its row's trained magnitude m, d
 length of the row of W + U D, where D and U are the adapter's down projection and its scaled up
 projection. The length gets no gradient (section 4.3). PEFT adds W + U D up in every pass. Here the
 lengths follow once per step, as adapters change once per step, from the lengths of the rows of W,
-one product with W and small ones:
+one product with W and small ones. Where W is streamed, that is done when it is there for the step's
+first forward pass.
 
     |W + U D|^2 = |W|^2 + 2 (W D^T) . U + (U (D D^T)) . U    for each row, "." summing over ranks
 
@@ -13,6 +14,7 @@ Shape letters: M tokens, I inputs, O outputs of one layer, Q rank of its adapter
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.variants import DoraLinearVariant
 from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor, nn
+
+from agents.trainer.streaming.layer_stream import LayerStream
 
 _NAME = "default"
 
@@ -29,37 +33,62 @@ def is_decomposed(layer: Any) -> bool:
     return isinstance(layer.lora_variant.get(_NAME), DoraLinearVariant)
 
 
-def measure_magnitudes(model: nn.Module) -> None:
+def measure_magnitudes(model: nn.Module, stream: LayerStream | None = None) -> None:
     """Set all magnitudes to the lengths of the base weights' rows, which they start with.
 
     PEFT rounds them to the type of the weights, which changes every output of the model by up to
-    0.4 % before the first step. Lengths of training and merging are not rounded.
+    0.4 % before the first step, and takes what lies in the slots for the weights of streamed
+    layers. Lengths of training and merging are not rounded.
+
+    Args:
+        model: with an adapter.
+        stream: brings the layers that are streamed; None: none is.
+
+    Raises:
+        ExpectedError: a streamed layer cannot be read.
     """
-    for layer in model.modules():
-        if not isinstance(layer, LoraLayer) or not is_decomposed(layer):
-            continue
+    found = {layer: None for layer in model.modules() if _has_magnitudes(layer)}
+    if not found:
+        return
+    for block in stream.visit() if stream is not None else ():
+        inside = [layer for layer in block.modules() if layer in found]
+        _measure_magnitudes(inside)
+        for layer in inside:
+            del found[layer]
+    _measure_magnitudes(found)
+
+
+def _has_magnitudes(layer: nn.Module) -> bool:
+    return isinstance(layer, LoraLayer) and is_decomposed(layer)
+
+
+def _measure_magnitudes(layers: Iterable[Any]) -> None:
+    for layer in layers:
         weight = dequantize_module_weight(layer.get_base_layer()).detach()
         weight_OI = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
         magnitude: nn.Parameter = layer.lora_magnitude_vector[_NAME].weight
         magnitude.data = _measure_rows(weight_OI).to(magnitude.device)
 
 
-def make_buffers(layer: Any, weight_OI: Tensor) -> None:
-    """Add the buffers that `refresh_lengths` needs to a layer.
+def make_buffers(layer: Any) -> None:
+    """Add the buffers that `refresh_lengths` fills to a layer.
 
     Args:
         layer: LoRA layer that has copies of its adapter, `fused_down` (Q, I) and `fused_up` (O, Q).
-        weight_OI: Base weight, dequantized if necessary.
     """
-    base_O = _measure_rows(weight_OI)
-    layer.register_buffer("fused_squares", base_O.square(), persistent=False)
-    layer.register_buffer("fused_lengths", base_O.clone(), persistent=False)
+    up_OQ = layer.fused_up
+    lengths_O = up_OQ.new_empty(len(up_OQ), dtype=_widen(up_OQ.dtype))
+    layer.register_buffer("fused_lengths", lengths_O, persistent=False)
+    # The base weight does not change, and may not be here yet.
+    layer.register_buffer("fused_squares", None, persistent=False)
 
 
 def refresh_lengths(layer: Any, weight_OI: Tensor) -> None:
     """Compute the lengths of the rows of W + U D from the copies of the adapter."""
     down_QI, up_OQ = layer.fused_down, layer.fused_up
     wide = layer.fused_lengths.dtype
+    if layer.fused_squares is None:
+        layer.fused_squares = _measure_rows(weight_OI).square()
     crossed_OQ = _multiply_wide(weight_OI, down_QI.T, wide)
     squared_QQ = _multiply_wide(down_QI, down_QI.T, wide)
     up_OQ = up_OQ.to(wide)
@@ -87,8 +116,11 @@ def apply(layer: Any, y_MO: Tensor, plain_MO: Tensor | None = None) -> Tensor:
 
 def _measure_rows(weight_OI: Tensor) -> Tensor:
     """Return the length of each row (O,), in fp32 at least."""
-    wide = torch.promote_types(weight_OI.dtype, torch.float32)
-    return torch.linalg.vector_norm(weight_OI, dim=1, dtype=wide)
+    return torch.linalg.vector_norm(weight_OI, dim=1, dtype=_widen(weight_OI.dtype))
+
+
+def _widen(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _multiply_wide(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:

@@ -92,7 +92,7 @@ class Forward:
                 expected_NH = self.features(batch)
             once = build_micro_batch([_build_probe(_PROBE_TOKENS[:1])], self._device)
             # A single segment: a class that is not flat would call each layer once per segment.
-            fused_linear.fuse(self._model.module, lambda: self.features(once))
+            fused_linear.fuse(self._model.module, lambda: self.features(once), self._model.stream)
             with self._comparing():
                 agrees = self._agrees(lambda: self.features(batch), expected_NH)
             if not agrees:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from agents.trainer.kernels import nf4
 from agents.trainer.kernels.fused_linear_op import multiply
 from agents.trainer.kernels.masked_linear_op import multiply_masked
 from agents.trainer.model import dora
+from agents.trainer.streaming.layer_stream import LayerStream
 
 # Adapters copied per call. Their scaled intermediates take memory.
 _LAYERS_TOGETHER = 16
@@ -177,18 +179,32 @@ class FusedCopies:
 
     Args:
         layers: Layers that `fuse` has changed.
+        stream: Brings the base weights of those that are streamed; None: all are there.
     """
 
-    def __init__(self, layers: Sequence[Any]) -> None:
+    def __init__(self, layers: Sequence[Any], stream: LayerStream | None = None) -> None:
         adapted = [layer for layer in layers if isinstance(layer, LoraLayer)]
-        self._decomposed = [layer for layer in adapted if layer.fused_is_decomposed]
+        self._stream = stream
+        places = {
+            module: place
+            for place, block in (stream.modules if stream is not None else {}).items()
+            for module in block.modules()
+        }
+        # Layers with magnitudes by their streamed decoder layer; None: their weights stay.
+        self._decomposed: dict[int | None, list[Any]] = {}
+        for layer in adapted:
+            if layer.fused_is_decomposed:
+                self._decomposed.setdefault(places.get(layer), []).append(layer)
         self._downs = [(a.lora_A["default"].weight, a.fused_down) for a in adapted]
         self._ups = [(a.lora_B["default"].weight, a.fused_up) for a in adapted]
         self._scales = [float(a.scaling["default"]) for a in adapted]
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def refresh(self) -> None:
-        """Copy the current values of the parameters."""
+        """Copy the current values of the parameters.
+
+        Lengths that need streamed weights follow when these are there for the next forward pass.
+        """
         for start in range(0, len(self._ups), _LAYERS_TOGETHER):
             some = slice(start, start + _LAYERS_TOGETHER)
             scaled = torch._foreach_mul([up for up, _ in self._ups[some]], self._scales[some])
@@ -196,21 +212,41 @@ class FusedCopies:
             into = [copy[:, : up.shape[1]] for up, copy in self._ups[some]]
             into += [copy[: len(down)] for down, copy in self._downs[some]]
             torch._foreach_copy_(into, [*scaled, *downs])
-        for layer in self._decomposed:
+        for place, layers in self._decomposed.items():
+            if place is None or self._stream is None:
+                _refresh_lengths(layers)
+            else:
+                self._stream.do_when_there(place, partial(_refresh_lengths, layers))
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+def _refresh_lengths(layers: Sequence[Any]) -> None:
+    # Within a pass autocast would round what is added up in fp32.
+    with torch.autocast(layers[0].fused_up.device.type, enabled=False):
+        for layer in layers:
             dora.refresh_lengths(layer, _read_weight(_base(layer)))
 
 
-def collect_copies(model: nn.Module) -> FusedCopies:
-    """Return the copies of all adapters of a model that `fuse` has changed."""
-    return FusedCopies([module for module in model.modules() if isinstance(module, _FusedLinear)])
+def collect_copies(model: nn.Module, stream: LayerStream | None = None) -> FusedCopies:
+    """Return the copies of all adapters of a model that `fuse` has changed.
+
+    Args:
+        model: The model.
+        stream: Brings its layers that are streamed; None: none is.
+    """
+    fused = [module for module in model.modules() if isinstance(module, _FusedLinear)]
+    return FusedCopies(fused, stream)
 
 
-def fuse(model: nn.Module, run_once: Callable[[], object]) -> None:
+def fuse(
+    model: nn.Module, run_once: Callable[[], object], stream: LayerStream | None = None
+) -> None:
     """Fuse the linear layers of the decoder layers that share their input.
 
     Args:
         model: Model whose 4-bit layers `nf4.register` has prepared.
         run_once: Passes a few tokens through the whole model, once.
+        stream: Brings its layers that are streamed; None: none is.
     """
     adapted = {id(_base(module)) for module in model.modules() if isinstance(module, LoraLayer)}
     for layers in _find(model, run_once):
@@ -223,7 +259,7 @@ def fuse(model: nn.Module, run_once: Callable[[], object]) -> None:
             if nf4.is_registered(_base(layer)):
                 is_whole = isinstance(layer, LoraLayer) or id(layer) not in adapted
                 nf4.set_sole_reader(_base(layer), is_alone=is_whole)
-    collect_copies(model).refresh()
+    collect_copies(model, stream).refresh()
 
 
 def _make_copies(adapted: list[Any]) -> None:
@@ -243,7 +279,7 @@ def _make_copies(adapted: list[Any]) -> None:
         layer.register_buffer("fused_up", up_OQ, persistent=False)
         layer.fused_is_decomposed = dora.is_decomposed(layer)
         if layer.fused_is_decomposed:
-            dora.make_buffers(layer, _read_weight(_base(layer)))
+            dora.make_buffers(layer)
         start += rank
 
 

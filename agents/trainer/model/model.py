@@ -298,7 +298,8 @@ def build_trained_model(
     """Add an adapter with initial values, or make every parameter trainable.
 
     Raises:
-        ExpectedError: The adapter's targets are not in this model.
+        ExpectedError: The adapter's targets are not in this model, or a streamed layer cannot be
+            read.
     """
     dtype = choose_dtype(spec.precision, device)
     clock = DropoutClock(spec.seed)
@@ -313,8 +314,7 @@ def build_trained_model(
         _drop(model, non_text)  # not earlier: PEFT requires modules that its settings exclude
         model = adapted
         _initialise(model, spec.seed, wide=dtype == torch.float64)
-        if dtype in _NARROW:
-            dora.measure_magnitudes(model)
+        dora.measure_magnitudes(model, stream)
         if spec.adapter.dropout:
             replace_dropouts(model, spec.adapter.dropout, clock)
             if spec.adapter.dora:
@@ -429,7 +429,7 @@ def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
     """Initialise the adapter identically on every machine: A as PEFT does, B zero.
 
     Each parameter has a CPU generator seeded by its name, because CUDA generators differ between
-    GPUs. DoRA's magnitudes are the norms of the base weights, which PEFT has computed.
+    GPUs. DoRA's magnitudes follow in `dora`.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -57,7 +57,7 @@ class Streamed(DataParallel):
 
 
 def refuse_unstreamed(spec: RunSpec) -> None:
-    """Refuse a run whose weights change, or are needed before training.
+    """Refuse a run whose weights change.
 
     Raises:
         ExpectedError: it is one.
@@ -67,10 +67,4 @@ def refuse_unstreamed(spec: RunSpec) -> None:
             "parallel: streamed keeps frozen weights outside the GPU, but adapter: {kind: full} "
             "trains all of them.",
             "Use adapter: {kind: qlora} or {kind: lora}",
-        )
-    if spec.adapter.dora:
-        raise ExpectedError(
-            "parallel: streamed does not know the lengths of the base weights, which "
-            "adapter.dora begins with.",
-            "Set adapter.dora to false, or use parallel: data",
         )

@@ -14,7 +14,7 @@ views.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -78,6 +78,9 @@ class LayerStream:
         self._index: dict[int, int] = {}
         self._slots: dict[BlockLayout, list[_Slot]] = {}
         self._counts: dict[BlockLayout, int] = {}
+        self._due: dict[int, Callable[[], None]] = {}
+        self.modules: dict[int, nn.Module] = {}
+        """Layers that are copied whenever they compute, by index among all decoder layers."""
         self.num_slots = num_slots
         self.reader = reader
         self.copied_bytes = 0
@@ -98,9 +101,31 @@ class LayerStream:
 
     def attach(self, layers: Mapping[int, nn.Module]) -> None:
         """Copy each of these streamed layers, by index, whenever it is about to compute."""
+        self.modules.update(layers)
         for place, layer in layers.items():
             layer.register_forward_pre_hook(partial(self._begin_forward, place))
             layer.register_forward_hook(partial(self._end_forward, place))
+
+    def visit(self) -> Iterator[nn.Module]:
+        """Yield the layers in order, each while its tensors are right: until the next one.
+
+        Raises:
+            ExpectedError: a layer cannot be read.
+        """
+        for place, layer in self.modules.items():
+            self.reach(place, is_backward=False)
+            yield layer
+
+    def do_when_there(self, place: int, action: Callable[[], None]) -> None:
+        """Do something that needs a layer's tensors before its next forward pass, once.
+
+        It costs no copy of its own. A later action of the same layer replaces one that is due.
+
+        Args:
+            place: index of the layer among all decoder layers.
+            action: called when the tensors are right.
+        """
+        self._due[place] = action
 
     @property
     def num_layers(self) -> int:
@@ -192,6 +217,8 @@ class LayerStream:
 
     def _begin_forward(self, place: int, module: nn.Module, args: Any) -> None:
         self.reach(place, is_backward=False)
+        if (action := self._due.pop(place, None)) is not None:
+            action()
 
     def _end_forward(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
         hidden = output if isinstance(output, Tensor) else output[0]

@@ -37,11 +37,8 @@ def propose_streamed(case: Case) -> Iterator[Candidate]:
 
 
 def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan that streams frozen layers; None: all layers fit, or none can be streamed.
-
-    DoRA begins with the lengths of all base weights.
-    """
-    if case.spec.adapter.kind == "full" or case.spec.adapter.dora:
+    """Return the plan that streams frozen layers; None: all layers fit, or none can be streamed."""
+    if case.spec.adapter.kind == "full":
         return None
     is_wanted = case.spec.parallel == "streamed"
     if not is_wanted and all(case.fit(worker, len(workers)).fits for worker in workers):

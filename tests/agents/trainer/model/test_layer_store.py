@@ -8,14 +8,17 @@ import pytest
 import torch
 
 from agents.contract.spec import AdapterSpec
-from agents.trainer.model import layer_loading, layer_store
+from agents.trainer.model import fused_linear, layer_loading, layer_store
+from agents.trainer.model.forward import Forward
 from agents.trainer.model.layer_holdings import LayerHoldings
 from agents.trainer.model.layer_loading import find_layers
 from agents.trainer.model.layer_store import StreamedLayers
+from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import build_trained_model, load_model
 from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
+from tests.agents.trainer.execution.test_layers import make_part
 from tests.agents.trainer.mixtures import save_mixture
 from tests.agents.trainer.ranks import make_spec, make_tiny_model
 
@@ -122,3 +125,40 @@ def test_streamed_layers_compute_as_resident_ones(models, family, kind, tmp_path
     # Quantized layers were written the first time, and not made again.
     assert len(read) == (num_layers if kind == "qlora" else 2 * num_layers)
     assert messages == []
+
+
+def compute_steps(spec, base, stream=None):
+    """Return features and gradients of fused layers before and after a step of the adapters."""
+    model = build_trained_model(spec, base, None, plain_template=False, device=CPU, stream=stream)
+    draw = torch.Generator().manual_seed(4)
+    for _, parameter in model.named_parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
+    forward = Forward(model, CPU)
+    forward.fuse_linear()
+    copies = fused_linear.collect_copies(model.module, stream)
+    batch = build_micro_batch(make_part(20, 31).examples, CPU)
+    found = []
+    for _ in range(2):
+        copies.refresh()
+        model.clock.set([4, 5], batch.lengths, batch.num_tokens, CPU)
+        # Two passes of one step: the second has the lengths of the first.
+        passes = [forward.features(batch) for _ in range(2)]
+        assert torch.equal(*passes)
+        passes[1].square().sum().backward()
+        model.clock.clear()
+        for _, parameter in model.named_parameters():
+            found.append(parameter.grad)
+            parameter.data -= 0.01 * parameter.grad.sign()
+            parameter.grad = None
+        found.append(passes[1].detach())
+    return found
+
+
+def test_lengths_are_measured_while_the_weights_of_a_layer_are_there(models, tmp_path, monkeypatch):
+    adapter = AdapterSpec(rank=4, alpha=8, dropout=0.1, dora=True)
+    spec, path = make_spec(adapter=adapter, precision="bf16"), models["llama"]
+    expected = compute_steps(spec, load_model(spec, path, CPU))
+    monkeypatch.setattr(layer_store, "LayerStream", PoisonedStream)
+    base, stream, _ = load_streamed(spec, path, tmp_path, 1 << 30, [])
+    found = compute_steps(spec, base, stream)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

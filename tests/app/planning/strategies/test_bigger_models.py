@@ -147,12 +147,18 @@ def test_13b_on_an_8_gb_card_streams_from_ram(all_modes: None) -> None:
     assert plan.chosen.gpus[0].fits
 
 
-def test_dora_is_not_streamed(all_modes: None) -> None:
+def test_magnitudes_take_memory_and_time_where_layers_are_streamed(all_modes: None) -> None:
     request = ask(small_pc("RTX 3070 Ti"), "13B")
     adapter = replace(request.spec.adapter, dora=True)
-    plan = make_plan(replace(request, spec=replace(request.spec, adapter=adapter)))
+    plain = make_plan(request).chosen
+    dora = make_plan(replace(request, spec=replace(request.spec, adapter=adapter))).chosen
 
-    assert of_mode(plan, "streamed") == []
+    assert plain is not None
+    assert dora is not None
+    assert (dora.mode, dora.fits) == ("streamed", True)
+    assert dora.step_s > plain.step_s
+    ours, others = dora.gpus[0].memory, plain.gpus[0].memory
+    assert ours.adapter_bytes > others.adapter_bytes
 
 
 def test_ways_that_cannot_be_trained_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
