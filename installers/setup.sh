@@ -387,7 +387,8 @@ run_tests() {
         workers=$(nproc)
         [ "$workers" -le 4 ] || workers=4
         run_check "tests" -m pytest -m 'not campaign and not alone' \
-            --numprocesses "$workers" --dist loadfile --no-loadscope-reorder
+            --numprocesses "$workers" --dist loadfile --no-loadscope-reorder \
+            --durations 30 --durations-min 4
         # Only the files that have some: to import all others takes as long as some of these tests.
         # shellcheck disable=SC2046  # a list of names
         run_check "tests against a clock" -m pytest -m 'alone and not campaign' \
