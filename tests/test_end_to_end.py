@@ -307,11 +307,9 @@ def test_a_lost_node_is_recovered_on_the_others_without_a_person(
     reached = int(saved.split(" saved step ")[1].split()[0])
     ended = lines[-1]["run"]
     assert watching.returncode == 0, texts
-    assert (ended["state"], ended["step"]) == ("done", NUM_STEPS), texts
-    # One is in vain if the others give the node up just before the master does.
-    assert ended["attempt"] in (2, 3), texts
+    assert (ended["state"], ended["step"], ended["attempt"]) == ("done", NUM_STEPS, 2), texts
     assert ended["nodes"] == [node.name for node in others]
-    journal = attempt_folder(others[0], run_id, ended["attempt"]) / "rank-0.jsonl"
+    journal = attempt_folder(others[0], run_id, 2) / "rank-0.jsonl"
     assert steps_of(journal) == list(range(reached + 1, NUM_STEPS + 1))
     wait_until(lambda: not tagged_processes(run_id), "the end of the lost node's part", 90)
     first = attempt_folder(others[0], run_id) / "rank-0.jsonl"

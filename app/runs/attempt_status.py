@@ -12,6 +12,9 @@ from app.runs.node_pool import NodePool
 from app.runs.run import RunPart
 
 ACTIVE = frozenset({"starting", "running", "stopping"})
+SILENT_WAIT_S = 2.0
+"""Time for the answer of a node that did not answer last time, in seconds, unless the others need
+longer: a connection to a PC that is off takes many seconds to fail."""
 
 
 async def ask_part(pool: NodePool, node: str, run_id: str, attempt: int) -> RunPart:
@@ -35,6 +38,35 @@ async def ask_parts(
 ) -> tuple[RunPart, ...]:
     """Return the parts of all nodes, queried at once."""
     return tuple(await asyncio.gather(*(ask_part(pool, node, run_id, attempt) for node in nodes)))
+
+
+async def list_attempts(
+    pool: NodePool, nodes: Iterable[str]
+) -> dict[str, tuple[AttemptStatus, ...]]:
+    """Return the attempts on each node that answers; one that was silent before delays nothing."""
+    asked = {node: asyncio.create_task(_list_on(pool, node)) for node in nodes}
+    began_s = time.monotonic()
+    awaited = [task for node, task in asked.items() if not pool.is_unreachable(node)]
+    try:
+        if awaited:
+            await asyncio.wait(awaited)
+        if asked:
+            # Where all PCs are slow, such a one gets as long again as the others took.
+            await asyncio.wait(
+                asked.values(), timeout=max(SILENT_WAIT_S, time.monotonic() - began_s)
+            )
+    finally:
+        for task in asked.values():
+            task.cancel()
+    found = {node: task.result() for node, task in asked.items() if task.done()}
+    return {node: attempts for node, attempts in found.items() if attempts is not None}
+
+
+async def _list_on(pool: NodePool, node: str) -> tuple[AttemptStatus, ...] | None:
+    try:
+        return await pool.agent(node).attempt_list()
+    except RacklessError:
+        return None
 
 
 async def stop_parts(

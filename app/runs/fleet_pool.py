@@ -31,6 +31,9 @@ class FleetPool:
     def agent(self, name: str) -> NodeAgent:
         return self._fleet.client(name)
 
+    def is_unreachable(self, name: str) -> bool:
+        return self._fleet.snapshot(name).state == "unreachable"
+
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
         wish = await self._wish(name, source)
         return await transfer.push(

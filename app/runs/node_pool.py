@@ -135,6 +135,10 @@ class NodePool(Protocol):
         """
         ...
 
+    def is_unreachable(self, name: str) -> bool:
+        """Return whether the node did not answer last time; False before the first contact."""
+        ...
+
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
         """Send the files of a bundle that the node lacks; return the folder there."""
         ...

@@ -475,6 +475,9 @@ class FakeCluster:
             raise UserError(f"there is no node {name}")
         return self.nodes[name]
 
+    def is_unreachable(self, name: str) -> bool:
+        return not self.nodes[name].reachable
+
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
         self.nodes[name]._answer("push")
         assert source.destination is not None

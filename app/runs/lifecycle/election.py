@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from agents.contract.election import MAX_PARKED_S, MIN_NODES, is_majority
@@ -68,12 +68,39 @@ def keep_interval_s(services: Services) -> float:
     return services.settings.number("lost_after_s") / KEEPS_WITHIN_PATIENCE
 
 
-async def keep_parts(services: Services, run: RunRecord, *, is_closed: bool = False) -> None:
-    """Tell the nodes of a run that this master recovers it, or (`is_closed`) that nobody does."""
-    if services.runs.is_ours(run):
-        known = set(services.pool.names())
-        nodes = [node for node in run.nodes if node in known]
-        await asyncio.gather(*(keep_part(services, run, n, is_closed=is_closed) for n in nodes))
+async def close_parts(services: Services, run: RunRecord) -> None:
+    """Tell the nodes of a run of this master that nobody recovers it."""
+    nodes = _find_own(services, run)
+    await asyncio.gather(*(keep_part(services, run, node, is_closed=True) for node in nodes))
+
+
+def _find_own(services: Services, run: RunRecord) -> list[str]:
+    """Return the nodes of a run whose loss is this master's to recover."""
+    known = services.pool.names() if services.runs.is_ours(run) else ()
+    return [node for node in run.nodes if node in known]
+
+
+@contextlib.asynccontextmanager
+async def keeping_parts(services: Services, run: RunRecord) -> AsyncGenerator[None]:
+    """Tell the nodes of a run, as long as the block takes, that this master recovers it.
+
+    To stop what is left, to save and to plan may take longer than the patience of the nodes.
+    """
+    nodes = _find_own(services, run)
+    # Each for itself: one that hangs must not make the others impatient.
+    tasks = [asyncio.create_task(_keep_on(services, run, node)) for node in nodes]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep_on(services: Services, run: RunRecord, node: str) -> None:
+    while True:
+        await keep_part(services, run, node)
+        await asyncio.sleep(keep_interval_s(services))
 
 
 async def keep_part(

@@ -18,13 +18,21 @@ from typing import Any
 from agents.contract.run import AttemptStatus
 from app.errors import RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
-from app.runs.attempt_status import active_attempts, ask_parts, idle_s, newest_step, stop_parts
+from app.runs.attempt_status import (
+    active_attempts,
+    ask_parts,
+    idle_s,
+    list_attempts,
+    newest_step,
+    stop_parts,
+)
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.lifecycle.confirmation import confirm_parts
 from app.runs.lifecycle.election import (
+    close_parts,
     close_replaced,
     find_self_started,
-    keep_parts,
+    keeping_parts,
     record_election,
 )
 from app.runs.lifecycle.losses import hint_of_loss, note_loss
@@ -94,23 +102,25 @@ async def apply_judgement(
     verdict = judge(make_situation(services, run, parts, idle))
     if run.stop_asked:
         await _repeat_stop(services, run, parts)
-    if verdict.stop:
-        await stop_parts(
-            services.pool,
-            verdict.stop,
-            run.run_id,
-            run.attempt,
-            ZOMBIE_GRACE_S if run.stop_asked else LOSS_GRACE_S,
-            at_loss=not run.stop_asked,
-        )
     if verdict.state not in ACTIVE_STATES:
-        await _close(services, run, parts, verdict)
+        async with keeping_parts(services, run):
+            await _end_parts(services, run, verdict)
+            await _close(services, run, parts, verdict)
     elif may_move(run.state, verdict.state):
         if verdict.state == "running":
             # Its launcher could not, or died: all parts exist, so nothing is left to wait for.
             await confirm_parts(services.pool, parts, run.run_id, run.attempt)
         services.runs.move(run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint)
     return verdict
+
+
+async def _end_parts(services: Services, run: RunRecord, verdict: StateJudgement) -> None:
+    if verdict.stop:
+        grace_s = ZOMBIE_GRACE_S if run.stop_asked else LOSS_GRACE_S
+        at_loss = not run.stop_asked
+        await stop_parts(
+            services.pool, verdict.stop, run.run_id, run.attempt, grace_s, at_loss=at_loss
+        )
 
 
 def make_situation(
@@ -179,7 +189,7 @@ async def _close(
         text = "stopped at a checkpoint so that nodes can join; it goes on by itself"
         message, hint = f"{text}. {message}".rstrip(". "), hint_of_loss(run.run_id)
     elif is_loss:
-        await keep_parts(services, run, is_closed=True)
+        await close_parts(services, run)
     moved = services.runs.move(run.run_id, run.attempt, verdict.state, message, hint)
     # Several masters may see the same end: the one that stored it learns from it and reports it.
     if moved:
@@ -194,10 +204,10 @@ async def _close(
 
 async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, ...]:
     """Ask nodes for all their attempts, add unknown runs, stop zombies; return silent nodes."""
-    answers = await asyncio.gather(*(_attempts_on(services, node) for node in nodes))
+    answers = await list_attempts(services.pool, nodes)
     found: dict[str, list[AttemptStatus]] = {}
-    for node, attempts in zip(nodes, answers, strict=True):
-        for status in attempts or ():
+    for node, attempts in answers.items():
+        for status in attempts:
             # The node's name in an old intent may differ from its name here.
             found.setdefault(status.run_id, []).append(replace(status, node=node))
     for run_id, statuses in found.items():
@@ -206,18 +216,17 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
             await _adopt(services, run_id, statuses)
         except RacklessError as error:
             _log.warning("run %s of %s cannot be taken over: %s", run_id, statuses[0].node, error)
-    return tuple(n for n, answer in zip(nodes, answers, strict=True) if answer is None)
+    return tuple(node for node in nodes if node not in answers)
 
 
 async def adopt_newer(services: Services, run: RunRecord) -> bool:
     """Take over an attempt that the run's own nodes have started since; return whether they did."""
     known = set(services.pool.names())
-    nodes = [node for node in run.nodes if node in known]
-    answers = await asyncio.gather(*(_attempts_on(services, node) for node in nodes))
+    answers = await list_attempts(services.pool, [node for node in run.nodes if node in known])
     found = [
         replace(status, node=node)
-        for node, statuses in zip(nodes, answers, strict=True)
-        for status in statuses or ()
+        for node, statuses in answers.items()
+        for status in statuses
         if status.run_id == run.run_id
     ]
     newer = [s for s in active_attempts(found) if s.attempt > run.attempt]
@@ -225,13 +234,6 @@ async def adopt_newer(services: Services, run: RunRecord) -> bool:
         return False
     await _adopt(services, run.run_id, found)
     return services.runs.get(run.run_id).attempt > run.attempt
-
-
-async def _attempts_on(services: Services, node: str) -> tuple[AttemptStatus, ...] | None:
-    try:
-        return await services.pool.agent(node).attempt_list()
-    except RacklessError:
-        return None
 
 
 async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from app.errors import RacklessError, UserError
 from app.events import ACTIVE_STATES, RESUMABLE_STATES
 from app.presentation.interruption_text import describe_repeated
 from app.runs.interruptions import find_interruption
-from app.runs.lifecycle.election import keep_interval_s, keep_parts
+from app.runs.lifecycle.election import close_parts, keeping_parts
 from app.runs.lifecycle.losses import per_hour
 from app.runs.lifecycle.reconcile import adopt_newer
 from app.runs.lifecycle.resume import Automatic, resume_run
@@ -38,14 +37,18 @@ async def recover_run(services: Services, run_id: str) -> bool:
     Returns False at once when no loss of the run is pending, and as soon as a person stops the run
     or a limit is reached.
     """
+    run = services.runs.store.get(run_id)
+    if run is None:
+        return False
     recovery = _Recovery(services, run_id)
-    while True:
-        # The disk of this PC may be full for a while; the nodes do not need it.
-        with contextlib.suppress(UserError):
-            is_active = await recovery.advance()
-            if is_active is not None:
-                return is_active
-        await asyncio.sleep(POLL_INTERVAL_S)
+    async with keeping_parts(services, run):
+        while True:
+            # The disk of this PC may be full for a while; the nodes do not need it.
+            with contextlib.suppress(UserError):
+                is_active = await recovery.advance()
+                if is_active is not None:
+                    return is_active
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
 class _Recovery:
@@ -56,7 +59,6 @@ class _Recovery:
         self._run_id = run_id
         self._refusals = Refusals()
         self._waits_for = ""
-        self._kept_s = -math.inf
 
     async def advance(self) -> bool | None:
         """Do what is due; return whether the run is active, or None while nobody knows yet."""
@@ -71,7 +73,6 @@ class _Recovery:
             return False
         if services.is_launching(run_id):  # by a person, or another process of this home
             return None
-        await self._keep(run)
         now_s = time.time()
         losses = services.recoveries.of_run(run_id)
         decision = decide_recovery(losses, self._refusals, now_s, per_hour(services))
@@ -83,12 +84,6 @@ class _Recovery:
             return None
         await self._try_resume()
         return None
-
-    async def _keep(self, run: RunRecord) -> None:
-        """Tell the nodes now and then that the loss is not theirs to recover."""
-        if time.monotonic() - self._kept_s >= keep_interval_s(self._services):
-            self._kept_s = time.monotonic()
-            await keep_parts(self._services, run)
 
     def _say_wait(self, reason: str, left_s: float) -> None:
         if reason != self._waits_for:
@@ -183,4 +178,4 @@ async def _give_up(services: Services, run: RunRecord, reason: str) -> None:
         ),
     )
     services.runs.add_event(run.run_id, "recovery_given_up", text)
-    await keep_parts(services, run, is_closed=True)
+    await close_parts(services, run)

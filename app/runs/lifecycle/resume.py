@@ -9,13 +9,14 @@ is chosen and copied where it is missing; only then is anything launched.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agents.contract.spec import RunSpec
-from app.errors import AgentBug, NodeUnreachable, RacklessError, UsageError, UserError
+from app.errors import NodeUnreachable, RacklessError, UsageError, UserError
 from app.events import RESUMABLE_STATES
-from app.runs.attempt_status import active_attempts, stop_parts
+from app.runs.attempt_status import active_attempts, list_attempts, stop_parts
 from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.election import claim_attempt, require_majority
@@ -92,13 +93,13 @@ async def resume_run(
         _require_resumable(run)
         if automatic is None:
             services.recoveries.forget_earlier(run_id, "replaced")
-        answering = await _find_answering(services)
+        answering = tuple(await list_attempts(services.pool, services.pool.names()))
         is_shared = await _require_own(services, run, answering, is_automatic=automatic is not None)
         if automatic is not None:
             learning_rate = _choose_rate(services, run)
             chosen = await _choose_automatically(services, run, answering, automatic)
         else:
-            chosen = _choose_nodes(services, run, nodes, answering)
+            chosen = await _choose_nodes(services, run, nodes, answering)
         report(f"checking {show_list(chosen)}")
         # Before the fence, behind which they could not save any more.
         await _stop_leftovers(services, run_id, answering, LOSS_GRACE_S, at_loss=True)
@@ -219,26 +220,12 @@ async def _require_own(
 # ---------------------------------------------------------------- who takes part
 
 
-async def _find_answering(services: Services) -> tuple[str, ...]:
-    names = services.pool.names()
-    answers = await asyncio.gather(*(_answers(services, name) for name in names))
-    return tuple(name for name, answer in zip(names, answers, strict=True) if answer)
-
-
-async def _answers(services: Services, name: str) -> bool:
-    try:
-        await services.pool.agent(name).attempt_list()
-    except (NodeUnreachable, AgentBug):
-        return False
-    return True
-
-
-def _choose_nodes(
+async def _choose_nodes(
     services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
 ) -> tuple[str, ...]:
     if wanted is not None:
         return choose_named(wanted, services.pool.names())
-    return _require_any(run, tuple(node for node in run.nodes if node in answering))
+    return await _require_any(services, run, [node for node in run.nodes if node in answering])
 
 
 async def _choose_automatically(
@@ -261,19 +248,23 @@ async def _choose_automatically(
     absent = find_absent(run.spec, before, answering) if how.may_join else ()
     joining = await find_fit(services, absent, run.run_id)
     if not joining:
-        return _require_any(run, tuple(nodes))
+        return await _require_any(services, run, nodes)
     # In the order of the first start, which decides who has which rank.
     order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
     return tuple(node for node in order if node in (*nodes, *joining))
 
 
-def _require_any(run: RunRecord, nodes: tuple[str, ...]) -> tuple[str, ...]:
+async def _require_any(services: Services, run: RunRecord, nodes: Sequence[str]) -> tuple[str, ...]:
     if not nodes:
+        # A node that refuses the login or shows another host key says what to do about it.
+        for node in set(run.nodes) & set(services.pool.names()):
+            with contextlib.suppress(NodeUnreachable):
+                await services.pool.agent(node).attempt_list()
         raise UserError(
             f"none of the run's nodes answers ({show_list(run.nodes)})",
             "Turn one on, or name others: rackless runs resume ID --nodes A,B",
         )
-    return nodes
+    return tuple(nodes)
 
 
 async def _raise_fence(

@@ -17,7 +17,7 @@ from app.errors import (
 from app.events import ACTIVE_STATES
 from app.runs.attempt_status import active_attempts, ask_parts, stop_parts
 from app.runs.export_claims import refuse_exported
-from app.runs.lifecycle.election import keep_parts
+from app.runs.lifecycle.election import close_parts
 from app.runs.lifecycle.losses import cancel_recovery
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.node_pool import NodePool, OnMessage
@@ -51,7 +51,7 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     is_cancelled = cancel_recovery(services, run_id)
     run = services.runs.get(run_id)
     if is_cancelled:
-        await keep_parts(services, run, is_closed=True)
+        await close_parts(services, run)
     if run.state not in ACTIVE_STATES:
         await _stop_leftovers(services, run, is_needed=not is_cancelled)
         return

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.run import AttemptLoss, RankPlacement
+from agents.contract.run import AttemptLoss, AttemptStatus, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
-from app.runs.lifecycle import recovery
+from app.runs import attempt_status
+from app.runs.lifecycle import election, recovery
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
@@ -155,6 +156,38 @@ def test_a_master_says_that_it_watches_its_own_runs_only(
     asyncio.run(search_nodes(other, cluster.names()))
     asyncio.run(watch(other))
     assert not any("keep" in node.calls for node in cluster.nodes.values())
+
+
+def test_nodes_are_kept_from_it_while_the_master_ends_and_plans(
+    services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(election, "keep_interval_s", lambda services: 0.02)
+    for name in ("alpha", "beta"):
+        cluster[name].add_checkpoint(run_id, 10)
+        cluster[name].stop_delay_s = 0.3  # its ranks save what they hold
+
+    def count_keeps() -> int:
+        return min(cluster[name].calls.count("keep") for name in ("alpha", "beta"))
+
+    cluster["gamma"].set_state(run_id, 1, "lost")
+    asyncio.run(reconcile_run(services, run_id))
+    while_stopping = count_keeps()
+    assert while_stopping >= 3
+
+    cluster["gamma"].reachable = False
+    hang_when_asked(cluster, "gamma")
+    monkeypatch.setattr(attempt_status, "SILENT_WAIT_S", 0.3)
+    assert asyncio.run(asyncio.wait_for(recover_run(services, run_id), 10)) is True
+    assert services.runs.get(run_id).nodes == ("alpha", "beta")
+    assert count_keeps() >= while_stopping + 3
+
+
+def hang_when_asked(cluster: FakeCluster, name: str) -> None:
+    async def hang() -> tuple[AttemptStatus, ...]:
+        await asyncio.sleep(60)
+        raise AssertionError("nobody waits for that long")
+
+    cluster[name].attempt_list = hang  # type: ignore[method-assign]
 
 
 def test_nodes_do_not_start_what_a_person_stopped_or_what_failed_by_itself(

@@ -687,6 +687,16 @@ def test_resume_without_any_of_its_nodes_is_refused(
         asyncio.run(resume_run(services, interrupted))
     assert state(services, interrupted) == "interrupted"
 
+    async def refuse() -> tuple[AttemptStatus, ...]:
+        raise HostKeyChanged("beta", "SHA256:old", "SHA256:new")
+
+    cluster["beta"].attempt_list = refuse  # type: ignore[method-assign]
+    with pytest.raises(HostKeyChanged):  # what a person can do something about
+        asyncio.run(resume_run(services, interrupted))
+    cluster["alpha"].reachable = True
+    asyncio.run(resume_run(services, interrupted))
+    assert services.runs.get(interrupted).nodes == ("alpha",)
+
 
 def test_attempt_number_rises_above_what_any_node_knows(
     services: Services, cluster: FakeCluster, interrupted: str
