@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.node_login import key_file
-from app.cli.output import Output, confirm
+from app.cli.node_login import KEY_IS_ADDED, key_file
+from app.cli.output import Output, ask_password, can_ask, confirm
 from app.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,20 +49,29 @@ async def discover_nodes(core: Core, args: argparse.Namespace, out: Output) -> i
 
 
 async def add_from_list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    """Add the PCs of a list; ask about all fingerprints at once, else one by one."""
+    """Add the PCs of a list; ask about all fingerprints at once, then for passwords."""
     from app.flows.node_list import how_to_add_alone, parse_node_list, summarise_outcomes
 
     lines = parse_node_list(_read_list(args.source), [node.name for node in core.nodes.all()])
     done: dict[int, NodeOutcome] = {}
-    waiting, accepted = list(range(len(lines))), dict[str, str]()
+    waiting, accepted, passwords = list(range(len(lines))), dict[str, str](), _Passwords(out)
     while waiting:
         outcomes = await core.nodes.add_list(
-            tuple(lines[i] for i in waiting), accepted, key_file(args), args.run_ssh_config
+            tuple(lines[i] for i in waiting),
+            accepted,
+            key_file(args),
+            args.run_ssh_config,
+            passwords.given,
         )
         done.update(zip(waiting, outcomes, strict=True))
         asked = [i for i in waiting if done[i].state == "confirm"]
         waiting = _confirmed(asked, done, set(args.accept_host_key), out) if asked else []
-        accepted = {done[i].line.name: done[i].fingerprint for i in waiting}
+        # Kept for later rounds: a host key is stored only once a login has succeeded.
+        accepted |= {done[i].host: done[i].fingerprint for i in waiting}
+        passwords.given = {}
+        if not waiting:
+            passwords.ask(tuple(done.values()))
+            waiting = [i for i in done if done[i].account in passwords.given]
     outcomes = tuple(done[i] for i in sorted(done))
     out.document(outcomes)
     rows = [[str(o.line.number), o.line.name, o.line.target, o.state, o.message] for o in outcomes]
@@ -73,6 +83,37 @@ async def add_from_list(core: Core, args: argparse.Namespace, out: Output) -> in
     if any(o.state == "confirm" for o in outcomes):
         out.note("Compare the fingerprints, then give each: --accept-host-key SHA256:...")
     return 0 if all(o.state == "added" for o in outcomes) else 1
+
+
+class _Passwords:
+    """Passwords for the accounts of a list, each typed and sent once, and kept nowhere."""
+
+    def __init__(self, out: Output) -> None:
+        self.given: dict[str, str] = {}
+        """Those of the next round, by account."""
+        self._out = out
+        self._tried: set[str] = set()
+        self._skipped: set[str] = set()
+
+    def ask(self, outcomes: Sequence[NodeOutcome]) -> None:
+        """Ask for those of accounts that let no key of ours in: one for all, or one for each."""
+        refused = {o.account: o.message for o in outcomes if o.account}
+        refused = {a: said for a, said in refused.items() if a not in self._skipped}
+        if not refused or self._out.as_json or not can_ask():
+            return
+        self._out.note("\n".join(refused.values()))
+        self._out.note(KEY_IS_ADDED)
+        new = [account for account in refused if account not in self._tried]
+        if len(new) > 1:
+            question = f"One password for all {len(new)} accounts (empty: ask for each): "
+            if typed := ask_password(question):
+                self.given = dict.fromkeys(new, typed)
+        for account in [one for one in refused if one not in self.given]:
+            if typed := ask_password(f"Password of {account} (empty: skip it): "):
+                self.given[account] = typed
+            else:
+                self._skipped.add(account)
+        self._tried |= self.given.keys()
 
 
 def _confirmed(

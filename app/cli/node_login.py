@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from app.events import NodeSnapshot
     from app.nodes.node import NodeAddress, SshAddress
 
+KEY_IS_ADDED = (
+    "With its password, typed once and kept nowhere, Rackless adds your key to "
+    "~/.ssh/authorized_keys there."
+)
 Act = Callable[[str, "NodeAddress", str | None], Awaitable["NodeSnapshot"]]
 """Adds or moves a node: name, address, fingerprint that the user has confirmed."""
 
@@ -86,6 +90,8 @@ async def act_asking(
             accepted = error.fingerprint
         except LoginRefused as error:
             address = await _copy_key(core, error, address, accepted, out)
+            # It is stored by now, and says nothing about the next host on the way.
+            accepted = None
 
 
 async def _copy_key(
@@ -96,10 +102,7 @@ async def _copy_key(
 
     if not error.account or out.as_json or not isinstance(address, SshAddress):
         raise error
-    out.note(
-        f"{error.message}\nWith its password, typed once and kept nowhere, Rackless adds your key "
-        "to ~/.ssh/authorized_keys there."
-    )
+    out.note(f"{error.message}\n{KEY_IS_ADDED}")
     password = ask_password(f"Password of {error.account} (empty: do not): ")
     if not password:
         raise error

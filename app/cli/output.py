@@ -179,9 +179,14 @@ class Output:
             ) from error
 
 
+def can_ask() -> bool:
+    """Return whether a person at a terminal can answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def confirm(question: str) -> bool:
     """Ask a yes or no question on the terminal; without a terminal the answer is no."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         return False
     # On stderr: stdout is the answer alone, and may be piped away.
     print(f"{show_foreign(question)} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -190,7 +195,7 @@ def confirm(question: str) -> bool:
 
 def ask_password(question: str) -> str | None:
     """Ask for a password on the terminal without showing it; None: there is no terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         return None
     import getpass  # 5 ms that no other command needs
 

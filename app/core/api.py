@@ -98,6 +98,7 @@ class NodesApi(Protocol):
         accepted: Mapping[str, str] | None = None,
         key: Path | None = None,
         run_programs: bool = False,
+        passwords: Mapping[str, str] | None = None,
     ) -> tuple[NodeOutcome, ...]: ...
     async def copy_key(
         self, address: SshAddress, password: str, accept_host_key: str | None = None

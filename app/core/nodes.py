@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING
 from agents.contract.environments import KeptItem
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from app.errors import (
-    HostKeyUnknown,
-    LoginRefused,
     RacklessError,
-    RunsPrograms,
     UserError,
-    describe_error,
 )
 from app.events import Event, EventHub, LinkSnapshot, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.fleet import Fleet
@@ -65,6 +61,8 @@ class CoreNodes:
         self._store = store
         self._background = upkeep
         self._events = events
+        self._hosts_with_key: dict[str, SshAddress] = {}
+        """Hosts that our key was copied to for a list, by account: with the key that they need."""
 
     async def wsl_distros(self) -> tuple[str, ...]:
         """Return the names of the WSL distros of this PC; none where there is no WSL."""
@@ -111,56 +109,29 @@ class CoreNodes:
         accepted: Mapping[str, str] | None = None,
         key: Path | None = None,
         run_programs: bool = False,
+        passwords: Mapping[str, str] | None = None,
     ) -> tuple[NodeOutcome, ...]:
         """Add many PCs at once; return what became of each line, in their order.
 
         Args:
             lines: what was typed.
-            accepted: fingerprint that the user has confirmed, by the name of the node.
+            accepted: fingerprint that the user has confirmed, by host as an outcome names it.
             key: private key file for all of them, instead of those of ~/.ssh/config.
             run_programs: whether the programs that ~/.ssh/config names may run.
+            passwords: by account, as an outcome names it: with each, our key is copied there as
+                `copy_key` does. Each is tried once.
         """
-        confirmed = accepted or {}
+        from app.core.listed_nodes import ListedNodes
 
-        async def add(line: NodeLine) -> NodeOutcome:
-            return await self._add_line(line, confirmed.get(line.name), key, run_programs)
-
-        return tuple(await asyncio.gather(*map(add, lines)))
-
-    async def _add_line(
-        self, line: NodeLine, accepted: str | None, key: Path | None, run_programs: bool
-    ) -> NodeOutcome:
-        from app.flows.node_list import NodeOutcome
-
-        if line.problem:
-            return NodeOutcome(line=line, state="failed", message=line.problem)
-        try:
-            address = await self._resolve_all(line.target, key, run_programs)
-            node = await self.add(line.name, address, accepted)
-        except HostKeyUnknown as error:
-            return NodeOutcome(
-                line=line,
-                state="confirm",
-                message=f"{error.host} shows {error.fingerprint}",
-                host=error.host,
-                fingerprint=error.fingerprint,
-            )
-        except UserError as error:
-            account = error.account if isinstance(error, LoginRefused) else ""
-            said = describe_error(error)
-            return NodeOutcome(line=line, state="failed", message=said, account=account)
-        return NodeOutcome(line=line, state="added", message=node.address)
-
-    async def _resolve_all(self, target: str, key: Path | None, run_programs: bool) -> SshAddress:
-        """Return the address of a target, with all programs of ~/.ssh/config or with none."""
-        agreed: tuple[str, ...] = ()
-        while True:
-            try:
-                return (await self.resolve(target, key, agreed)).address
-            except RunsPrograms as error:
-                if not run_programs:
-                    raise
-                agreed = (*agreed, error.command)
+        listed = ListedNodes(
+            self,
+            accepted or {},
+            passwords or {},
+            self._hosts_with_key,
+            key=key,
+            run_programs=run_programs,
+        )
+        return tuple(await asyncio.gather(*map(listed.add, lines)))
 
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None

@@ -78,14 +78,19 @@ class CopiedKey:
 
     address: SshAddress
     """Address of the node, with the key file that it needs."""
-    account: str
-    """`user@host:port` whose authorized_keys has it: the node, or a jump host on the way to it."""
+    host: SshAddress
+    """Whose authorized_keys has it: the node, or a jump host on the way to it."""
     key: str
     """Private key file, or the name of a key in the SSH agent."""
     is_new: bool
     """Whether the key was made just now."""
     was_there: bool
     """Whether authorized_keys had the line before."""
+
+    @property
+    def account(self) -> str:
+        """`user@host:port` of the host."""
+        return str(self.host)
 
 
 async def copy_key(
@@ -124,12 +129,23 @@ async def copy_key(
     finally:
         await connection.close()
     return CopiedKey(
-        address=_with_host(address, host),
-        account=str(host),
+        address=with_key_of(address, host),
+        host=host,
         key=ours.name,
         is_new=ours.is_new,
         was_there=state == "present",
     )
+
+
+def with_key_of(address: SshAddress, host: SshAddress) -> SshAddress:
+    """Return the address with the key of `host`, which may be one of those on the way to it."""
+    if host.known_as == address.known_as:
+        return replace(address, key=host.key)
+    jumps = tuple(
+        replace(jump, key=host.key) if hop.known_as == host.known_as else jump
+        for jump, hop in zip(address.jumps, address.hops, strict=False)
+    )
+    return replace(address, jumps=jumps)
 
 
 async def take_back_key(address: SshAddress, *, home: Path) -> bool:
@@ -263,14 +279,3 @@ def _still_refused(host: SshAddress, name: str) -> LoginRefused:
         "Its sshd may look elsewhere (AuthorizedKeysFile, PubkeyAuthentication), or the home "
         "folder may be writable for others: chmod go-w ~",
     )
-
-
-def _with_host(address: SshAddress, host: SshAddress) -> SshAddress:
-    """Return the address with the key of one of its hosts."""
-    if host.known_as == address.known_as:
-        return replace(address, key=host.key)
-    jumps = tuple(
-        replace(jump, key=host.key) if len(host.jumps) == place else jump
-        for place, jump in enumerate(address.jumps)
-    )
-    return replace(address, jumps=jumps)

@@ -409,7 +409,8 @@ class FakeNodes:
         self, name: str, address: Any, accept_host_key: str | None = None
     ) -> NodeSnapshot:
         await self._core.act("nodes.add", name, str(address), accept_host_key)
-        if isinstance(address, SshAddress) and accept_host_key != FINGERPRINT:
+        is_known = str(address) in self._core.known_hosts
+        if isinstance(address, SshAddress) and accept_host_key != FINGERPRINT and not is_known:
             raise HostKeyUnknown(str(address), FINGERPRINT)
         if isinstance(address, SshAddress) and address.host in self._core.locked_hosts:
             raise LoginRefused(f"{address} accepts none of our keys", account=str(address))
@@ -426,11 +427,13 @@ class FakeNodes:
         accepted: Mapping[str, str] | None = None,
         key: Path | None = None,
         run_programs: bool = False,
+        passwords: Mapping[str, str] | None = None,
     ) -> tuple[NodeOutcome, ...]:
         await self._core.act("nodes.add_list", tuple(x.name for x in lines), dict(accepted or {}))
-        return tuple(self._outcome(x, (accepted or {}).get(x.name)) for x in lines)
+        shown, typed = accepted or {}, passwords or {}
+        return tuple(self._outcome(x, shown.get(x.target), typed.get(x.target, "")) for x in lines)
 
-    def _outcome(self, line: NodeLine, accepted: str | None) -> NodeOutcome:
+    def _outcome(self, line: NodeLine, accepted: str | None, password: str) -> NodeOutcome:
         if line.problem:
             return NodeOutcome(line=line, state="failed", message=line.problem)
         if accepted != FINGERPRINT:
@@ -443,8 +446,9 @@ class FakeNodes:
                 fingerprint=FINGERPRINT,
             )
         address = parse_ssh_target(line.target)
-        if address.host in self._core.locked_hosts:
-            said = f"{line.target} accepts none of our keys"
+        if address.host in self._core.locked_hosts and password != PASSWORD:
+            said = "does not accept this password" if password else "accepts none of our keys"
+            said = f"{line.target} {said}"
             return NodeOutcome(line=line, state="failed", message=said, account=line.target)
         self._core.put_node(make_node(line.name))
         return NodeOutcome(line=line, state="added", message=line.target)
@@ -456,9 +460,10 @@ class FakeNodes:
         if password != PASSWORD:
             raise LoginRefused("The password is wrong", account=str(address))
         self._core.locked_hosts.discard(address.host)
+        self._core.known_hosts.add(str(address))
         return CopiedKey(
             address=address,
-            account=str(address),
+            host=address,
             key="/home/me/.ssh/id_ed25519",
             is_new=True,
             was_there=False,
@@ -988,6 +993,8 @@ class FakeCore:
     candidates: tuple[Candidate, ...] = ()
     locked_hosts: set[str] = field(default_factory=set)
     """Hosts that let none of our keys in before one is copied with PASSWORD."""
+    known_hosts: set[str] = field(default_factory=set)
+    """Addresses whose fingerprint is stored since our key was copied there."""
     proxy_commands: dict[str, str] = field(default_factory=dict)
     """Host -> program that ~/.ssh/config names for it."""
     newcomer: NodeSnapshot | None = None

@@ -573,10 +573,10 @@ def _node_list(stage: Stage) -> QWidget:
 
 
 def _node_list_password(stage: Stage) -> QWidget:
-    stage.core.locked_hosts.add("192.168.1.20")
+    stage.core.locked_hosts |= {"192.168.1.20", "10.0.0.5"}
     dialog = _node_list(stage)
     dialog.several.confirm.click()  # type: ignore[attr-defined]
-    stage.wait_for(lambda: dialog.several.alone.isVisible())  # type: ignore[attr-defined]
+    stage.wait_for(lambda: dialog.several.passwords.isVisible())  # type: ignore[attr-defined]
     return dialog
 
 

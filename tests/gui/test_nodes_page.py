@@ -36,6 +36,8 @@ def test_a_pc_over_ssh_is_added_after_its_fingerprint_was_confirmed(empty, dialo
     assert empty.core.node_map == {}
     press(dialog, "Fingerprint matches, add")
     empty.wait_for(dialog.found.isVisible)
+    # Not the fingerprint of the host that got the key: it may be a jump host.
+    assert empty.called("nodes.add")[-1][2] is None
     assert "gamer-pc" in empty.cluster.nodes
     assert empty.called("nodes.add") == [
         ("gamer-pc", "anna@gamer-pc:2222", None),
@@ -136,16 +138,41 @@ def test_a_list_is_added_after_one_look_at_all_fingerprints(empty, dialog):
     empty.wait_for(lambda: "2 PCs are added" in dialog.several.banner.message())
     assert "1 could not be added" in dialog.several.banner.message()
     assert set(empty.cluster.nodes) == {"big", "lab"}
-    assert not dialog.several.alone.isVisible()
-    empty.core.locked_hosts.add("gamer")
-    dialog.several.text.setPlainText("tower anna@gamer:2222")
-    press(dialog.several, "Add all")
-    empty.wait_for(lambda: dialog.several.confirm.isVisible())
-    press(dialog.several, "All fingerprints match, add")
-    empty.wait_for(lambda: "could not be added" in dialog.several.banner.message())
-    press(dialog.several, "Add this one\u2026")
-    assert (dialog.form.target.text(), dialog.form.name.text()) == ("anna@gamer:2222", "tower")
-    assert dialog.add.isEnabled()
+    assert not dialog.several.passwords.isVisible()
+
+
+def test_a_list_asks_for_passwords_once_one_for_all_or_one_for_each(empty, dialog):
+    empty.core.locked_hosts |= {"10.0.0.2", "10.0.0.3", "10.0.0.4"}
+    press(dialog, "Add a list of PCs")
+    pane = dialog.several
+    pane.text.setPlainText(
+        "big anna@10.0.0.2\nlab bob@10.0.0.3\nold bob@10.0.0.4\nfree me@10.0.0.5"
+    )
+    press(pane, "Add all")
+    empty.wait_for(lambda: pane.confirm.isVisible())
+    press(pane, "All fingerprints match, add")
+    empty.wait_for(lambda: "1 PC is added, 3 could not" in pane.banner.message())
+    box = pane.passwords
+    choices = [box.account.itemText(place) for place in range(box.account.count())]
+    assert choices == ["All 3 accounts", "anna@10.0.0.2", "bob@10.0.0.3", "bob@10.0.0.4"]
+    assert empty.application.focusWidget() is box.password
+    assert not box.copy_key.isEnabled()
+    QTest.keyClicks(box.password, "wrong")
+    box.account.setCurrentIndex(1)
+    assert box.password.text() == ""
+    QTest.keyClicks(box.password, PASSWORD)
+    press(pane, "Copy key and add")
+    empty.wait_for(lambda: "2 PCs are added, 2 could not" in pane.banner.message())
+    assert box.account.currentText() == "All 2 accounts"
+    QTest.keyClicks(box.password, "wrong")
+    QTest.keyClick(box.password, Qt.Key.Key_Return)
+    empty.wait_for(lambda: "does not accept this password" in pane.reason.text())
+    assert box.password.text() == ""
+    QTest.keyClicks(box.password, PASSWORD)
+    QTest.keyClick(box.password, Qt.Key.Key_Return)
+    empty.wait_for(lambda: "4 PCs are added." in pane.banner.message())
+    assert not box.isVisible()
+    assert set(empty.cluster.nodes) == {"big", "lab", "old", "free"}
 
 
 def test_a_changed_key_is_a_hard_stop(empty, dialog):

@@ -61,15 +61,16 @@ async def add_node(
 
     `report` gets the key that was copied there with a password.
     """
-    address = request.address
+    address, fingerprint = request.address, request.fingerprint
     if isinstance(address, SshTarget):
         key = Path(request.key) if request.key else None
         address = (await core.nodes.resolve(request.target, key, request.agreed)).address
         if request.password:
-            copied = await core.nodes.copy_key(address, request.password, request.fingerprint)
+            copied = await core.nodes.copy_key(address, request.password, fingerprint)
             report(copied)
-            address = copied.address
-    return await core.nodes.add(request.name, address, request.fingerprint)
+            # The fingerprint is stored by now, and says nothing about the next host on the way.
+            address, fingerprint = copied.address, None
+    return await core.nodes.add(request.name, address, fingerprint)
 
 
 class AddNodeDialog(QDialog):
@@ -120,7 +121,6 @@ class AddNodeDialog(QDialog):
             page.back.connect(partial(self._turn_to, self._asking))
         self.near.used.connect(self._use)
         self.several.done.connect(self.accept)
-        self.several.alone_wanted.connect(lambda name, target: self._use(target, name))
         self.finished.connect(lambda code: self.several.stop())
         self.found.done.connect(self.accept)
         self.found.another_wanted.connect(self._begin_again)
@@ -169,8 +169,8 @@ class AddNodeDialog(QDialog):
         self._turn_to(self.near)
         self.near.look()
 
-    def _use(self, target: str, name: str = "") -> None:
-        self.form.fill(target, name)
+    def _use(self, target: str) -> None:
+        self.form.fill(target)
         self._turn_to(self._asking)
         self.form.target.setFocus()
 

@@ -102,10 +102,8 @@ class AddNodeForm(QWidget):
         self.over_ssh.setChecked(True)
         self.target.setFocus()
 
-    def fill(self, target: str, name: str = "") -> None:
-        """Answer with an address that was found, and with a name where there is one."""
-        if name:
-            self.name.setText(name)
+    def fill(self, target: str) -> None:
+        """Answer with an address that was found."""
         self.target.setText(target)
         self._change()
 

@@ -9,6 +9,7 @@ from app.errors import RacklessError
 from app.flows.node_list import LIST_FORM, NodeOutcome, parse_node_list, summarise_outcomes
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label
+from app.gui.nodes.account_passwords import AccountPasswords
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
@@ -45,14 +46,14 @@ def outcome_columns() -> list[Column[NodeOutcome]]:
 class NodeListPane(QWidget):
     back = Signal()
     done = Signal()
-    alone_wanted = Signal(str, str)
-    """Name and address of a PC to add by itself."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
         self._op: Op | None = None
         self._outcomes: dict[int, NodeOutcome] = {}
+        self._accepted: dict[str, str] = {}
+        """Fingerprints that were confirmed, by host; a login that succeeds stores them."""
         self.text = QPlainTextEdit()
         self.text.setAccessibleName("List of PCs")
         self.text.setPlaceholderText("big anna@192.168.1.20\ngamer-pc\nlab bob@10.0.0.5:2222")
@@ -64,6 +65,7 @@ class NodeListPane(QWidget):
         self.table = TableView(context.theme, self.model, "Results")
         self.table.setMinimumHeight(150)
         self.reason = make_label(wraps=True)
+        self.passwords = AccountPasswords(context.theme)
         self.banner = Banner(context.theme, can_close=False)
         self.add = Button(context.theme, "Add all", self._add, role="primary")
         self.confirm = Button(
@@ -74,13 +76,7 @@ class NodeListPane(QWidget):
         row.setSpacing(8)
         row.addWidget(Button(context.theme, "Back", self.back.emit))
         row.addStretch(1)
-        self.alone = Button(
-            context.theme,
-            "Add this one\u2026",
-            self._add_alone,
-            tip="Add the selected PC by itself, which asks for its password",
-        )
-        for button in (self.alone, self.finish, self.add, self.confirm):
+        for button in (self.finish, self.add, self.confirm):
             row.addWidget(button)
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)
@@ -91,9 +87,11 @@ class NodeListPane(QWidget):
         column.addWidget(self.banner)
         column.addWidget(self.table, 1)
         column.addWidget(self.reason)
+        column.addWidget(self.passwords)
         column.addLayout(row)
         self.text.textChanged.connect(self._begin_again)
         self.table.chosen.connect(self._show_reason)
+        self.passwords.given.connect(self._let_in)
         self._begin_again()
 
     def stop(self) -> None:
@@ -103,10 +101,11 @@ class NodeListPane(QWidget):
 
     def _begin_again(self) -> None:
         self._outcomes.clear()
+        self._accepted.clear()
         self.banner.hide()
         self.table.hide()
         self.reason.hide()
-        self.alone.hide()
+        self.passwords.ask(())
         self.confirm.hide()
         self.add.show()
         self.add.setEnabled(bool(self.text.toPlainText().strip()))
@@ -121,17 +120,25 @@ class NodeListPane(QWidget):
         )
 
     def _confirm(self) -> None:
-        self._start({p: o for p, o in self._outcomes.items() if o.state == "confirm"})
+        waiting = {p: o for p, o in self._outcomes.items() if o.state == "confirm"}
+        self._accepted |= {o.host: o.fingerprint for o in waiting.values()}
+        self._start(waiting)
 
-    def _start(self, waiting: dict[int, NodeOutcome]) -> None:
-        """Add the lines, with the fingerprints that were shown for them."""
-        lines = tuple(one.line for one in waiting.values())
-        accepted = {o.line.name: o.fingerprint for o in waiting.values() if o.fingerprint}
-        places = tuple(waiting)
+    def _let_in(self, passwords: dict[str, str]) -> None:
+        """Add the PCs again whose accounts accept our key with these passwords."""
+        waiting = {p: o for p, o in self._outcomes.items() if o.account in passwords}
+        self._start(waiting, passwords)
+
+    def _start(
+        self, waiting: dict[int, NodeOutcome], passwords: dict[str, str] | None = None
+    ) -> None:
+        """Add the lines, with the fingerprints that were confirmed for them."""
+        lines, places = tuple(one.line for one in waiting.values()), tuple(waiting)
+        accepted = dict(self._accepted)
         self._set_busy(True)
         self.banner.show_message("busy", "Connecting to the PCs")
         self._op = self._context.bridge.run(
-            lambda core, report: core.nodes.add_list(lines, accepted),
+            lambda core, report: core.nodes.add_list(lines, accepted, passwords=passwords),
             lambda found: self._show(dict(zip(places, found, strict=True))),
             self._show_failure,
         )
@@ -147,6 +154,8 @@ class NodeListPane(QWidget):
             self.table.select((failures[0].line.number, failures[0].line.name))
         waiting = any(o.state == "confirm" for o in outcomes)
         self.confirm.setVisible(waiting)
+        accounts = tuple(dict.fromkeys(o.account for o in failures if o.account))
+        self.passwords.ask(() if waiting else accounts)
         self.add.hide()
         self.banner.show_message(
             "warning" if waiting or failures else "good",
@@ -162,17 +171,11 @@ class NodeListPane(QWidget):
         one = self.table.selected()
         self.reason.setText(one.message if one is not None else "")
         self.reason.setVisible(bool(self.reason.text()))
-        self.alone.setVisible(one is not None and bool(one.account))
-
-    def _add_alone(self) -> None:
-        one = self.table.selected()
-        if one is not None:
-            self.alone_wanted.emit(one.line.name, one.line.target)
 
     def _show_failure(self, error: RacklessError) -> None:
         self._set_busy(False)
         self.banner.show_error(error)
 
     def _set_busy(self, is_busy: bool) -> None:
-        for widget in (self.text, self.add, self.alone, self.confirm):
+        for widget in (self.text, self.add, self.confirm, self.passwords):
             widget.setEnabled(not is_busy)

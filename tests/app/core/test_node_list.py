@@ -36,10 +36,10 @@ async def test_every_line_ends_in_an_outcome_and_fingerprints_come_back(tmp_path
             assert [o.state for o in first] == ["confirm"] * 3 + ["failed"] * 2
             assert [o.fingerprint for o in first[:2]] == [one.fingerprint, two.fingerprint]
             assert core.nodes.all() == ()
-            shown = {o.line.name: o.fingerprint for o in first[:2]}
+            shown = {o.host: o.fingerprint for o in first[:3]}
             second = await core.nodes.add_list(lines[:2], shown, key)
             assert [o.state for o in second] == ["added", "added"]
-            twin = await core.nodes.add_list(lines[2:3], {"twin": one.fingerprint}, key)
+            twin = await core.nodes.add_list(lines[2:3], shown, key)
             assert "is the PC of a" in twin[0].message
             assert {node.name for node in core.nodes.all()} == {"a", "b"}
             lab = parse_node_list("lab", ())
@@ -48,7 +48,7 @@ async def test_every_line_ends_in_an_outcome_and_fingerprints_come_back(tmp_path
                 assert said in outcome.message
             await core.nodes.remove("b")
             other = make_key(tmp_path, "other")
-            (refused,) = await core.nodes.add_list(lines[1:2], {"b": two.fingerprint}, other)
+            (refused,) = await core.nodes.add_list(lines[1:2], shown, other)
             assert (refused.state, refused.account) == ("failed", lines[1].target), refused
 
 
