@@ -94,7 +94,7 @@ class SystemFacts:
     boot_id: str | None = None
     """Random id of this start of the system: equal for two nodes on one PC alone."""
     hostname_addresses: tuple[str, ...] | None = None
-    """Addresses to which its own name resolves on the node; empty: to none."""
+    """Addresses to which its own name resolves on the node, IPv4 first; empty: to none."""
     first_process: str | None = None
     """Name of process 1, such as `systemd`."""
     ends_at_logout: bool | None = None
@@ -105,9 +105,22 @@ class SystemFacts:
     """Name that Rackless logs in as."""
     may_sleep: bool | None = None
     """Whether this PC may suspend: a desktop runs and sleep is not masked."""
+    temporary_folder: str | None = None
+    """Folder in which compilers and other programs put their temporary files."""
+    temporary_free_bytes: int | None = None
+    """Free space in the folder for temporary files, in bytes."""
+    temporary_writable: bool | None = None
+    """Whether a file could be written there."""
+    max_open_files: int | None = None
+    """Files that a process of this login may have open; 2**63 - 1: there is no limit."""
+    max_processes: int | None = None
+    """Processes and threads that this login may have; 2**63 - 1: there is no limit."""
+    max_address_bytes: int | None = None
+    """Addresses that a process may use, in bytes; 2**63 - 1: there is no limit."""
 
     def check_foreign(self) -> None:
         _check_texts(self, "home", "home_file_system", "boot_id", "first_process", "user")
+        _check_texts(self, "temporary_folder")
         _check_lists(self, "hostname_addresses")
 
 
@@ -190,6 +203,12 @@ class DriverFacts:
     """Whether the driver stays loaded while no program uses a GPU."""
     dxg: bool | None = None
     """Whether the GPU of Windows is there (WSL)."""
+
+    @property
+    def was_updated(self) -> bool:
+        """Whether another version was installed than the one that is loaded."""
+        versions = (self.module_version, self.library_version)
+        return None not in versions and versions[0] != versions[1]
 
     def check_foreign(self) -> None:
         _check_texts(self, "module_version", "library_version", "smi_message")

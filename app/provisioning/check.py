@@ -32,7 +32,7 @@ from app.provisioning.check_rules import (
     judge_reach,
     judge_wsl,
 )
-from app.provisioning.checks import gpu, network, system, wsl
+from app.provisioning.checks import gpu, limits, network, system, wsl
 from app.provisioning.checks.links import check_links, check_routes
 from app.provisioning.checks.reduce import check_reduce
 from app.provisioning.environment import EnvironmentLock, find_environment, read_train_lock
@@ -46,6 +46,8 @@ NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
     system.judge_memory,
     system.judge_swap,
     system.judge_shm,
+    limits.judge_temporary,
+    limits.judge_limits,
     judge_clock,
     system.judge_sync,
     system.judge_sudo,

@@ -98,6 +98,9 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
             else "sudo ubuntu-drivers install, then restart that PC"
         )
         repair = offer_driver(facts)
+        if node.examination.driver.was_updated:
+            # The new one is installed already.
+            fix, repair = "Restart that PC", None
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
     if not facts.gpus:
         return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)

@@ -35,6 +35,8 @@ SYMPTOMS = {
     "machine-id": "cloned disk machine id",
     "sudo": "is not in the sudoers file",
     "shm": "bus error /dev/shm",
+    "limits": "too many open files",
+    "tmp": "compiler stops no space left in /tmp",
     "persistence": "nvidia-smi takes several seconds",
     "wsl-memory": "wsl out of memory free vram",
     "link": "connectFullMesh failed ping works",

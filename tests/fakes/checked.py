@@ -59,6 +59,12 @@ SYSTEM = SystemFacts(
     ends_at_logout=False,
     lingers=False,
     may_sleep=False,
+    temporary_folder="/tmp",
+    temporary_free_bytes=8 << 30,
+    temporary_writable=True,
+    max_open_files=1024,
+    max_processes=60_000,
+    max_address_bytes=2**63 - 1,
 )
 
 

@@ -7,6 +7,7 @@ import ctypes
 import getpass
 import os
 import pwd
+import resource
 import socket
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from agents.contract.python_child import SAFE_FOLDER, python_environ
 from agents.node.examination.reading import ask, find_program, read_text
 
 SHM = "/dev/shm"
+NO_LIMIT = 2**63 - 1
 SLEEP_TARGETS = ("sleep.target", "suspend.target")
 # adjtimex(2): return value and status bit of a clock that no server keeps.
 _TIME_ERROR, _STA_UNSYNC = 5, 0x40
@@ -30,6 +32,8 @@ def read_system(home: Path) -> SystemFacts:
     """Return the facts about the system; `home` is the agent's folder."""
     inodes = _read_inodes(home)
     shm = _read_space(SHM)
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    space = _read_space(temporary)
     return SystemFacts(
         sudo=read_sudo(),
         home=str(home),
@@ -50,7 +54,19 @@ def read_system(home: Path) -> SystemFacts:
         lingers=_read_lingers(),
         user=_read_user(),
         may_sleep=read_may_sleep(),
+        temporary_folder=temporary,
+        temporary_free_bytes=space[1] if space else None,
+        temporary_writable=try_write(Path(temporary)),
+        max_open_files=read_limit(resource.RLIMIT_NOFILE),
+        max_processes=read_limit(resource.RLIMIT_NPROC),
+        max_address_bytes=read_limit(resource.RLIMIT_AS),
     )
+
+
+def read_limit(kind: int) -> int:
+    """Return a limit of this process (RLIMIT_...), which its children inherit; see `NO_LIMIT`."""
+    soft, _ = resource.getrlimit(kind)
+    return NO_LIMIT if soft == resource.RLIM_INFINITY else soft
 
 
 def read_sudo() -> Sudo | None:
@@ -173,14 +189,16 @@ def read_clock_service() -> SyncService | None:
 
 
 def resolve_hostname() -> tuple[str, ...] | None:
-    """Return the IPv4 addresses of this PC's own name, as a library would resolve it."""
+    """Return the addresses of this PC's own name, IPv4 first, as a library would resolve it."""
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
         return ()
     except UnicodeError:
         return None
-    return tuple(sorted({str(entry[4][0]) for entry in found}))
+    # A link-local IPv6 address carries its zone, such as fe80::1%eth0.
+    addresses = {str(entry[4][0]).partition("%")[0] for entry in found}
+    return tuple(sorted(addresses, key=lambda one: (":" in one, one)))
 
 
 def read_ends_at_logout() -> bool | None:

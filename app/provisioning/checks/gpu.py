@@ -7,6 +7,7 @@ from app.provisioning.repairs import keep_driver_loaded, offer_driver
 from app.text import count_of
 
 INSTALL = "sudo ubuntu-drivers install, then restart that PC"
+RESTART = "Restart that PC"
 
 
 def judge_driver(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -62,11 +63,11 @@ def _explain_missing(node: CheckedNode) -> tuple[str, str]:
             "Run there: sudo dkms autoinstall && sudo modprobe nvidia; mokutil --sb-state says "
             "whether Secure Boot is on",
         )
-    versions = (driver.module_version, driver.library_version)
-    if None not in versions and versions[0] != versions[1]:
+    if driver.was_updated:
         return (
-            f"the driver was updated to {versions[1]} while {versions[0]} is still loaded",
-            "Restart that PC",
+            f"the driver was updated to {driver.library_version} while {driver.module_version} is "
+            "still loaded",
+            RESTART,
         )
     if driver.devices_open is False:
         return (

@@ -108,6 +108,7 @@ def _judge_interface(group: CheckedGroup, name: str) -> CheckRow:
         fix = f"Use {better}: rackless nodes set-address {name} --ssh USER@{better.split()[-1]}"
     repair = keep_wifi_awake(device.name) if device.saves_power else None
     if repair is not None:
+        text = f"{text}; it sleeps between packets, and answers late"
         fix = f"{fix}; until then: sudo iw dev {device.name} set power_save off"
     status = "warn" if fix else "pass"
     return make_row("interface", name, status, text, fix, repair, evidence=evidence)

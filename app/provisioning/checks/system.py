@@ -191,11 +191,20 @@ def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
             make_row("hostname", node.name, "unknown", text, f"Run there: getent hosts {name}"),
         )
     evidence = f"{name}: {show_list(found) or 'no address'}"
-    looped = [address for address in found if address.startswith("127.")]
+    usable = [address for address in found if ":" not in address]
+    looped = [address for address in usable if address.startswith("127.")]
+    # Without any own address the interfaces could not be read.
+    own = {one.address for one in node.facts.interfaces} | {node.facts.address}
+    foreign = [one for one in usable if one not in own] if node.facts.interfaces else []
+    own_address = node.facts.address or "ADDRESS"
     repair = None
-    if not found:
-        text = f"its own name {name} has no address; torchrun and Ray started by hand need one"
-        fix = f"Add a line to /etc/hosts there: {node.facts.address or 'ADDRESS'} {name}"
+    if not usable:
+        only = f", only {show_list(found)}" if found else ""
+        text = (
+            f"its own name {name} has no IPv4 address{only}; torchrun and Ray started by hand "
+            "need one"
+        )
+        fix = f"Add a line to /etc/hosts there: {own_address} {name}"
     elif looped:
         # Ubuntu's installer writes 127.0.1.1.
         text = (
@@ -205,8 +214,17 @@ def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
         fix = f"In /etc/hosts there, replace {looped[0]} by the node's address in your network"
         if looped[0] == "127.0.1.1" and node.facts.address and node.facts.wsl is None:
             repair = name_own_address(name, node.facts.address)
+    elif foreign:
+        text = (
+            f"its own name {name} means {foreign[0]}, which is no address of this PC: programs "
+            "that look up their own address, such as torchrun, would wait for another PC"
+        )
+        fix = (
+            f"Let {name} mean {own_address} there; this says who gives the other address: "
+            f"grep -w {name} /etc/hosts || getent ahostsv4 {name}"
+        )
     else:
-        text = f"its own name {name} is {show_list(found)}"
+        text = f"its own name {name} is {show_list(usable)}"
         return (make_row("hostname", node.name, "pass", text, "", evidence=evidence),)
     return (make_row("hostname", node.name, "warn", text, fix, repair, evidence=evidence),)
 

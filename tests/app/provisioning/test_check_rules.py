@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.environments import DeviceTrial, EnvironmentTrial
+from agents.contract.examination import DriverFacts, Examination
 from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
 from app.nodes.endpoints import Endpoint
 from app.provisioning import check_rules as rules
@@ -196,6 +197,15 @@ def test_no_card_is_fine_but_a_broken_driver_is_not() -> None:
     assert "ubuntu-drivers" in row.fix
     (row,) = rules.judge_gpus(node(replace(FACTS, gpu_problem="x", wsl="mirrored")))
     assert "on Windows" in row.fix
+
+
+def test_a_driver_that_was_updated_wants_a_restart_and_no_installation() -> None:
+    broken = node(replace(FACTS, os="Ubuntu 24.04", gpu_problem="the driver was updated"))
+    (row,) = rules.judge_gpus(broken)
+    assert row.repair is not None
+    updated = DriverFacts(module_version="580.65.06", library_version="580.95.05")
+    (row,) = rules.judge_gpus(replace(broken, examination=Examination(driver=updated)))
+    assert (row.status, row.fix, row.repair) == ("fail", "Restart that PC", None)
 
 
 @pytest.mark.parametrize(

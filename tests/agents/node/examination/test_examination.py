@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import socket
 import time
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from agents.node.examination.examine import examine
 from agents.node.examination.network import find_kind, find_routes, parse_route, read_rdma
 from agents.node.examination.system import (
     find_file_system,
+    read_limit,
     read_may_sleep,
+    resolve_hostname,
     try_execute,
     try_write,
 )
@@ -35,6 +39,8 @@ def test_this_pc_says_what_it_is(tmp_path: Path) -> None:
     found = examine(tmp_path)
     assert found.system.home_writable
     assert found.system.home_executable
+    assert found.system.temporary_writable
+    assert found.system.temporary_free_bytes
     assert found.system.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert "lo" in {device.name for device in found.network.devices or ()}
     assert list(tmp_path.iterdir()) == []
@@ -53,6 +59,22 @@ def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert try_write(gone) is False
     assert try_execute(gone) is None
+
+
+def test_addresses_of_the_own_name_are_told_with_ipv4_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = ["fe80::1%eth0", "10.0.0.9", "10.0.0.9", "10.0.0.10"]
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (one, 0)) for one in found]
+    )
+    assert resolve_hostname() == ("10.0.0.10", "10.0.0.9", "fe80::1")
+
+
+def test_limits_of_this_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_limit(resource.RLIMIT_NOFILE) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 1))
+    assert read_limit(resource.RLIMIT_AS) == 2**63 - 1
 
 
 def test_program_that_does_not_answer_or_is_not_there(

@@ -32,7 +32,7 @@ def pair_of(**changes: Any) -> CheckedGroup:
         ("interfaces", {"kind": "wifi"}, "warn", "Wi-Fi"),
         ("interfaces", {"kind": "vpn"}, "warn", "a VPN"),
         ("interfaces", {"kind": "bridge"}, "warn", "containers"),
-        ("interfaces", {"saves_power": True}, "warn", "eth0"),
+        ("interfaces", {"kind": "wifi", "saves_power": True}, "warn", "it sleeps between packets"),
         ("interfaces", {"has_carrier": False}, "fail", "no link"),
         ("interfaces", {"kind": None}, "unknown", "is not known"),
         ("carriers", {}, "pass", "linked at 1000 Mb/s"),

@@ -1,0 +1,66 @@
+"""Judge what the login's programs get: room for temporary files, open files, processes, memory."""
+
+from __future__ import annotations
+
+from app.provisioning.check_row import CheckedNode, CheckRow, make_row
+from app.text import show_bytes
+
+ENOUGH_TEMPORARY_BYTES = 512 << 20
+"""Space for temporary files below which a compiler or an installer may run out of it, in bytes."""
+ENOUGH_OPEN_FILES = 1024
+"""Open files of a rank: shards of a model, data loaders, connections; the default of Linux."""
+ENOUGH_PROCESSES = 1000
+"""Processes and threads of one login: a rank has some for each core, and its compilers, too."""
+_NO_LIMIT = 2**63 - 1
+
+
+def judge_temporary(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check the folder in which compilers and installers put their temporary files."""
+    system = node.examination.system
+    folder, free = system.temporary_folder or "/tmp", system.temporary_free_bytes
+    if system.temporary_writable is False:
+        text = f"{folder} cannot be written, so nothing can be compiled or installed there"
+        fix = f"Run there: findmnt -T {folder}; sudo chmod 1777 {folder}"
+        return (make_row("tmp", node.name, "fail", text, fix),)
+    if free is None:
+        fix = f"Run there: df -h {folder}"
+        return (make_row("tmp", node.name, "unknown", f"{folder} could not be read", fix),)
+    if free < ENOUGH_TEMPORARY_BYTES:
+        text = f"{folder} is nearly full: {show_bytes(free)} left for compilers and installers"
+        fix = f"Delete old files there; this lists the largest: du -ahx {folder} | sort -rh | head"
+        return (make_row("tmp", node.name, "warn", text, fix),)
+    return (make_row("tmp", node.name, "pass", f"{show_bytes(free)} free in {folder}"),)
+
+
+def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check the limits of the login (`ulimit`), which ranks inherit."""
+    system = node.examination.system
+    files, processes = system.max_open_files, system.max_processes
+    addresses = system.max_address_bytes
+    if files is None or processes is None or addresses is None:
+        text, fix = "the limits of this login are not known", "Run there: ulimit -a"
+        return (make_row("limits", node.name, "unknown", text, fix),)
+    evidence = (
+        f"open files {_show(files)}, processes {_show(processes)}, "
+        f"addresses {'without limit' if addresses == _NO_LIMIT else show_bytes(addresses)}"
+    )
+    raise_ = "Raise {0} in /etc/security/limits.conf there, and look for ulimit in ~/.profile"
+    if addresses != _NO_LIMIT:
+        text = (
+            f"programs of this login get at most {show_bytes(addresses)} of addresses, while CUDA "
+            "reserves more than all memory"
+        )
+        fix = raise_.format("as")
+    elif files < ENOUGH_OPEN_FILES:
+        text = f"a program of this login may have only {files} files open"
+        fix = raise_.format("nofile")
+    elif processes < ENOUGH_PROCESSES:
+        text = f"this login may have only {processes} processes and threads"
+        fix = raise_.format("nproc")
+    else:
+        return (make_row("limits", node.name, "pass", evidence, "", evidence=evidence),)
+    return (make_row("limits", node.name, "warn", text, fix, evidence=evidence),)
+
+
+def _show(number: int) -> str:
+    return "without limit" if number == _NO_LIMIT else str(number)
