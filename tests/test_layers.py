@@ -68,8 +68,8 @@ ORDER = {
         " | model_shape learning row_lengths | model_parts | memory"
         " | cluster setting_search forecast_accuracy"
         " misses measurement_limits | rates layer_costs"
-        " network | throughput | candidate | plan_context | build_context subsets | strategies"
-        " | cut reasons run_limits | advice | plan"
+        " network | throughput | candidate | choice plan_context | build_context subsets"
+        " | strategies | cut reasons run_limits | advice | plan"
     ),
     "app.runs": (
         "node_pool placement run | journals attempt_status | snapshot run_repository services"

@@ -30,6 +30,7 @@ from app.library.data_size import DataGuess, cut_and_pack, guess_data
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.candidate import CUT_MODES, Advice, Candidate, DataSize, Plan, PlanRequest
+from app.planning.choice import find_least
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
 from app.planning.cut import find_problem, make_cut
 from app.planning.measurement_limits import find_fault
@@ -266,8 +267,8 @@ def _require_targets(spec: RunSpec, shape: ModelShape) -> None:
 def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -> Candidate | None:
     """Return the plan's candidate that trains on exactly these ranks; None: there is none.
 
-    With `parallel: auto` the fastest one that fits and can be trained; if none fits, every rank
-    holds the whole model, and the trainer says what is missing.
+    With `parallel: auto` the best one that fits and can be trained; if none fits, every rank holds
+    the whole model, and the trainer says what is missing.
     """
     wanted = {(place.node, place.device) for place in ranks}
     found = [
@@ -279,8 +280,7 @@ def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -
     if spec.parallel == "auto":
         fitting = [one for one in found if one.fits and one.runnable]
         if fitting:
-            # As in `choose`: a model that fits is not divided.
-            return min(fitting, key=lambda one: (one.mode in CUT_MODES, one.step_s))
+            return find_least(fitting)
     mode = spec.parallel if spec.parallel in CUT_MODES else whole
     of_mode = [one for one in found if one.mode == mode]
     return min(of_mode, key=lambda one: (not one.fits, one.step_s), default=None)

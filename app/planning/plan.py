@@ -2,7 +2,7 @@
 
 A mode that the trainer cannot run is computed and shown, but never chosen. Nodes that a run file
 names are all used, and so is a mode that it names; `nodes: all` and `parallel: auto` leave the
-choice to the plan.
+choice to the plan (see `choice`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from app.planning.candidate import GpuPlan as GpuPlan
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
+from app.planning.choice import choose
 from app.planning.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.model_parts import list_parts, summarize
 from app.planning.plan_context import Case
@@ -33,13 +34,13 @@ def make_plan(request: PlanRequest) -> Plan:
     """Return the fastest candidate that fits, why the others lost, and advice."""
     case = open_case(request)
     found = sorted(propose_candidates(case), key=lambda one: (not one.fits, one.step_s))
-    chosen = choose(case, found)
+    chosen = choose(request.spec, case.cluster, found)
     others = [explain(case, one, chosen) for one in _keep_best(case, found) if one is not chosen]
     if chosen is None:
         # What keeps the mode that the run file names from fitting is what its reader asks.
         others.sort(key=lambda one: request.spec.parallel not in ("auto", one.mode))
     if chosen is not None:
-        chosen = explain(case, chosen, chosen)
+        chosen = explain(case, chosen, chosen, _find_whole(found))
     advice = give_advice(request, case, chosen, found)
     return Plan(
         chosen=chosen,
@@ -52,25 +53,10 @@ def make_plan(request: PlanRequest) -> Plan:
     )
 
 
-def choose(case: Case, found: list[Candidate]) -> Candidate | None:
-    """Return the first of the sorted candidates that fits, can be run, and that the spec allows.
-
-    A single node wins only if it is faster than several, or as fast. A model is divided only where
-    no GPU can hold it whole: forecasts of stages leave out what the host does between passes, which
-    small models wait for.
-    """
-    spec = case.spec
-    names = {node.name for node in case.cluster.nodes}
-    for one in sorted(found, key=lambda one: one.mode in CUT_MODES):
-        if not (one.fits and one.runnable) or spec.parallel not in ("auto", one.mode):
-            continue
-        is_named = spec.nodes != "all" or spec.shares is not None
-        if is_named and spec.parallel != "single" and set(one.nodes) != names:
-            continue
-        if spec.parallel == "single" and is_named and one.nodes[0] != case.cluster.nodes[0].name:
-            continue
-        return one
-    return None
+def _find_whole(found: list[Candidate]) -> Candidate | None:
+    """Return the fastest candidate that can be run and whose GPUs hold the model."""
+    whole = (one for one in found if one.fits and one.runnable and one.mode not in CUT_MODES)
+    return next(whole, None)
 
 
 def _disk_notes(case: Case, chosen: Candidate | None) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from agents.contract.parallel import PARALLEL
 from app.planning.candidate import CUT_MODES, Candidate
+from app.planning.choice import weigh
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
 from app.planning.strategies.registry import PLANNED_MODES
@@ -15,11 +16,20 @@ _NOT_YET = "not trained by this version yet"
 _LEAST_WAIT = 0.05
 
 
-def explain(case: Case, candidate: Candidate, chosen: Candidate | None) -> Candidate:
-    """Return the candidate with its reason."""
+def explain(
+    case: Case, candidate: Candidate, chosen: Candidate | None, rival: Candidate | None = None
+) -> Candidate:
+    """Return the candidate with its reason.
+
+    Args:
+        case: what is planned.
+        candidate: the one to explain.
+        chosen: the chosen one; None: none is.
+        rival: the fastest one that fits and whose GPUs hold the model; None: there is none.
+    """
     if candidate.reason:
         return candidate
-    return replace(candidate, reason=_reason(case, candidate, chosen))
+    return replace(candidate, reason=_reason(case, candidate, chosen, rival))
 
 
 def name_nodes(nodes: tuple[str, ...]) -> str:
@@ -39,14 +49,16 @@ def describe_candidate(case: Case, candidate: Candidate) -> str:
     return f"{PARALLEL[candidate.mode].label} on {name_nodes(candidate.nodes)}"
 
 
-def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
+def _reason(
+    case: Case, candidate: Candidate, chosen: Candidate | None, rival: Candidate | None
+) -> str:
     who = describe_candidate(case, candidate)
     if not candidate.fits:
         return f"{who}: {_misfit(candidate)}"
     words = _network_words(case, candidate) or _wait_words(candidate)
     if candidate is chosen:
-        parts = [part for part in (_tier_words(candidate), words) if part]
-        return "; ".join([f"{who}: the fastest that fits", *parts])
+        said = (_gain_words(case, candidate, rival), _tier_words(candidate), words)
+        return "; ".join([f"{who}: the fastest that fits", *(part for part in said if part)])
     if chosen is None:
         later = "" if candidate.runnable else f", but {_NOT_YET}"
         return f"{who}: fits{later}{words and f'; {words}'}"
@@ -55,9 +67,26 @@ def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
     if ratio < 0.95:
         pace = f"{1 / ratio:.1f} times as fast"
         if candidate.runnable and candidate.mode in CUT_MODES:
-            pace += f"; auto divides only what does not fit, parallel: {candidate.mode} does it"
+            if case.spec.parallel == "auto" and weigh(candidate) >= weigh(chosen):
+                pace += f", {_doubt(candidate)}"
+            pace += f"; parallel: {candidate.mode} chooses it"
     later = "" if candidate.runnable else f", and {_NOT_YET}" if ratio > 1 else f", but {_NOT_YET}"
     return f"{who}: {words or pace}{f', {pace}' if words else ''}{later}"
+
+
+def _gain_words(case: Case, candidate: Candidate, rival: Candidate | None) -> str:
+    """Say why a model is divided that would fit; empty: it is not, or would not fit."""
+    if case.spec.parallel != "auto" or candidate.mode not in CUT_MODES or rival is None:
+        return ""
+    ratio = rival.step_s / candidate.step_s
+    who = describe_candidate(case, rival)
+    return f"{ratio:.1f} times as fast as {who}, by more than forecasts may be off"
+
+
+def _doubt(candidate: Candidate) -> str:
+    """Say why a way that divides the model was not chosen although its forecast is better."""
+    doubt = "by less than forecasts may be off"
+    return f"{doubt}, and a lost node stops it" if candidate.mode == "pipeline" else doubt
 
 
 def _tier_words(candidate: Candidate) -> str:

@@ -1,0 +1,80 @@
+"""What `parallel: auto` takes where several ways fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.planning.candidate import Candidate, StepParts
+from app.planning.choice import MARGIN, find_least, weigh
+from app.planning.plan import make_plan
+from tests.app.planning.clusters import ask, example
+
+
+@pytest.fixture(scope="module")
+def ways() -> dict[str, Candidate]:
+    """One candidate of each way, on GPUs."""
+    plan = make_plan(ask(example("three-mismatched"), "13B"))
+    assert plan.chosen is not None
+    return {one.mode: one for one in (*plan.others[::-1], plan.chosen)}
+
+
+def lasting(candidate: Candidate, step_s: float) -> Candidate:
+    return replace(candidate, parts_s=StepParts(compute_s=step_s))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        ({"single": 100, "streamed": 90}, "single"),
+        ({"single": 100, "streamed": 80}, "streamed"),
+        ({"single": 100, "pipeline": 80}, "single"),
+        ({"single": 100, "pipeline": 70}, "pipeline"),
+        ({"streamed": 100, "pipeline": 90}, "streamed"),
+        ({"streamed": 100, "pipeline": 80}, "pipeline"),
+        ({"single": 120, "streamed": 100, "pipeline": 95}, "streamed"),
+        # Passes are so short that what the host does between them may be longer.
+        ({"single": 0.3, "streamed": 0.2}, "single"),
+    ],
+)
+def test_a_way_that_divides_the_model_wins_by_a_margin(
+    ways: dict[str, Candidate], seconds: dict[str, float], best: str
+) -> None:
+    found = find_least(lasting(ways[mode], time_s) for mode, time_s in seconds.items())
+
+    assert found is not None
+    assert found.mode == best
+
+
+def test_a_model_that_fits_is_not_divided_on_a_cpu(ways: dict[str, Candidate]) -> None:
+    single, pipeline = lasting(ways["single"], 100), lasting(ways["pipeline"], 10)
+    on_cpu = replace(pipeline, gpus=tuple(replace(gpu, device="cpu") for gpu in pipeline.gpus))
+
+    assert find_least((single, pipeline)) is pipeline
+    assert find_least((single, on_cpu)) is single
+    assert find_least((on_cpu,)) is on_cpu
+
+
+def test_13b_on_three_unlike_pcs_streams_and_says_by_how_much_it_is_faster() -> None:
+    """Only one of the cards holds the model, and the two others are worth more."""
+    plan = make_plan(ask(example("three-mismatched"), "13B"))
+
+    assert plan.chosen is not None
+    assert (plan.chosen.mode, len(plan.chosen.gpus)) == ("streamed", 3)
+    (alone,) = (one for one in plan.others if one.mode == "single" and one.fits)
+    assert alone.step_s > (1 + MARGIN) * plan.chosen.step_s
+    assert "1.2 times as fast as alpha alone, by more than forecasts may be off" in (
+        plan.chosen.reason
+    )
+
+
+def test_a_faster_way_that_was_not_chosen_says_why() -> None:
+    plan = make_plan(ask(example("seven-4070"), kind="lora"))
+
+    assert plan.chosen is not None
+    assert plan.chosen.mode == "streamed"
+    (pipeline, *_) = (one for one in plan.others if one.mode == "pipeline" and one.fits)
+    assert pipeline.step_s < plan.chosen.step_s
+    assert weigh(pipeline) > weigh(plan.chosen)
+    assert "by less than forecasts may be off, and a lost node stops it" in pipeline.reason
