@@ -25,8 +25,21 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.contract.names import MAX_ATTEMPT, MAX_STEP, check_name, check_number, check_text
-from agents.contract.run import MAX_GENERATION, CheckpointInfo, ElectionPlan, RankPlacement
+from agents.contract.names import (
+    MAX_ATTEMPT,
+    MAX_STEP,
+    check_name,
+    check_number,
+    check_text,
+    check_time,
+)
+from agents.contract.run import (
+    MAX_GENERATION,
+    CheckpointInfo,
+    ElectionPlan,
+    FailureCause,
+    RankPlacement,
+)
 
 MIN_NODES = 3
 """Nodes from which on an attempt of the master may be taken over. Of two, the one without rank 0
@@ -95,6 +108,12 @@ class NodeState:
     """Newest step that its ranks have finished."""
     reason: str = ""
     """Why it is lost or closed, as a sentence."""
+    cause: FailureCause = ""
+    """What ended its ranks; empty: nothing failed, or nobody knows."""
+    is_peer_loss: bool = False
+    """Whether they merely lost ranks of another node, whose state has the cause."""
+    ended_s: float | None = None
+    """Time of their end, in seconds since the epoch; None: not known."""
     generation: int = 0
     """How often the ranks of its group have regrouped; see `agents.contract.regroup`."""
     waits: bool = False
@@ -112,6 +131,7 @@ class NodeState:
         check_number("step", self.step, 0, MAX_STEP)
         check_number("generation", self.generation, 0, MAX_GENERATION)
         check_text("reason", self.reason)
+        check_time("ended_s", self.ended_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -115,10 +115,16 @@ class AttemptLoss:
     """Time of the end, in seconds since the epoch."""
     resumed_s: float | None = None
     """Time at which the run was launched again, in seconds since the epoch; None: it was not."""
+    cause: str = ""
+    """What ended it, a `FailureCause` of the part where it began; empty: a node was lost."""
+    reason: str = ""
+    """Sentence on what ended it, with node, rank and phase where they are known."""
 
     def check_foreign(self) -> None:
         check_number("attempt", self.attempt, 1, MAX_ATTEMPT)
         check_number("step", self.step, 0, MAX_STEP)
+        check_text("cause", self.cause)
+        check_text("reason", self.reason)
         check_time("ended_s", self.ended_s)
         check_time("resumed_s", self.resumed_s)
 

@@ -13,7 +13,6 @@ from agents.contract.election import (
     AttemptClaim,
     ClaimAnswer,
     NodeState,
-    PartState,
     Relaunch,
 )
 from agents.contract.regroup import Regroup, may_regroup
@@ -37,12 +36,14 @@ from agents.supervisor.confirmation import confirm
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fence
 from agents.supervisor.launch import launch
-from agents.supervisor.regrouping import LocalRanks, join_group, look_at_ranks
+from agents.supervisor.regrouping import join_group, look_at_ranks
 
 LOST_CAUSES = frozenset({"killed", "crashed", "stalled", "slept", "peer_lost"})
 """Causes of an end that a restart does not repeat."""
 
 MAX_SAVED_STEPS = 8
+MAX_REASON_CHARACTERS = 500
+"""Length of the sentence on what ended a part, which may quote a line of its log."""
 
 
 @dataclass
@@ -113,16 +114,17 @@ class Part:
 
     def state(self) -> NodeState:
         """Return what this node knows of the attempt now."""
-        part, reason, step = self._judge()
-        is_asked = part == "active" and may_regroup(self.intent)
-        ranks = look_at_ranks(self.attempt) if is_asked else LocalRanks(step=step)
-        return NodeState(
-            node=self.node,
-            part=part,
+        known = replace(
+            self._judge(),
             is_free=self._patience.is_over(self._read_mark(), time.monotonic()),
             fence=read_fence(self.home, self.attempt.run_id),
+        )
+        if known.part != "active" or not may_regroup(self.intent):
+            return known
+        ranks = look_at_ranks(self.attempt)
+        return replace(
+            known,
             step=ranks.step,
-            reason=reason,
             generation=ranks.generation,
             waits=ranks.waits,
             has_lost_rank=ranks.has_lost_rank,
@@ -134,25 +136,36 @@ class Part:
         except OSError:
             return 0.0
 
-    def _judge(self) -> tuple[PartState, str, int]:
-        """Return the state of the part with the reason, and the newest step of its ranks."""
+    def _judge(self) -> NodeState:
+        """Return the state of the part, the newest step of its ranks, and what ended them."""
         closed = read_json(self.attempt.file(CLOSED_FILE))
         if closed is not None:
-            return "closed", str(closed.get("reason", "")), 0
+            return self._closed(str(closed.get("reason", "")))
         newest = find_newest_launched(self.home, self.attempt.run_id)
         if newest > self.attempt.number:
-            return "closed", f"attempt {newest} has replaced it", 0
+            return self._closed(f"attempt {newest} has replaced it")
         supervisor = self.attempt.read_supervisor()
         # First what costs little: a status reads the environment of every process of this PC.
         if not self.attempt.file(EXIT_FILE).exists() and supervisor and supervisor.is_alive():
-            return "active", "", 0
+            return NodeState(node=self.node, part="active")
         status = read_status(self.attempt)
         step = max((rank.step or 0 for rank in status.ranks), default=0)
         if status.state in ("starting", "running", "stopping"):
-            return "active", "", step
-        if self._is_lost(status):
-            return "lost", status.message, step
-        return "closed", status.message or f"it is {status.state} on {self.node}", step
+            return NodeState(node=self.node, part="active", step=step)
+        if not self._is_lost(status):
+            return self._closed(status.message or f"it is {status.state} on {self.node}", step)
+        return NodeState(
+            node=self.node,
+            part="lost",
+            step=step,
+            reason=status.message[:MAX_REASON_CHARACTERS],
+            cause=status.cause,
+            is_peer_loss=status.peer_lost,
+            ended_s=status.ended_s,
+        )
+
+    def _closed(self, reason: str, step: int = 0) -> NodeState:
+        return NodeState(node=self.node, part="closed", reason=reason, step=step)
 
     def _is_lost(self, status: AttemptStatus) -> bool:
         """Return whether an attempt that has ended was lost here, by this node or by another."""
@@ -196,7 +209,7 @@ class Part:
         return result
 
     def _close(self, reason: str) -> dict[str, Any]:
-        close(self.attempt, reason[:500])
+        close(self.attempt, reason[:MAX_REASON_CHARACTERS])
         return {}
 
     def _claim(self, claim: AttemptClaim) -> ClaimAnswer:

@@ -8,8 +8,9 @@ themselves, and those nodes decide anew.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from agents.contract.run import (
     AttemptLoss,
     CheckpointInfo,
     ElectionPlan,
+    FailureCause,
     choose_checkpoint_ranks,
 )
 from agents.contract.wire import WireError, from_wire, to_wire
@@ -131,15 +133,21 @@ class Proposal:
         ranks = renumber(part.intent.ranks, granted)
         first = ranks[0].node
         addresses = {node: part.intent.addresses[node] for node in granted}
+        cause, reason = self._find_cause(granted)
         loss = AttemptLoss(
-            attempt=part.attempt.number, step=self.newest_step(), ended_s=now_s, resumed_s=now_s
+            attempt=part.attempt.number,
+            step=self.newest_step(),
+            ended_s=min((s.ended_s for s in self._states.values() if s.ended_s), default=now_s),
+            resumed_s=now_s,
+            cause=cause,
+            reason=reason,
         )
         plan: ElectionPlan = replace(
             part.plan,
             ports={node: answer.peer_port for node, answer in granted.items()},
             losses=(*part.plan.losses, loss),
             started_by=part.node,
-            reason=self._describe(list(granted)),
+            reason=f"{reason}; no master asked for {part.plan.patience_s:g} s",
         )
         return Relaunch(
             attempt=number,
@@ -156,14 +164,25 @@ class Proposal:
         """Return the newest step that a node which answers has finished."""
         return max(state.step for state in self._states.values())
 
-    def _describe(self, members: list[str]) -> str:
+    def _find_cause(self, members: Collection[str]) -> tuple[FailureCause, str]:
+        """Return what ended the attempt, and a sentence on it.
+
+        Ranks that lost a peer only name the loss: it began at a node that knows another cause, or
+        at one that does not answer.
+        """
         away = [node for node in self._part.nodes if node not in members]
-        patience = f"no master asked for {self._part.plan.patience_s:g} s"
-        if away:
-            verb = "was" if len(away) == 1 else "were"
-            return f"{' and '.join(away)} {verb} lost, and {patience}"
-        first = next((s.reason for s in self._states.values() if s.reason), "a rank was lost")
-        return f"{first.rstrip('.')}, and {patience}"
+        verb = "was" if len(away) == 1 else "were"
+        lost = f"{' and '.join(away)} {verb} lost" if away else ""
+        known = [self._states[node] for node in self._part.nodes if node in self._states]
+        own = [s for s in known if s.part == "lost" and s.reason and not s.is_peer_loss]
+        if own:
+            # Of several, the first one may have caused the others.
+            first = min(own, key=lambda state: state.ended_s or math.inf)
+            also = f"; {lost}, too" if lost else ""
+            return first.cause, f"{first.reason.rstrip('.')}{also}"
+        if lost:
+            return "", lost
+        return "peer_lost", "the nodes lost their connection to each other"
 
     # ------------------------------------------------------------ requests
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from app.events import ACTIVE_STATES
 from app.interruption import Interruption
-from app.runs.journals.history import AttemptHistory, HeatPause, RunHistory
+from app.runs.journals.history import AttemptHistory, HeatPause, Regrouping, RunHistory
 from app.runs.rejoin import REJOIN
 from app.runs.services import Services
 from app.storage.recoveries import Loss
@@ -96,12 +96,11 @@ def _collect_regroupings(
         one = attempt.regroupings[generation]
         last, following = attempt.steps.get(one.step), attempt.steps.get(one.step + 1)
         is_back = following is not None and following.time_s >= one.time_s - one.seconds
-        lost = show_list(one.lost_nodes)
         found.append(
             Interruption(
                 kind="loss",
                 state="recovered" if is_back else "resumed",
-                reason=f"{lost} {'was' if len(one.lost_nodes) == 1 else 'were'} lost",
+                reason=_describe_lost(attempt, one),
                 step=one.step,
                 nodes=nodes or (*one.nodes, *one.lost_nodes),
                 last_step_s=last.time_s if last else None,
@@ -115,6 +114,16 @@ def _collect_regroupings(
         )
         nodes = one.nodes
     return found
+
+
+def _describe_lost(attempt: AttemptHistory, one: Regrouping) -> str:
+    """Return what ended the ranks of the nodes that a regrouping left out."""
+    # A rank that was ended later is what was left there, and no cause.
+    kills = [attempt.kills[node] for node in one.lost_nodes if node in attempt.kills]
+    first = min((k for k in kills if k.time_s <= one.time_s), key=lambda k: k.time_s, default=None)
+    if first is not None:
+        return first.text
+    return f"{show_list(one.lost_nodes)} {'was' if len(one.lost_nodes) == 1 else 'were'} lost"
 
 
 def _nodes_of(attempt: AttemptRecord | None) -> tuple[str, ...]:

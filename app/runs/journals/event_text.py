@@ -311,13 +311,16 @@ def _describe_moving(line: Line, node: str, rank: int | None) -> Description:
     return "info", f"the ranks on {node} go on", True
 
 
+def describe_exit(line: Line, node: str) -> str:
+    """Return how a rank of the node ended, from the line of its supervisor."""
+    code = whole_of(line, "exit_code") or 0
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {whole_of(line, 'rank')} on node {node} {text_of(line, 'how') or how}"
+
+
 def _describe_exit(line: Line, node: str, rank: int | None) -> Description:
     code = whole_of(line, "exit_code")
-    if code is None or code == 0:
-        return None
-    who = f"rank {whole_of(line, 'rank')} on node {node}"
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return "warning", f"{who} {text_of(line, 'how') or how}", True
+    return ("warning", describe_exit(line, node), True) if code else None
 
 
 def _skip(line: Line, node: str, rank: int | None) -> Description:

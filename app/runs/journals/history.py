@@ -30,7 +30,7 @@ from app.events import (
     RunEvent,
     StepRecord,
 )
-from app.runs.journals.event_text import describe_line
+from app.runs.journals.event_text import describe_exit, describe_line
 from app.runs.journals.journal import (
     JournalTail,
     names_of,
@@ -156,6 +156,16 @@ class Regrouping:
     """Time of the new group by its node's clock, in seconds since the epoch."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankKill:
+    """End of a rank by a signal, which no loss of another rank causes."""
+
+    text: str
+    """Sentence with rank, node, signal and phase."""
+    time_s: float
+    """Time in seconds since the epoch."""
+
+
 @dataclass(slots=True)
 class AttemptHistory:
     ranks: dict[int, RankHistory] = field(default_factory=dict)
@@ -174,6 +184,8 @@ class AttemptHistory:
     """Reasons why a checkpoint could not be saved, by step."""
     regroupings: dict[int, Regrouping] = field(default_factory=dict)
     """Losses after which the ranks that were left went on in their processes, by generation."""
+    kills: dict[str, RankKill] = field(default_factory=dict)
+    """First rank of each node that a signal ended, by the node."""
     lost_ranks: set[int] = field(default_factory=set)
     """Ranks that these have cost."""
     request_steps: dict[str, int] = field(default_factory=dict)
@@ -308,6 +320,7 @@ class RunHistory:
             record = step_record(line, number)
             if record is not None and attempt.add(record):
                 steps.append(record)
+        _take_kill(line, attempt, node)
         if line["kind"] == "preview":
             with contextlib.suppress(WireError):  # written by another version
                 self.data = from_wire(DataPreview, line)
@@ -381,6 +394,12 @@ def _amount_of(line: dict[str, Any], key: str) -> float | None:
     """Return an amount that can be shown, else None: a node may write any number."""
     value = number_of(line, key)
     return value if value is not None and 0 <= value < MAX_AMOUNT else None
+
+
+def _take_kill(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
+    code = whole_of(line, "exit_code")
+    if line["kind"] == "rank_exited" and code is not None and code < 0:
+        attempt.kills.setdefault(node, RankKill(describe_exit(line, node), time_of(line)))
 
 
 def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> None:

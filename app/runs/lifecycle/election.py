@@ -57,6 +57,8 @@ async def plan_election(
                 step=loss.step,
                 ended_s=loss.ended_s,
                 resumed_s=loss.resumed_s,
+                cause=loss.cause,
+                reason=loss.reason,
             )
             for loss in losses
         ),
@@ -178,13 +180,14 @@ def record_election(services: Services, run: RunRecord, plan: ElectionPlan) -> N
                 Loss(
                     run_id=run.run_id,
                     attempt=loss.attempt,
-                    cause="lost",
+                    cause=loss.cause or "lost",
                     step=loss.step,
                     ended_s=loss.ended_s,
                     state="resumed",
                     resumed_s=loss.resumed_s,
                     resumed_attempt=resumed,
-                    reason=plan.reason if resumed == run.attempt else "",
+                    # Nodes of an earlier version said it of the last one alone.
+                    reason=loss.reason or (plan.reason if resumed == run.attempt else ""),
                 )
             )
     services.runs.add_event(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
 import threading
@@ -18,7 +20,7 @@ from agents.election.part import Part
 from agents.election.process import ElectionWatch
 from agents.node.checkpoints import verify
 from agents.state import write_json
-from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.election_process import close, keep
 from agents.supervisor.fence import claim_attempt
 from agents.supervisor.stop import stop
@@ -41,7 +43,7 @@ def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(nodes: No
     plan = found.election
     assert plan is not None
     assert plan.started_by == "b", "the first of those that are left"
-    assert plan.reason == "a was lost, and no master asked for 1 s"
+    assert plan.reason == "a was lost; no master asked for 1 s"
     assert [loss.attempt for loss in plan.losses] == [1]
     assert plan.losses[0].step >= 2
     intent = nodes.attempt("b", 2).read_intent()
@@ -53,6 +55,26 @@ def test_two_of_three_nodes_go_on_and_the_third_finds_nothing_to_start(nodes: No
     # The processes of the old attempt are gone, and nothing of it listens.
     nodes.wait_gone("b", "c")
     assert not nodes.attempt("a", 2).folder.exists()
+
+
+def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(nodes: Nodes) -> None:
+    nodes.launch()
+    for name in nodes.names:
+        nodes.add_checkpoint(name, 20)
+    (rank,) = read_status(nodes.attempt("c", 1)).ranks
+    assert rank.pid is not None
+    os.kill(rank.pid, signal.SIGKILL)
+    killed_s = time.time()
+    nodes.lose()
+    found = nodes.wait("a", 2, lambda status: status.is_confirmed and status.state == "running")
+    plan = found.election
+    assert plan is not None
+    (loss,) = plan.losses
+    assert loss.cause == "killed"
+    assert loss.reason.startswith("Rank 2 on node c (cpu) was ended by SIGKILL")
+    assert "in phase training" in loss.reason
+    assert abs(loss.ended_s - killed_s) < 5, "when it ended, not when the nodes went on"
+    assert plan.reason == f"{loss.reason}; no master asked for 1 s"
 
 
 def test_a_minority_parks(nodes: Nodes) -> None:

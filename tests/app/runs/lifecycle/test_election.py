@@ -11,7 +11,9 @@ import pytest
 from agents.contract.run import AttemptLoss, AttemptStatus, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
+from app.presentation.interruption_text import tell_story
 from app.runs import attempt_status
+from app.runs.interruptions import list_interruptions
 from app.runs.lifecycle import election, recovery
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
@@ -21,6 +23,8 @@ from app.runs.lifecycle.stop import stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+
+KILLED = "Rank 2 on node gamma (cpu) was ended by SIGKILL in phase training"
 
 
 def texts(services: Services, run_id: str) -> list[str]:
@@ -36,12 +40,14 @@ def start_by_nodes(services: Services, cluster: FakeCluster, run_id: str) -> Non
     for node in ("alpha", "beta"):
         first = cluster[node].attempts[run_id, 1]
         assert first.election is not None
-        loss = AttemptLoss(attempt=1, step=13, ended_s=100.0, resumed_s=130.0)
+        loss = AttemptLoss(
+            attempt=1, step=13, ended_s=100.0, resumed_s=130.0, cause="killed", reason=KILLED
+        )
         plan = replace(
             first.election,
             losses=(loss,),
             started_by="alpha",
-            reason="gamma was lost, and no master asked for 60 s",
+            reason=f"{KILLED}; no master asked for 60 s",
         )
         cluster[node].set_state(run_id, 1, "failed", "peer lost", peer_lost=True, cause="peer_lost")
         cluster[node].attempts[run_id, 2] = replace(
@@ -115,11 +121,14 @@ def test_an_attempt_that_nodes_started_is_told_in_plain_words_and_goes_on_as_our
     assert (run.state, run.attempt, run.nodes) == ("running", 2, ("alpha", "beta"))
     assert services.runs.is_ours(run), "the next loss is recovered by this master again"
     assert (
-        "alpha started attempt 2 without this PC, on alpha and beta: gamma was lost, and no master "
-        "asked for 60 s. Nothing to do."
+        f"alpha started attempt 2 without this PC, on alpha and beta: {KILLED}; no master asked "
+        "for 60 s. Nothing to do."
     ) in texts(services, run_id)
     (loss,) = services.recoveries.of_run(run_id)
     assert (loss.step, loss.state, loss.resumed_attempt) == (13, "resumed", 2)
+    assert (loss.cause, loss.ended_s) == ("killed", 100.0)
+    (story,) = list_interruptions(services, run_id)
+    assert KILLED in {moment.title: moment.text for moment in tell_story(story)}["Loss noticed"]
     assert services.runs.store.attempts(run_id)[-1].resume_step == 10
     assert not [stop for node in cluster.nodes.values() for stop in node.stops]
     asyncio.run(search_nodes(services, ("alpha", "beta")))

@@ -171,6 +171,10 @@ def test_a_node_that_the_others_went_on_without_joins_as_any_other(
         for node in ("alpha", "beta"):
             cluster[node].set_state(run_id, 1, "running", **left)
         cluster["gamma"].set_state(run_id, 1, "lost")
+        end = {"kind": "rank_exited", "rank": 2, "exit_code": -9, "time_s": 113.0,
+               "how": "was ended by SIGKILL in phase training"}  # fmt: skip
+        cluster["gamma"].write(run_id, 1, "supervisor.jsonl", json.dumps(end).encode() + b"\n")
+        await until(lambda: services.runs.history(run_id).attempt(1).kills)
         line = {"kind": "regrouped", "time_s": 115.0, "step": 13, "generation": 1, "seconds": 1.5,
                 "nodes": ["alpha", "beta"], "lost_nodes": ["gamma"], "lost_ranks": [2]}  # fmt: skip
         for node, rank in (("alpha", 0), ("beta", 1)):
@@ -189,7 +193,8 @@ def test_a_node_that_the_others_went_on_without_joins_as_any_other(
     run = services.runs.get(run_id)
     assert (run.state, run.nodes) == ("done", ("alpha", "beta", "gamma"))
     loss, back = list_interruptions(services, run_id)
-    assert (loss.state, loss.reason, loss.without) == ("recovered", "gamma was lost", ("gamma",))
+    assert (loss.state, loss.without) == ("recovered", ("gamma",))
+    assert loss.reason == "rank 2 on node gamma was ended by SIGKILL in phase training"
     assert (loss.noticed_s, loss.repeated_steps) == (113.5, 0)
     assert [moment.title for moment in tell_story(loss)] == [
         "Last step", "Loss noticed", "Regrouped", "Training again",
