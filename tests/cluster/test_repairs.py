@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.namespaces import SYSTEM_PATH, Cluster, Node
+from tests.cluster.terminal import type_at_terminal
 from tests.fakes.sudo import write_sudo
 
 pytestmark = [pytest.mark.netns, pytest.mark.campaign]
@@ -129,30 +129,15 @@ def run_probe(cluster: Cluster, node: Node, home: Path) -> list[dict[str, object
     return [json.loads(line) for line in said.splitlines()]
 
 
-def type_at_terminal(cluster: Cluster, home: Path, *words: str) -> str:
+def type_password(shown: str) -> str | None:
+    return PASSWORD if shown.endswith("Password for sudo on pc: ") else None
+
+
+def at_terminal(cluster: Cluster, home: Path, *words: str) -> str:
     """Run a command of ours at a terminal, type the password when asked; return what it shows."""
-    ours, theirs = pty.openpty()
-    process = cluster.start(
-        cluster.master,
-        *(sys.executable, "-m", "app", *words),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=ROOT,
-        env={"RACKLESS_HOME": str(home)},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # the terminal closes with the command
-        while part := os.read(ours, 4096):
-            shown += part
-            if b"Password for sudo on pc: " in shown and PASSWORD.encode() not in shown:
-                os.write(ours, PASSWORD.encode() + b"\n")
-                shown = shown.replace(b"Password for sudo", b"password for sudo")
-    os.close(ours)
-    assert process.wait(timeout=30) == 0, shown
-    return shown.decode("utf-8", "replace")
+    code, shown = type_at_terminal(cluster, home, *words, typist=type_password)
+    assert code == 0, shown
+    return shown
 
 
 def test_a_narrow_range_of_ports_is_repaired_and_undone_and_the_password_is_nowhere(
@@ -168,9 +153,9 @@ def test_a_narrow_range_of_ports_is_repaired_and_undone_and_the_password_is_nowh
         spy.start()
         try:
             found, admin, refused, applied, after = run_probe(cluster, node, home)
-            shown = type_at_terminal(cluster, home, "nodes", "changes", "pc")
+            shown = at_terminal(cluster, home, "nodes", "changes", "pc")
             repaired = ports_of(cluster, node)
-            undone = type_at_terminal(cluster, home, "nodes", "undo", "pc", "--all")
+            undone = at_terminal(cluster, home, "nodes", "undo", "pc", "--all")
         finally:
             spy.end()
         assert found["row"] == "warn"

@@ -1,4 +1,8 @@
-"""What a fault is, how it is put into a site, and whether the check named it."""
+"""What a fault is, the row that has to name it, and what came of both.
+
+A fault that Rackless can repair is repaired as a person would do it, checked again and brought back
+by undoing the repair; see `mending.py`. Then every fault is taken back, and nothing may be left.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ it is another one."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One fault, and the row that has to name it."""
+    """One fault, the row that has to name it, and the repair that has to heal it."""
 
     name: str
     inject: Inject
@@ -31,42 +35,45 @@ class Fault:
     needs_torch: bool = False
     also_fails: tuple[str, ...] = ()
     """Other checks that fail because of it, on any node."""
+    repair: str = ""
+    """What the ids of its repairs begin with; empty: a person heals it."""
+    played: str = ""
+    """What of the repair is played by the site; empty: all of it is real."""
+    restart: Callable[[FaultySite, ExitStack], None] | None = None
+    """Restart of the PC that the repair asks for; such a repair is not undone. None: none."""
+    elsewhere: str = ""
+    """Why its repair cannot be run in a namespace; empty: it can, or there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mended:
+    """What came of a repair: applied, checked again, and undone."""
+
+    commands: tuple[str, ...] = ()
+    """Commands and lines of files that a person was shown."""
+    retest: str
+    """Row after the repair, or why nothing was repaired."""
+    undo: str = ""
+    problem: str = ""
+    """What was not as it should be; empty: all was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the check made of a fault."""
+    """What the check made of a fault, and what came of its repair."""
 
     fault: Fault
     seconds: float
+    """Duration of the check that named it, in seconds."""
     found: dict[str, Any] | None
     """Row that names it; None: there is none."""
     others: tuple[str, ...]
     """Rows that failed besides, without a reason."""
+    mended: Mended
 
     @property
     def is_good(self) -> bool:
-        return self.found is not None and not self.others
-
-
-def try_fault(site: FaultySite, fault: Fault, healthy: Checked) -> Verdict:
-    """Put a fault into the site, check, and heal; `healthy` is the check before."""
-    with ExitStack() as stack:
-        master = fault.inject(site, stack)
-        checked = site.check(master)
-    rows = [row for row in checked.rows if names_fault(fault, row)]
-    allowed = {fault.check, *fault.also_fails}
-    others = {
-        f"{check} {node}"
-        for check, node in checked.failed() - healthy.failed()
-        if check not in allowed
-    }
-    return Verdict(
-        fault=fault,
-        seconds=checked.seconds,
-        found=rows[0] if rows else None,
-        others=tuple(sorted(others)),
-    )
+        return self.found is not None and not (self.others or self.mended.problem)
 
 
 def names_fault(fault: Fault, row: dict[str, Any]) -> bool:
@@ -78,3 +85,15 @@ def names_fault(fault: Fault, row: dict[str, Any]) -> bool:
         and fault.says in row["message"]
         and bool(row["fix"])
     )
+
+
+def find_row(fault: Fault, checked: Checked) -> dict[str, Any] | None:
+    """Return the row that names a fault; None: there is none."""
+    return next((row for row in checked.rows if names_fault(fault, row)), None)
+
+
+def find_others(fault: Fault, checked: Checked, healthy: Checked) -> tuple[str, ...]:
+    """Return the rows that failed without a reason, as `CHECK NODE`."""
+    allowed = {fault.check, *fault.also_fails}
+    new = checked.failed() - healthy.failed()
+    return tuple(sorted(f"{check} {node}" for check, node in new if check not in allowed))

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.cluster.master import Master
 from tests.cluster.namespaces import Node
 from tests.faulty_nodes.fault import Fault, Inject
+from tests.faulty_nodes.played import IW, UFW
 from tests.faulty_nodes.site import FaultySite, Session, tools_in
 
 DEVICE = Path("/sys/class/net/eth0")
@@ -21,6 +22,10 @@ TOOLS = (
 
 
 def block(site: FaultySite, stack: ExitStack, caller: Node, answerer: Node) -> None:
+    """Let the firewall of a node drop what comes from another one; its ufw is played."""
+    programs = site.play(stack, answerer, {"ufw": UFW}, ufw="")
+    site.edit_etc(stack, answerer, "ufw/ufw.conf", "ENABLED=yes\n")
+    site.change_session(stack, answerer, Session(programs=[programs]))
     site.filter(stack, answerer, "eth0", "syn", caller.address)
 
 
@@ -87,6 +92,13 @@ def rename(name: str) -> Inject:
     return inject
 
 
+def save_power(site: FaultySite, stack: ExitStack) -> None:
+    node = site.nodes[0]
+    rename("wlan0")(site, stack)
+    programs = site.play(stack, node, {"iw": IW}, power="on\n")
+    site.change_session(stack, node, Session(programs=[programs]))
+
+
 def narrow_ports(site: FaultySite, stack: ExitStack) -> None:
     node = site.nodes[0]
     stack.callback(site.cluster.run, node, "sysctl", "-qw", f"{PORTS}=32768 60999")
@@ -127,13 +139,10 @@ def loop_name(site: FaultySite, stack: ExitStack) -> None:
 
 def clone_disk(site: FaultySite, stack: ExitStack) -> Master:
     first, second = site.nodes[:2]
-    own = second.folder / "machine-id"
-    stack.callback(own.write_text, own.read_text())
-    stack.callback(site.restart, second)
-    own.write_text((first.folder / "machine-id").read_text())
-    site.restart(second)
+    site.edit_etc(stack, second, "machine-id", (site.etc(first) / "machine-id").read_text())
+    site.change_session(stack, second, Session())
     # The master that knew both PCs would see that one is another PC now.
-    return site.fresh_master((node, "root") for node in site.nodes)
+    return site.fresh_master()
 
 
 def cut_cable(site: FaultySite, stack: ExitStack) -> None:
@@ -174,9 +183,10 @@ def remove_python(site: FaultySite, stack: ExitStack) -> None:
 
 NETWORK_FAULTS = (
     Fault(name="port blocked one way", inject=block_one_way, check="tcp", status="fail",
-          says="a firewall on node2 drops", peer="node2"),
+          says="a firewall on node2 drops", peer="node2", repair="firewall-", played="ufw"),
     Fault(name="ports blocked both ways", inject=block_both_ways, check="tcp", status="fail",
-          says="a firewall on node1 drops", node="node2", peer="node1"),
+          says="a firewall on node1 drops", node="node2", peer="node1", repair="firewall-",
+          played="ufw"),
     Fault(name="own address blocked", inject=block_self, check="tcp", status="fail",
           says="its own address", peer="node1"),
     Fault(name="MTU black hole", inject=lose_large_packets, check="tcp", status="fail",
@@ -194,15 +204,17 @@ NETWORK_FAULTS = (
     Fault(name="path of 1280 bytes", inject=route("{peer} dev eth0 mtu 1280"), check="route",
           status="warn", says="only packets of 1280 bytes"),
     Fault(name="other packet size", inject=set_mtu, check="mtu", status="warn",
-          says="packets of 1400 bytes"),
+          says="packets of 1400 bytes", repair="mtu-"),
     Fault(name="Wi-Fi joins the nodes", inject=rename("wlan0"), check="interface", status="warn",
           says="Wi-Fi"),
+    Fault(name="Wi-Fi that saves power", inject=save_power, check="interface", status="warn",
+          says="it sleeps between packets", repair="wifi-power-", played="iw"),
     Fault(name="VPN joins the nodes", inject=rename("wg0"), check="interface", status="warn",
           says="a VPN"),
     Fault(name="bridge of Docker joins the nodes", inject=rename("docker0"), check="interface",
           status="warn", says="a bridge of containers"),
     Fault(name="few ports", inject=narrow_ports, check="ports", status="warn",
-          says="only 300 ports"),
+          says="only 300 ports", repair="ports"),
     Fault(name="damaged packets", inject=damage_packets, check="errors", status="warn",
           says="damages packets: 48211"),
     Fault(name="Gigabit card at 100 Mb/s", inject=describe_card(speed="100"), check="link-speed",
@@ -212,7 +224,7 @@ NETWORK_FAULTS = (
     Fault(name="link lost again and again", inject=describe_card(carrier_down_count="412"),
           check="errors", status="warn", says="lost its link 412 times"),
     Fault(name="127.0.1.1 in hosts", inject=loop_name, check="hostname", status="warn",
-          says="127.0.1.1, which is loopback"),
+          says="127.0.1.1, which is loopback", repair="own-name"),
     Fault(name="cloned disk", inject=clone_disk, check="machine-id", status="warn", node="node2",
           says="the machine id of node1: its disk was cloned"),
     Fault(name="cable pulled", inject=cut_cable, check="reach", status="fail", says="10.77.0.11"),

@@ -1,9 +1,14 @@
-"""Nodes in namespaces, each with names and ids of its own, that can be given faults and healed."""
+"""Nodes in namespaces, each with an /etc of its own, that can be given faults and healed.
+
+Where they need not train, Rackless logs in as an ordinary user whose sudo asks for a password, as
+on most PCs; sudo itself is played (`tests/fakes/sudo.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,12 +23,17 @@ from typing import Any
 from tests.cluster import packet_filter
 from tests.cluster.master import Master
 from tests.cluster.namespaces import Cluster, Node, run_tool
-from tests.faulty_nodes.shim import build_driver, build_shim
+from tests.fakes.sudo import write_sudo
+from tests.faulty_nodes.played import write_programs
+from tests.faulty_nodes.shim import build_become, build_driver, build_shim
+from tests.faulty_nodes.state import hash_node
 
 AGENT_FOLDER = ".local/share/rackless-agent"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-MACHINE_ID = Path("/etc/machine-id")
-HOSTS = Path("/etc/hosts")
+ETC = Path("/etc")
+USER, USER_ID = "trainer", 54321
+PASSWORD = "correct-horse-battery-61"
+USER_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +47,17 @@ class Checked:
         """Return (check, node) of each row that failed."""
         return {(row["check"], row["node"]) for row in self.rows if row["status"] == "fail"}
 
+    def complaints(self) -> set[tuple[str, str, str]]:
+        """Return (check, node, status) of each row that failed or warned.
+
+        Warnings about links are left out: their speed depends on what else this PC does.
+        """
+        return {
+            (row["check"], row["node"], row["status"])
+            for row in self.rows
+            if row["status"] == "fail" or (row["status"] == "warn" and row["check"] != "tcp")
+        }
+
 
 @dataclass(kw_only=True, slots=True)
 class Session:
@@ -47,6 +68,10 @@ class Session:
     commands: list[str] = field(default_factory=list)
     """Shell commands before sshd starts, such as mounts."""
     variables: dict[str, str] = field(default_factory=dict)
+    programs: Sequence[Path] = ()
+    """Folders of programs that come before those of the system."""
+    settings: Sequence[str] = ()
+    """Lines of sshd's configuration."""
 
 
 class FaultySite:
@@ -54,9 +79,13 @@ class FaultySite:
 
     def __init__(self, folder: Path, num_nodes: int, *, with_torch: bool) -> None:
         self.folder = folder
+        # Other users have to pass through to the homes.
+        folder.chmod(0o711)
+        self.user = "root" if with_torch else USER
         self.cluster = Cluster(folder / "cluster", num_nodes)
         self.master = Master(self.cluster, folder / "rackless")
-        self.with_torch = with_torch
+        become = "" if with_torch else str(build_become(folder, USER_ID))
+        self.sudo = write_sudo(folder / "sudo", PASSWORD, become=become)
         self._settings = {
             node.name: (node.folder / "sshd_config").read_text() for node in self.nodes
         }
@@ -81,16 +110,20 @@ class FaultySite:
     def nodes(self) -> tuple[Node, ...]:
         return self.cluster.nodes
 
-    def check(self, master: Master | None = None) -> Checked:
-        """Run `rackless check` as a person would, and return its rows."""
+    def check(self, master: Master | None = None, names: Sequence[str] = ()) -> Checked:
+        """Run `rackless check` as a person would, and return its rows; no names: all nodes."""
         began_s = time.monotonic()
-        done = (master or self.master).rackless("check", timeout_s=240.0)
+        done = (master or self.master).rackless("check", *names, timeout_s=240.0)
         return Checked(rows=done.document, seconds=time.monotonic() - began_s)
 
-    def add(self, master: Master, node: Node, user: str = "root") -> None:
+    def state_of(self, node: Node) -> str:
+        """Return a hash of all that a repair may change on a node."""
+        return hash_node(self.cluster, node, self.etc(node), self.played(node))
+
+    def add(self, master: Master, node: Node) -> None:
         """Add a node to a master, with the fingerprint that its owner would compare."""
         master.answer(
-            *("nodes", "add", node.name, "--ssh", f"{user}@{node.address}"),
+            *("nodes", "add", node.name, "--ssh", f"{self.user}@{node.address}"),
             *("--key", str(self.cluster.key)),
             *("--accept-host-key", self.cluster.fingerprint(node)),
         )
@@ -127,14 +160,9 @@ class FaultySite:
         stack.callback(rename, new, old)
         rename(old, new)
 
-    def put_program(self, name: str, text: str, folder: str = "bin") -> Path:
+    def put_program(self, folder: str, name: str, text: str) -> Path:
         """Write a shell script that stands for a program of the system; return its folder."""
-        place = self.folder / folder
-        place.mkdir(exist_ok=True)
-        program = place / name
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-        return place
+        return write_programs(self.folder / folder, self.folder, {name: text})
 
     def put_file(self, name: str, text: str) -> Path:
         """Write a file that stands for one of the system."""
@@ -151,31 +179,65 @@ class FaultySite:
         """Return the variables of a PC with one NVIDIA card; see shim.py."""
         return {"LD_LIBRARY_PATH": str(build_driver(self.folder)), **_name(values)}
 
-    def fresh_master(self, nodes: Iterable[tuple[Node, str]]) -> Master:
-        """Return a master that has just added these nodes, each with its login."""
+    def play(self, stack: ExitStack, node: Node, scripts: Mapping[str, str], **state: str) -> Path:
+        """Return a folder with programs that the site plays; see played.py.
+
+        Args:
+            stack: takes their state away when it ends.
+            node: that has them.
+            scripts: text of each program, by its name.
+            state: text of each file of their state, by its name.
+        """
+        folder, programs = self.played(node), node.folder / "programs"
+        folder.mkdir()
+        stack.callback(shutil.rmtree, folder)
+        for name, text in state.items():
+            (folder / name).write_text(text)
+        stack.callback(shutil.rmtree, programs)
+        return write_programs(programs, folder, scripts)
+
+    def edit_etc(self, stack: ExitStack, node: Node, name: str, text: str) -> None:
+        """Give a file in a node's /etc another text, and take it back in the end."""
+        path = self.etc(node) / name
+        if path.is_symlink() or path.exists():
+            kept = path.with_name(f".kept-{path.name}")
+            path.rename(kept)
+            stack.callback(kept.rename, path)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            stack.callback(path.unlink, missing_ok=True)
+        path.write_text(text)
+
+    def fresh_master(self) -> Master:
+        """Return a master that has just added all nodes."""
         master = Master(self.cluster, self.folder / f"rackless-{time.monotonic_ns()}")
-        for node, user in nodes:
-            self.add(master, node, user)
+        for node in self.nodes:
+            self.add(master, node)
         return master
 
     # ---- nodes
 
+    def etc(self, node: Node) -> Path:
+        """Return the folder that a node sees as /etc."""
+        return node.folder / "etc"
+
+    def played(self, node: Node) -> Path:
+        """Return the folder with the state of the programs that are played on a node."""
+        return node.folder / "played"
+
     def restart(self, node: Node, session: Session | None = None) -> None:
         """Start a node's sshd again, healthy or with other files, mounts and variables."""
         session = session or Session()
-        variables = "".join(f" {name}={value}" for name, value in session.variables.items())
-        text = self._settings[node.name].replace(
-            "OMP_NUM_THREADS=1", f"OMP_NUM_THREADS=1{variables}"
-        )
-        (node.folder / "sshd_config").write_text(text)
+        folders = (*session.programs, self.sudo)
+        path = ":".join((*(str(folder) for folder in folders), USER_PATH))
+        variables = {"PATH": path, **session.variables}
+        more = "".join(f" {name}={value}" for name, value in variables.items())
+        text = self._settings[node.name].replace("OMP_NUM_THREADS=1", f"OMP_NUM_THREADS=1{more}")
+        lines = "".join(f"{line}\n" for line in session.settings)
+        (node.folder / "sshd_config").write_text(text + lines)
         self.cluster.stop_sshd(node)
         self._end_rest(node)
-        files: Mapping[Path, Path] = {
-            BOOT_ID: node.folder / "boot_id",
-            MACHINE_ID: node.folder / "machine-id",
-            HOSTS: node.folder / "hosts",
-            **session.files,
-        }
+        files = {ETC: self.etc(node), BOOT_ID: node.folder / "boot_id", **session.files}
         self.cluster.start_sshd(node, files, session.commands)
 
     def _end_rest(self, node: Node) -> None:
@@ -185,16 +247,28 @@ class FaultySite:
                 os.kill(pid, signal.SIGKILL)
 
     def _make_files(self, node: Node) -> None:
-        (node.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
-        (node.folder / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
+        etc = self.etc(node)
+        run_tool("cp", "-a", str(ETC), str(etc))
+        (etc / "machine-id").unlink(missing_ok=True)
+        (etc / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
+        with (etc / "passwd").open("a") as names, (etc / "shadow").open("a") as locks:
+            names.write(f"{USER}:x:{USER_ID}:{USER_ID}::{node.home}:/bin/sh\n")
+            locks.write(f"{USER}:*:20000:0:99999:7:::\n")
         self.write_hosts(node, node.address)
+        self.change_boot_id(node)
+        if self.user == USER:
+            for folder in (node.folder.parent, node.folder):
+                folder.chmod(0o711)
+            os.chown(node.home, USER_ID, USER_ID)
 
-    def write_hosts(self, node: Node, *addresses: str) -> Path:
-        """Write the addresses of the node's own name; return the file."""
+    def change_boot_id(self, node: Node) -> None:
+        """Let a node be one that was started anew, once its sshd is restarted."""
+        (node.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
+
+    def write_hosts(self, node: Node, *addresses: str) -> None:
+        """Write the addresses of the node's own name."""
         lines = ["127.0.0.1 localhost", *(f"{one} {socket.gethostname()}" for one in addresses)]
-        path = node.folder / "hosts"
-        path.write_text("\n".join(lines) + "\n")
-        return path
+        (self.etc(node) / "hosts").write_text("\n".join(lines) + "\n")
 
 
 def _name(values: Mapping[str, object]) -> dict[str, str]:
@@ -210,12 +284,17 @@ def agent_home(node: Node) -> Path:
     return node.home / AGENT_FOLDER
 
 
-def tools_in(folder: Path, names: Sequence[str]) -> Path:
+def tools_in(folder: Path, names: Iterable[str]) -> Path:
     """Return a folder with links to these programs of this PC alone."""
     folder.mkdir(exist_ok=True)
     for name in names:
-        path = run_tool("which", name).strip()
+        path = shutil.which(name, path=USER_PATH)
         link = folder / name
         link.unlink(missing_ok=True)
-        link.symlink_to(path)
+        link.symlink_to(path or name)
     return folder
+
+
+def system_tools() -> set[str]:
+    """Return the names of all programs in the folders of the system."""
+    return {one.name for folder in USER_PATH.split(":")[1:] for one in Path(folder).glob("*")}

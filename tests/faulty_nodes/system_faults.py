@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.cluster.master import Master
-from tests.cluster.namespaces import Node, run_tool
+from tests.fakes.sudo import write_sudo
 from tests.faulty_nodes.fault import Fault, Inject
-from tests.faulty_nodes.site import FaultySite, Session, mount_tmpfs
+from tests.faulty_nodes.played import (
+    APT_GET,
+    BUSCTL,
+    DPKG_QUERY,
+    DRIVER,
+    LOGINCTL,
+    NVIDIA_SMI,
+    SWAP_TOOLS,
+    SYSTEMCTL,
+    TIMEDATECTL,
+    UBUNTU_DRIVERS,
+)
+from tests.faulty_nodes.site import (
+    USER_ID,
+    FaultySite,
+    Session,
+    agent_home,
+    mount_tmpfs,
+    system_tools,
+    tools_in,
+)
 
-USER, USER_ID = "trainer", 54321
 PCI, MODULES = Path("/sys/bus/pci/devices"), Path("/sys/module")
 MEMINFO = """\
 MemTotal:       {total} kB
@@ -27,7 +46,8 @@ def mount_home(options: str, then: str = "true") -> Inject:
 
     def inject(site: FaultySite, stack: ExitStack) -> None:
         home = site.nodes[0].home
-        commands = [mount_tmpfs(home, options), then.format(home=home)]
+        owned = f"{options},uid={USER_ID},gid={USER_ID},mode=700"
+        commands = [mount_tmpfs(home, owned), then.format(home=home)]
         site.change_session(stack, site.nodes[0], Session(commands=commands))
 
     return inject
@@ -51,98 +71,139 @@ def shrink_shm(site: FaultySite, stack: ExitStack) -> None:
 
 def shrink_memory(total_gib: int, free_gib: int) -> Inject:
     def inject(site: FaultySite, stack: ExitStack) -> None:
+        node = site.nodes[0]
         text = MEMINFO.format(total=total_gib << 20, free=free_gib << 20)
-        files = {Path("/proc/meminfo"): site.put_file("meminfo", text)}
-        site.change_session(stack, site.nodes[0], Session(files=files))
+        programs = site.play(stack, node, SWAP_TOOLS, meminfo=text)
+        files = {Path("/proc/meminfo"): site.played(node) / "meminfo"}
+        site.change_session(stack, node, Session(files=files, programs=[programs]))
 
     return inject
 
 
-def shift_clock(seconds: int) -> Inject:
+def stop_clock_service(**values: int) -> Inject:
+    """Return the fault of a PC whose time service is off, and of what the kernel says then."""
+
     def inject(site: FaultySite, stack: ExitStack) -> None:
-        variables = site.shim(clock_s=seconds)
-        site.change_session(stack, site.nodes[0], Session(variables=variables))
+        node = site.nodes[0]
+        programs = site.play(stack, node, {"timedatectl": TIMEDATECTL}, ntp="no\n")
+        variables = site.shim(ntp=site.played(node) / "ntp", **values)
+        site.change_session(stack, node, Session(variables=variables, programs=[programs]))
 
     return inject
-
-
-def stop_time_service(site: FaultySite, stack: ExitStack) -> None:
-    path = site.put_program("timedatectl", "echo NTP=no; echo CanNTP=yes")
-    variables = site.shim(synchronised=0) | with_path(path)
-    site.change_session(stack, site.nodes[0], Session(variables=variables))
 
 
 def end_at_logout(site: FaultySite, stack: ExitStack) -> None:
-    path = site.put_program("busctl", "echo b true")
-    files = {Path("/proc/1/comm"): site.put_file("comm", "systemd\n")}
-    session = Session(files=files, variables=with_path(path))
-    site.change_session(stack, site.nodes[0], session)
-
-
-def log_in_as_user(site: FaultySite, stack: ExitStack) -> Master:
-    """A login that is not an administrator's, on a PC without sudo for it."""
     node = site.nodes[0]
-    line = f"{USER}:x:{USER_ID}:{USER_ID}::{node.home}:/bin/sh\n"
-    passwd = site.put_file("passwd", Path("/etc/passwd").read_text() + line)
-    give_home(node, USER_ID)
-    stack.callback(give_home, node, 0)
-    session = Session(files={Path("/etc/passwd"): passwd})
+    programs = site.play(stack, node, {"busctl": BUSCTL, "loginctl": LOGINCTL})
+    state = site.played(node) / "systemd"
+    (state / "linger").mkdir(parents=True)
+    files = {Path("/proc/1/comm"): site.put_file("comm", "systemd\n")}
+    files[Path("/var/lib/systemd")] = state
+    site.change_session(stack, node, Session(files=files, programs=[programs]))
+
+
+def run_desktop(site: FaultySite, stack: ExitStack) -> None:
+    node = site.nodes[0]
+    programs = site.play(stack, node, {"systemctl": SYSTEMCTL})
+    site.edit_etc(stack, node, "systemd/system/display-manager.service", "[Unit]\n")
+    files = {Path("/proc/1/comm"): site.put_file("comm", "systemd\n")}
+    commands = [mount_tmpfs(Path("/run"), "mode=755"), "mkdir -p /run/sshd /run/systemd/system"]
+    session = Session(files=files, commands=commands, programs=[programs])
     site.change_session(stack, node, session)
-    stack.callback(open_folders, site, "go-x")
-    open_folders(site, "go+x")
-    return site.fresh_master((one, USER if one is node else "root") for one in site.nodes)
 
 
-def give_home(node: Node, user_id: int) -> None:
-    run_tool("chown", "-R", f"{user_id}:{user_id}", str(node.home))
+def refuse_sudo(site: FaultySite, stack: ExitStack) -> None:
+    folder = write_sudo(site.folder / "no-sudo", refused=True)
+    site.change_session(stack, site.nodes[0], Session(programs=[folder]))
 
 
-def open_folders(site: FaultySite, mode: str) -> None:
-    """Let other users through to the nodes' homes, which lie in a private folder."""
-    for folder in (site.folder, site.folder / "cluster", site.folder / "cluster/node1"):
-        folder.chmod(folder.stat().st_mode | 0o011 if mode == "go+x" else 0o700)
-    Path(f"{site.cluster.key}.pub").chmod(0o644)
+def put_card(site: FaultySite, modules: tuple[str, ...]) -> dict[Path, Path]:
+    """Return the files of a PC with an NVIDIA card and these kernel modules."""
+    site.put_file("pci/0000:01:00.0/vendor", "0x10de\n")
+    site.put_file("pci/0000:01:00.0/class", "0x030000\n")
+    folder = site.folder / f"modules-{'-'.join(modules)}"
+    for name in modules:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    return {PCI: site.folder / "pci", MODULES: folder}
 
 
 def install_card(modules: tuple[str, ...]) -> Inject:
     """Return the fault of an NVIDIA card with these kernel modules and no library."""
 
     def inject(site: FaultySite, stack: ExitStack) -> None:
-        site.put_file("pci/0000:01:00.0/vendor", "0x10de\n")
-        site.put_file("pci/0000:01:00.0/class", "0x030000\n")
-        folder = "modules-" + "-".join(modules)
-        (site.folder / folder).mkdir(exist_ok=True)
-        for name in modules:
-            (site.folder / folder / name).mkdir(exist_ok=True)
-        files = {PCI: site.folder / "pci", MODULES: site.folder / folder}
-        site.change_session(stack, site.nodes[0], Session(files=files))
+        programs = be_ubuntu(site, stack)
+        files = put_card(site, modules)
+        site.change_session(stack, site.nodes[0], Session(files=files, programs=[programs]))
 
     return inject
+
+
+def be_ubuntu(site: FaultySite, stack: ExitStack) -> Path:
+    """Let the first node be Ubuntu, with its tool for drivers; return the tool's folder."""
+    node = site.nodes[0]
+    site.edit_etc(stack, node, "os-release", 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\n')
+    return site.play(stack, node, {"ubuntu-drivers": UBUNTU_DRIVERS})
 
 
 def show_card(driver: str, capability: str) -> Inject:
     """Return the fault of a card of that generation with that driver."""
 
     def inject(site: FaultySite, stack: ExitStack) -> None:
+        programs = be_ubuntu(site, stack)
         variables = site.driver(driver=driver, capability=capability)
-        site.change_session(stack, site.nodes[0], Session(variables=variables))
+        session = Session(variables=variables, programs=[programs])
+        site.change_session(stack, site.nodes[0], session)
 
     return inject
+
+
+def start_with_driver(site: FaultySite, stack: ExitStack) -> None:
+    """The restart that a new driver asks for: the card then has what was installed."""
+    node = site.nodes[0]
+    installed = site.played(node) / "driver"
+    if not installed.exists():
+        return  # nothing was repaired, which is seen by the row
+    # The time of its start is that of this PC, so the next repair would wait for a restart, too.
+    stack.callback(shutil.rmtree, agent_home(node) / "changes")
+    variables = site.driver(driver=installed.read_text().strip(), capability="8.9")
+    session = Session(files=put_card(site, ("nvidia",)), variables=variables)
+    site.change_boot_id(node)
+    site.change_session(stack, node, session)
+
+
+def unload_driver(site: FaultySite, stack: ExitStack) -> None:
+    node = site.nodes[0]
+    programs = site.play(stack, node, {"nvidia-smi": NVIDIA_SMI}, persistence="Disabled\n")
+    variables = site.driver(driver=DRIVER, capability="8.9")
+    files = put_card(site, ("nvidia",))
+    session = Session(files=files, variables=variables, programs=[programs])
+    site.change_session(stack, node, session)
+
+
+def remove_compiler(site: FaultySite, stack: ExitStack) -> None:
+    """A card and no compiler: the PATH has links to all programs but that."""
+    node = site.nodes[0]
+    scripts = {"apt-get": APT_GET, "dpkg-query": DPKG_QUERY}
+    programs = site.play(stack, node, scripts, packages="")
+    compilers = site.played(node) / "bin"
+    compilers.mkdir()
+    tools = tools_in(site.folder / "no-compiler", system_tools() - {"gcc", "clang"})
+    variables = site.driver(driver=DRIVER, capability="8.9")
+    variables["PATH"] = f"{programs}:{compilers}:{site.sudo}:{tools}"
+    files = put_card(site, ("nvidia",))
+    site.change_session(stack, node, Session(files=files, variables=variables))
 
 
 def be_wsl(mode: str) -> Inject:
     """Return the fault of a node in WSL with this networking mode."""
 
     def inject(site: FaultySite, stack: ExitStack) -> None:
-        path = site.put_program("wslinfo", f"echo {mode}")
-        variables = site.shim(release=WSL_RELEASE) | with_path(path)
-        site.change_session(stack, site.nodes[0], Session(variables=variables))
+        programs = site.put_program("wsl", "wslinfo", f"echo {mode}")
+        session = Session(variables=site.shim(release=WSL_RELEASE), programs=[programs])
+        site.change_session(stack, site.nodes[0], session)
 
     return inject
-
-
-def with_path(folder: Path) -> dict[str, str]:
-    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
 
 
 def swap_python(lines: str) -> Inject:
@@ -151,10 +212,10 @@ def swap_python(lines: str) -> Inject:
     def inject(site: FaultySite, stack: ExitStack) -> None:
         node = site.nodes[0]
         last = f'exec {sys.executable} "$@"'
-        program = site.put_program("python", last, "wrapped") / "python"
+        program = site.put_program("wrapped", "python", last) / "python"
         stack.callback(site.adopt, node, Path(sys.executable))
         site.adopt(node, program)
-        site.put_program("python", f"{lines.format(folder=site.folder)}\n{last}", "wrapped")
+        site.put_program("wrapped", "python", f"{lines.format(folder=site.folder)}\n{last}")
 
     return inject
 
@@ -165,8 +226,7 @@ def install_other_torch(site: FaultySite, stack: ExitStack) -> None:
 
 
 def remove_environment(site: FaultySite, stack: ExitStack) -> None:
-    node = site.nodes[0]
-    record = next((node.home / ".local/share/rackless-agent").glob("environment*.json"))
+    record = next(agent_home(site.nodes[0]).glob("environment*.json"))
     kept = record.read_bytes()
     stack.callback(record.write_bytes, kept)
     record.unlink()
@@ -183,37 +243,50 @@ SYSTEM_FAULTS = (
     Fault(name="read-only home", inject=remount_home("ro"), check="reach", status="fail",
           says="ead-only"),
     Fault(name="/dev/shm of 64 MB", inject=shrink_shm, check="shm", status="warn",
-          says="/dev/shm has only 64"),
+          says="/dev/shm has only 64", repair="shared-memory"),
     Fault(name="little RAM free", inject=shrink_memory(32, 1), check="memory", status="warn",
           says="leave only 1.0 GiB"),
     Fault(name="little RAM", inject=shrink_memory(6, 5), check="memory", status="warn",
           says="6.0 GiB of RAM is little"),
     Fault(name="no swap", inject=shrink_memory(16, 12), check="swap", status="warn",
-          says="without swap"),
-    Fault(name="clock an hour ahead", inject=shift_clock(3600), check="clock", status="warn",
-          says="3600 s ahead"),
-    Fault(name="clock a day behind", inject=shift_clock(-86400), check="clock", status="warn",
-          says="86400 s behind"),
-    Fault(name="time service off", inject=stop_time_service, check="time-sync", status="warn",
-          says="no time server keeps"),
+          says="without swap", repair="swap", played="fallocate, swapon, swapoff"),
+    Fault(name="clock an hour ahead", inject=stop_clock_service(clock_s=3600), check="clock",
+          status="warn", says="3600 s ahead", repair="time-sync", played="timedatectl, clock"),
+    Fault(name="clock a day behind", inject=stop_clock_service(clock_s=-86400), check="clock",
+          status="warn", says="86400 s behind", repair="time-sync", played="timedatectl, clock"),
+    Fault(name="time service off", inject=stop_clock_service(synchronised=0), check="time-sync",
+          status="warn", says="no time server keeps", repair="time-sync",
+          played="timedatectl, clock"),
     Fault(name="programs end at logout", inject=end_at_logout, check="logout", status="fail",
-          says="at logout"),
-    Fault(name="login without sudo", inject=log_in_as_user, check="sudo", status="warn",
+          says="at logout", repair="linger", played="loginctl"),
+    Fault(name="desktop that may suspend", inject=run_desktop, check="sleep", status="warn",
+          says="may suspend this PC", repair="no-sleep", played="systemctl"),
+    Fault(name="no C compiler", inject=remove_compiler, check="compiler", status="warn",
+          says="a C compiler is missing", repair="compiler", played="apt-get, dpkg-query"),
+    Fault(name="driver that unloads itself", inject=unload_driver, check="persistence",
+          status="warn", says="unloads itself", repair="gpu-persistence", played="nvidia-smi"),
+    Fault(name="login without sudo", inject=refuse_sudo, check="sudo", status="warn",
           says="may not use sudo"),
     Fault(name="card without a driver", inject=install_card(()), check="driver", status="fail",
-          says="there is no NVIDIA driver", also_fails=("gpu",)),
+          says="there is no NVIDIA driver", also_fails=("gpu",),
+          repair="gpu-driver", played="ubuntu-drivers, restart", restart=start_with_driver),
     Fault(name="card held by nouveau", inject=install_card(("nouveau",)), check="driver",
-          status="fail", says="nouveau holds it", also_fails=("gpu",)),
+          status="fail", says="nouveau holds it", also_fails=("gpu",),
+          repair="gpu-driver", played="ubuntu-drivers, restart", restart=start_with_driver),
     Fault(name="driver of 2021", inject=show_card("470.256.02", "8.6"), check="gpu",
-          status="fail", says="driver 470.256.02 is older than 580"),
+          status="fail", says="driver 470.256.02 is older than 580",
+          repair="gpu-driver", played="ubuntu-drivers, restart", restart=start_with_driver),
     Fault(name="driver without CUDA 13", inject=show_card("550.144.03", "8.9"), check="gpu",
-          status="warn", says="older than 580"),
+          status="warn", says="older than 580",
+          repair="gpu-driver", played="ubuntu-drivers, restart", restart=start_with_driver),
     Fault(name="card older than torch serves", inject=show_card("580.65.06", "6.1"), check="gpu",
           status="fail", says="has no kernels in the build of torch"),
     Fault(name="WSL behind NAT", inject=be_wsl("nat"), check="wsl", status="fail",
-          says="other nodes cannot reach this one"),
+          says="other nodes cannot reach this one",
+          elsewhere="its repair is a script for PowerShell on Windows"),
     Fault(name="WSL without a network", inject=be_wsl("none"), check="wsl", status="fail",
-          says="WSL networking is none"),
+          says="WSL networking is none",
+          elsewhere="its repair is a script for PowerShell on Windows"),
     Fault(name="no environment", inject=remove_environment, check="environment", status="fail",
           says="no training environment", needs_torch=True),
     Fault(name="other torch", inject=install_other_torch, check="environment", status="fail",
