@@ -7,7 +7,6 @@ A line at the hole's beginning says what is missing. File systems without holes 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -103,6 +102,8 @@ def _notice(num_bytes: int) -> bytes:
 
 
 def _punch(file: int, start: int, end: int) -> None:
+    import ctypes  # on use: most programs that read logs cap none
+
     # Python has posix_fallocate only, which cannot punch holes.
     libc = ctypes.CDLL(None, use_errno=True)
     flags = ctypes.c_int(_KEEP_SIZE | _PUNCH_HOLE)

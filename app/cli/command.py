@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -41,6 +40,8 @@ def _shortened(message: str) -> str:
         return message
     word, listed = match.groups()
     choices = [choice.strip().strip("'") for choice in listed.split(",")]
+    import difflib  # on use: only a misspelt word needs it
+
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(choices)}"
     return f"unknown command or choice '{word}'{guess}"

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import secrets
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agents.contract.messages import (
     MAX_LINE_BYTES,
@@ -29,9 +29,11 @@ from agents.contract.messages import (
     from_wire,
 )
 from app.errors import NodeNotReady
-from app.nodes.archive import AgentArchive
 from app.nodes.transport.connection import Connection
 from app.nodes.transport.process import Process
+
+if TYPE_CHECKING:
+    from app.nodes.archive import AgentArchive
 
 STEP_TIMEOUT_S = 30.0
 """Maximum silence before the agent's hello, in seconds."""

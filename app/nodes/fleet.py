@@ -12,15 +12,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from agents.contract.node import NodeFacts
 from app.errors import HostKeyUnknown, UserError
 from app.events import EventHub, NodeChanged, NodeRemoved, NodeSnapshot
-from app.nodes.archive import AgentArchive, build_archive
 from app.nodes.client import NodeClient
 from app.nodes.link import Link, open_link
 from app.nodes.node import Node, NodeAddress, SshAddress, transport_of, with_identity
 from app.nodes.watch import NodeWatch
+
+if TYPE_CHECKING:
+    from app.nodes.archive import AgentArchive
 
 MAX_CONNECTS = 8
 """Maximum number of connections opened at the same time: sshd drops some of many (MaxStartups)."""
@@ -299,6 +302,9 @@ class Fleet:
         # Without the lock each of the first connections would build an archive of its own.
         async with self._building:
             if self._archive is None:
+                # Imported on use: commands that reach no node start sooner.
+                from app.nodes.archive import build_archive
+
                 self._archive = await asyncio.to_thread(build_archive)
         try:
             return await open_link(

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.contract.messages import Hello
 from app.errors import located
-from app.nodes.archive import AgentArchive
 from app.nodes.bootstrap import start_agent
 from app.nodes.channel import MasterChannel
 from app.nodes.node import Node
 from app.nodes.transport.connection import Connection, connect
 from app.nodes.transport.process import Process
+
+if TYPE_CHECKING:
+    from app.nodes.archive import AgentArchive
 
 CLOSE_GRACE_S = 2.0
 """Time for the agent to exit by itself, in seconds."""

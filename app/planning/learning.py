@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
 
 from agents.contract.spec import AdapterKind
 
@@ -152,6 +151,8 @@ def make_factor(ratios: list[float], limits: tuple[float, float], words: str) ->
     """Return the bounded median of the ratios; `words` end its reason."""
     if not ratios:
         return UNKNOWN
+    from statistics import median  # on use: it loads decimal and fractions, which no list needs
+
     num = len(ratios)
     # A prior of weight 0.5: the first run counts two thirds, nine count 95 %.
     value = (median(ratios) * num + _WEIGHT_OF_NONE) / (num + _WEIGHT_OF_NONE)

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.contract.run import FileEntry
 from app.errors import UserError
 from app.library.bundles import Source
-from app.nodes.files import transfer
 from app.nodes.fleet import Fleet
 from app.runs.node_pool import BytesProgress, NodeAgent, OnTransfers
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
+
+if TYPE_CHECKING:
+    from app.nodes.files.transfer import Wish
 
 
 class FleetPool:
@@ -35,8 +38,11 @@ class FleetPool:
         return self._fleet.snapshot(name).state == "unreachable"
 
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
+        # Imported on use, here and below: commands that copy nothing start sooner.
+        from app.nodes.files.transfer import push
+
         wish = await self._wish(name, source)
-        return await transfer.push(
+        return await push(
             wish.client,
             wish.destination,
             wish.root,
@@ -49,22 +55,26 @@ class FleetPool:
     async def share(
         self, wanted: Mapping[str, Sequence[Source]], progress: OnTransfers | None = None
     ) -> tuple[str, ...]:
+        from app.nodes.files.transfer import share
+
         wishes = [
             await self._wish(name, source)
             for name, sources in wanted.items()
             for source in sources
             if source.destination is not None
         ]
-        return await transfer.share(wishes, self._rates(), progress, self._hashes.chunks)
+        return await share(wishes, self._rates(), progress, self._hashes.chunks)
 
-    async def _wish(self, name: str, source: Source) -> transfer.Wish:
+    async def _wish(self, name: str, source: Source) -> Wish:
+        from app.nodes.files.transfer import Wish
+
         if source.destination is None or source.root is None:
             raise UserError(f"{source.value} is not on this PC", "Give its path on this PC.")
         # A file that cannot be read is reported by the transfer itself.
         replaced = {}
         with contextlib.suppress(OSError):
             replaced = await asyncio.to_thread(source.read_cleaned)
-        return transfer.Wish(
+        return Wish(
             client=self._fleet.client(name),
             destination=source.destination,
             root=Path(source.root),
@@ -82,7 +92,9 @@ class FleetPool:
     async def fetch(
         self, name: str, path: str, target: Path, expected: Sequence[FileEntry] | None = None
     ) -> None:
-        await transfer.fetch(self._fleet.client(name), path, target, expected=expected)
+        from app.nodes.files.transfer import fetch
+
+        await fetch(self._fleet.client(name), path, target, expected=expected)
 
     async def copy(
         self,
@@ -91,6 +103,8 @@ class FleetPool:
         path: str,
         progress: OnTransfers | None = None,
     ) -> tuple[str, ...]:
+        from app.nodes.files.transfer import copy
+
         clients = [self._fleet.client(target) for target in targets]
         giver = self._fleet.client(source)
-        return await transfer.copy(giver, clients, path, self._rates(), progress)
+        return await copy(giver, clients, path, self._rates(), progress)

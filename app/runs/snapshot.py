@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -122,6 +121,8 @@ def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> floa
     times = [record.step_s for record in recent if record.step_s is not None]
     if not times or progress.total_steps is None or progress.step is None:
         return None
+    import statistics  # on use: it loads decimal and fractions, which no list needs
+
     return statistics.median(times) * max(0, progress.total_steps - progress.step)
 
 
