@@ -2,16 +2,18 @@
 
 The master starts `spread` on each node over SSH and talks to it by lines of JSON on its stdin and
 stdout. Bytes follow the line of a `ChunkHeader`, both ways. Nodes of a chain fetch chunks from each
-other over TLS 1.3; the master only says from whom.
+other over TLS 1.3; the master only says from whom. Where it reaches a node's port itself, it brings
+chunks over such a connection as well: its request `OFFER`, then frames.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import typing
 from dataclasses import dataclass
 
-from agents.contract.chunks import ChunkedFile
+from agents.contract.chunks import ChunkedFile, from_bitmap
 from agents.contract.json_text import parse_json
 from agents.contract.names import check_inside, check_number
 from agents.contract.run import FileEntry
@@ -20,6 +22,10 @@ from agents.contract.wire import WireError, from_wire, shorten, to_wire
 MAX_LINE_BYTES = 64 << 20
 """Maximum length of a line, in bytes: the chunks of two terabytes."""
 
+OFFER = "offer"
+"""Kind of the request by which the master brings chunks; the answer is an empty object."""
+CHUNK_FRAME = struct.Struct("!II")
+"""What precedes each chunk between nodes, and from the master: its number and its size in bytes."""
 MAX_BYTES = 1 << 50
 """Number of bytes of a transfer; the largest models have a thousandth of it."""
 
@@ -33,7 +39,7 @@ class SpreadJob:
     root: str | None = None
     """Folder below the agent's home with the content to give; None: this node gets it."""
     credential: str = ""
-    """Key and certificate of this transfer; empty: no other node takes part, nothing listens."""
+    """Key and certificate of this transfer; empty: nobody would connect, and nothing listens."""
     toward: str = ""
     """Address of another node of the transfer: where this node has no address in the network by
     which the master came, it listens on the one by which that node is reached."""
@@ -92,15 +98,19 @@ class SpreadProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceLost:
-    """A node gets nothing more from the node that it fetched from."""
+    """A node gets nothing more from the node that it fetched from, or that `OFFER` brings."""
 
     address: str
+    """Empty: the master brought it."""
     port: int
     reason: str
     had_begun: bool
     """Whether anything came from there: then it may only have been busy."""
     held: str
     """Chunks that it has, as a bitmap in hex."""
+
+    def check_foreign(self) -> None:
+        from_bitmap(self.held)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,16 +1,17 @@
 """Chunks between nodes: who has them listens, who lacks them connects and says which.
 
 A frame is a chunk's number and size, then its bytes. While nothing can be sent yet, an empty frame
-goes out every BEAT_S, so that the other side can tell a node that waits from one that is gone.
+goes out every BEAT_S, so that the other side can tell a node that waits from one that is gone. At
+the same port the master brings chunks itself.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
+from agents.contract.spread import CHUNK_FRAME, OFFER
 from agents.contract.wire import WireError
 from agents.election.channel import Listener, Peer, PeerError
 from agents.spread.holdings import Holdings
@@ -23,18 +24,30 @@ where it was, and the others may return to it."""
 BLOCK_BYTES = 512 << 10
 """Size of the blocks that are hashed and written while more arrive, in bytes."""
 REQUEST = "chunks"
-_FRAME = struct.Struct("!II")
-_BEAT = _FRAME.pack(0, 0)
+_BEAT = CHUNK_FRAME.pack(0, 0)
 
 
-def listen(address: str, credential: str, holdings: Holdings) -> Listener:
+def listen(
+    address: str, credential: str, holdings: Holdings, take: Callable[[BinaryIO], None]
+) -> Listener:
     """Serve chunks on a free port of `address` to whoever has the credential.
+
+    Args:
+        address: of this PC.
+        credential: of the transfer.
+        holdings: what is served.
+        take: reads the frames that the master brings.
 
     Raises:
         OSError: the address is not one of this PC's, or means several.
     """
 
     def answer(request: dict[str, Any], stream: BinaryIO) -> None:
+        if request.get("kind") == OFFER:
+            stream.write(b"{}\n")
+            stream.flush()
+            take(stream)
+            return
         wanted = request.get("wanted")
         if request.get("kind") != REQUEST or not isinstance(wanted, str):
             raise WireError("this port gives chunks")
@@ -46,7 +59,7 @@ def listen(address: str, credential: str, holdings: Holdings) -> Listener:
                     stream.write(_BEAT)
                 else:
                     number, data = found
-                    stream.write(_FRAME.pack(number, len(data)))
+                    stream.write(CHUNK_FRAME.pack(number, len(data)))
                     stream.write(data)
                 stream.flush()
         except ValueError as error:
@@ -65,17 +78,27 @@ def fetch(
         DamagedChunk: it sends other bytes.
         ExpectedError: our disk refuses.
     """
-    wanted = holdings.wanted()
-    frame = bytearray(_FRAME.size)
     try:
-        with peer.receive(REQUEST, SILENCE_S, wanted=wanted) as stream:
-            while not holdings.is_complete() and not is_over():
-                fill(stream, memoryview(frame))
-                number, size_bytes = _FRAME.unpack(frame)
-                if size_bytes:
-                    receive_chunk(holdings, number, size_bytes, stream, pool)
+        with peer.receive(REQUEST, SILENCE_S, wanted=holdings.wanted()) as stream:
+            receive_frames(stream, holdings, pool, is_over)
     except EOFError as error:
         raise PeerError(f"{peer.node} has closed the connection") from error
+
+
+def receive_frames(
+    stream: BinaryIO, holdings: Holdings, pool: ThreadPoolExecutor, is_over: Callable[[], bool]
+) -> None:
+    """Receive chunks until none is missing, or `is_over` between two of them.
+
+    Raises:
+        EOFError: the stream ends before; else what `receive_chunk` raises.
+    """
+    frame = bytearray(CHUNK_FRAME.size)
+    while not holdings.is_complete() and not is_over():
+        fill(stream, memoryview(frame))
+        number, size_bytes = CHUNK_FRAME.unpack(frame)
+        if size_bytes:
+            receive_chunk(holdings, number, size_bytes, stream, pool)
 
 
 def receive_chunk(

@@ -1,9 +1,9 @@
 """One node's part of a transfer: the command `spread`, which lives as long as the master's line.
 
-The main thread reads the master's lines, and the chunks that it sends itself where no other node
-can. Threads fetch from another node, serve those that fetch from here, move files that have become
-whole into the store, and report. Nothing of it outlives the connection: the port that the others
-use closes with this process.
+The main thread reads the master's lines, and the chunks that it sends through SSH where it does not
+reach this node's port. Threads fetch from another node, serve those that fetch from here, take what
+the master brings to the port, move files that have become whole into the store, and report. Nothing
+of it outlives the connection: the port that the others use closes with this process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from agents.node.file_store import FileStore
 from agents.node.files import list_files, split_destination, split_path
 from agents.rendezvous.interfaces import find_route
 from agents.spread.holdings import DamagedChunk, Holdings
-from agents.spread.peers import fetch, listen, receive_chunk
+from agents.spread.peers import fetch, listen, receive_chunk, receive_frames
 from agents.state import Home
 
 REPORT_S = 0.25
@@ -189,7 +189,10 @@ class _Part:
             return "", 0
         address = find_route(self._job.toward) if self._job.toward else _own_address()
         try:
-            return address or "", listen(address or "", self._job.credential, self._holdings).port
+            listener = listen(
+                address or "", self._job.credential, self._holdings, self._take_offered
+            )
+            return address or "", listener.port
         except (OSError, ValueError):
             # The others get what they need from elsewhere.
             return address or "", 0
@@ -202,6 +205,17 @@ class _Part:
         except OSError as error:
             raise explain_os_error(error, "reading what is to be sent") from error
         self._speaker.say(ChunkHeader(chunk=number, size_bytes=len(data)), data)
+
+    def _take_offered(self, stream: BinaryIO) -> None:
+        """Receive what the master brings; when it breaks off, it goes on through SSH."""
+        before = self._holdings.received_bytes
+        try:
+            receive_frames(stream, self._holdings, self._pool, lambda: False)
+        except ExpectedError as error:
+            self._speaker.say(SpreadFailed(message=error.message, hint=error.hint))
+        except (PeerError, DamagedChunk, OSError, EOFError) as error:
+            had_begun = self._holdings.received_bytes > before
+            self._say_lost("", 0, str(error), had_begun=had_begun)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -232,14 +246,13 @@ class _Part:
             if self._fetch_from is not place:
                 return  # the master has named another one meanwhile
             self._fetch_from = None
-        lost = SourceLost(
-            address=place.address,
-            port=place.port,
-            reason=reason,
-            had_begun=had_begun,
-            held=self._holdings.held(),
+        self._say_lost(place.address, place.port, reason, had_begun=had_begun)
+
+    def _say_lost(self, address: str, port: int, reason: str, *, had_begun: bool) -> None:
+        held = self._holdings.held()
+        self._speaker.say(
+            SourceLost(address=address, port=port, reason=reason, had_begun=had_begun, held=held)
         )
-        self._speaker.say(lost)
 
     def _store_all(self) -> None:
         for index, file in enumerate(self._holdings.files if self._job.root is None else ()):

@@ -1,12 +1,16 @@
-"""The credential with which the ranks of one attempt, or of one check, know each other.
+"""The credential with which the nodes of one attempt, check or transfer know each other.
 
 A key and its self-signed certificate, made here, sent to the nodes over SSH, and of no use once the
-attempt has ended. `agents/rendezvous/credential.py` says what the ranks do with it.
+attempt has ended. `agents/rendezvous/credential.py` says what the nodes do with it.
 """
 
 from __future__ import annotations
 
 import datetime
+import secrets
+import ssl
+import tempfile
+from pathlib import Path
 
 # The clocks of nodes may be years off, and the key is used once: its age proves nothing.
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -40,3 +44,32 @@ def make_credential() -> str:
         serialization.NoEncryption(),
     )
     return (private + certificate.public_bytes(serialization.Encoding.PEM)).decode("ascii")
+
+
+def make_client_context(credential: str) -> ssl.SSLContext:
+    """Return the TLS settings with which this PC connects to a node that has the credential.
+
+    Raises:
+        OSError: the folder for temporary files cannot be written to.
+    """
+    from cryptography.hazmat.primitives import serialization
+
+    # OpenSSL reads keys from files only; what lies there is encrypted, by a password of this call.
+    password = secrets.token_bytes(32).hex().encode("ascii")
+    private, _, certificate = credential.partition("-----BEGIN CERTIFICATE-----")
+    key = serialization.load_pem_private_key(private.encode("ascii"), None)
+    sealed = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(password),
+    ).decode("ascii")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # The key is the identity: the same certificate stands for every node, at any address.
+    context.check_hostname = False
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=credential)
+    with tempfile.TemporaryDirectory(prefix="rackless-") as folder:
+        path = Path(folder) / "credential"
+        path.write_text(f"{sealed}-----BEGIN CERTIFICATE-----{certificate}", encoding="ascii")
+        context.load_cert_chain(path, password=password)
+    return context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -101,7 +101,7 @@ class NodeChunks:
 
 async def read_ahead(
     chunks: ChunkReader, numbers: Sequence[int]
-) -> AsyncIterator[tuple[int, bytes]]:
+) -> AsyncGenerator[tuple[int, bytes]]:
     """Yield chunks, reading the next one while this one is sent."""
     ahead: asyncio.Task[bytes] | None = None
     try:

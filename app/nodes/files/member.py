@@ -42,6 +42,16 @@ class Member:
         self._buffer = bytearray()
         self._writing = asyncio.Lock()
 
+    @property
+    def peer(self) -> str:
+        """Address that our connection to the node leads to; empty: to another host or program."""
+        return self._process.peer
+
+    @property
+    def has_own_address(self) -> bool:
+        """Whether it listens at the address at which this PC reaches it."""
+        return bool(self.port and self.peer) and self.address == self.peer
+
     @classmethod
     async def open(cls, client: NodeClient) -> Member:
         """Start the command and read its first line, after whatever a login script printed.

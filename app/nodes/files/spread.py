@@ -1,6 +1,6 @@
 """Spread files over nodes: each forwards to the next one what it has just received.
 
-The first node of the chain gets the chunks from this PC over SSH, or from the node that has the
+The first node of the chain gets the chunks from this PC (feed.py), or from the node that has the
 files; all others fetch from the one before them, over connections of their own. A node that is
 lost is skipped: who fetched from it turns to the one before it. A node that no other one can serve
 gets its chunks from this PC, which costs time and is noted. What arrives goes to the nodes' stores
@@ -33,8 +33,8 @@ from app.nodes.files.chunk_readers import (
     LocalChunks,
     NodeChunks,
     Place,
-    read_ahead,
 )
+from app.nodes.files.feed import feed
 from app.nodes.files.local_files import in_thread
 from app.nodes.files.member import Member
 from app.nodes.files.route import LAG_BYTES, Link, choose_toward, next_supplier, plan_order
@@ -112,21 +112,22 @@ class _Spread:
         self._failed: RacklessError | None = None
         self._ended = asyncio.Event()
         self._giver: Member | None = None
+        self._credential = ""
 
     async def run(self, files: tuple[ChunkedFile, ...], giver: Giver | None) -> SpreadReport:
         async with contextlib.AsyncExitStack() as stack:
             clients = [*self._targets, *([giver.client] if giver else [])]
             members = await self._open_all(clients, stack)
-            is_alone = len(clients) == 1
-            credential = "" if is_alone else await in_thread(make_credential)
+            if len(clients) > 1 or any(member.peer for member in members.values()):
+                self._credential = await in_thread(make_credential)
             if giver is not None:
-                files = await self._start_giver(giver, members, credential)
+                files = await self._start_giver(giver, members)
                 await self._skip_complete(giver)
             self._report.files = files
             began_s = time.monotonic()
             await asyncio.gather(
                 *(
-                    self._start(members[client.name], members, files, credential)
+                    self._start(members[client.name], members, files)
                     for client in self._targets
                     if client.name in members
                 )
@@ -157,7 +158,7 @@ class _Spread:
         return members
 
     async def _start_giver(
-        self, giver: Giver, members: Mapping[str, Member], credential: str
+        self, giver: Giver, members: Mapping[str, Member]
     ) -> tuple[ChunkedFile, ...]:
         name = giver.client.name
         if name not in members:
@@ -166,7 +167,7 @@ class _Spread:
         ready = await self._begin(
             self._giver,
             members,
-            SpreadJob(root=giver.root, credential=credential),
+            SpreadJob(root=giver.root, credential=self._credential),
         )
         self.chunks = NodeChunks(self._giver)
         if ready.port:
@@ -203,11 +204,10 @@ class _Spread:
         member: Member,
         members: Mapping[str, Member],
         files: tuple[ChunkedFile, ...],
-        credential: str,
     ) -> None:
         try:
             ready = await self._begin(
-                member, members, SpreadJob(files=files, credential=credential)
+                member, members, SpreadJob(files=files, credential=self._credential)
             )
             sizes = [chunk.size_bytes for chunk in list_chunks(files)]
             held = sum(sizes[n] for n in from_bitmap(ready.held))
@@ -262,11 +262,8 @@ class _Spread:
     async def _feed(self, state: TargetState) -> None:
         """Send a node from here what it lacks."""
         assert self.chunks is not None
-        held = from_bitmap(state.held)
-        missing = [n for n in range(len(list_chunks(self._report.files))) if n not in held]
         try:
-            async for number, data in read_ahead(self.chunks, missing):
-                await state.member.say(ChunkHeader(chunk=number, size_bytes=len(data)), data)
+            await feed(state, self.chunks, self._report.files, self._credential)
         except NodeUnreachable as error:
             await self._drop(state.member.name, error)
         except RacklessError as error:
@@ -284,6 +281,8 @@ class _Spread:
                     self._note_progress(state, message, began_s)
                 elif isinstance(message, SourceLost) and self._is_current(state, message):
                     state.held = message.held
+                    if state.supplier is None:
+                        await state.end_feeding()
                     self._note_lost(name, message)
                     await self._supply(name)
         except RacklessError as error:
@@ -325,6 +324,8 @@ class _Spread:
 
     def _is_current(self, state: TargetState, said: SourceLost) -> bool:
         """Return whether it is the supplier that the node has now, not an earlier one."""
+        if state.supplier is None:
+            return state.is_direct and not said.address
         fetching = self._states.get(state.supplier or "")
         member = fetching.member if fetching is not None else self._giver
         return member is not None and (member.address, member.port) == (said.address, said.port)

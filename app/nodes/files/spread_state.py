@@ -59,6 +59,18 @@ class TargetState:
     stored: bool = False
     samples: deque[tuple[float, int]] = field(default_factory=deque)
     feeding: asyncio.Task[None] | None = None
+    """Sends it chunks from this PC; None: nothing does."""
+    is_direct: bool = False
+    """Whether they go to its port, not through SSH."""
+    may_be_direct: bool = True
+    """Whether that was not tried yet."""
+
+    async def end_feeding(self) -> None:
+        """Send it nothing more from this PC over the connection that it has lost."""
+        feeding, self.feeding, self.is_direct = self.feeding, None, False
+        if feeding is not None:
+            feeding.cancel()
+            await asyncio.wait({feeding})
 
     def note(self, held_bytes: int, now_s: float) -> None:
         """Take what the node says that it has."""

@@ -35,7 +35,9 @@ class Pipe(Protocol):
 class Process:
     """A running command: bytes in, bytes out, exit code. Created by `Connection.open`."""
 
-    def __init__(self, lost: Callable[[str], Exception]) -> None:
+    def __init__(self, lost: Callable[[str], Exception], peer: str = "") -> None:
+        """`peer`: address of the PC where it runs, if a TCP connection of ours leads there."""
+        self.peer = peer
         self._lost_error = lost
         self._pipe: Pipe | None = None
         self._chunks: list[bytes] = []

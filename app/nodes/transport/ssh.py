@@ -117,7 +117,7 @@ class SshConnection:
         self._way = connections[:-1]
 
     async def open(self, argv: Sequence[str]) -> Process:
-        process = Process(self._lost)
+        process = Process(self._lost, self._find_peer())
         # `exec` spares one shell process; every login shell knows it, fish and csh as well.
         command = "exec " + shlex.join(argv)
         try:
@@ -144,6 +144,13 @@ class SshConnection:
         self._connection.abort()
         for connection in reversed(self._way):
             connection.abort()
+
+    def _find_peer(self) -> str:
+        """Return the address that our TCP connection leads to; empty: it is not the node's."""
+        if self._way or self.address.proxy_command is not None:
+            return ""
+        place = self._connection.get_extra_info("peername")
+        return str(place[0]) if place else ""
 
     def _lost(self, reason: str) -> NodeUnreachable:
         return NodeUnreachable(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -14,6 +17,8 @@ import pytest
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, from_bitmap, hash_chunks
 from agents.contract.spread import (
+    CHUNK_FRAME,
+    OFFER,
     ChunkHeader,
     FetchFrom,
     GiveChunk,
@@ -29,6 +34,7 @@ from agents.contract.spread import (
 )
 from agents.election.channel import Listener, Peer
 from agents.node.file_store import FileStore
+from agents.rendezvous.credential import make_client_context
 from agents.spread.process import spread
 from agents.state import Home
 from app.nodes.credential import make_credential
@@ -122,6 +128,37 @@ def test_who_lies_about_a_chunk_is_left_and_nothing_of_it_is_kept(
     assert found.read_bytes() == DATA
     honest.close()
     liar.close()
+
+
+def offer(ready: SpreadReady, credential: str) -> ssl.SSLSocket:
+    """Return a connection over which the node takes chunks."""
+    plain = socket.create_connection((ready.address, ready.port), 5)
+    channel = make_client_context(credential).wrap_socket(plain)
+    channel.sendall(json.dumps({"kind": OFFER}).encode() + b"\n")
+    assert channel.recv(16) == b"{}\n"
+    return channel
+
+
+def test_what_the_master_brings_to_the_port_is_verified_and_its_end_reported(
+    master: Master,
+) -> None:
+    credential = make_credential()
+    ready = begin(master, files=(FILE,), credential=credential, toward=ADDRESS)
+    last = CHUNK_FRAME.pack(2, 7) + DATA[-7:]
+    for rest, reason in ((bytes(100), "chunk 0 arrived damaged"), (b"", "the other side has")):
+        with offer(ready, credential) as channel:
+            channel.sendall(last + CHUNK_FRAME.pack(0, CHUNK_BYTES) + bytes(len(rest) and 4 << 20))
+            channel.sendall(rest)
+        lost = master.hear(SourceLost)
+        assert (lost.address, lost.port, lost.had_begun, lost.held) == ("", 0, True, "04")
+        assert lost.reason.startswith(reason)
+    with offer(ready, credential) as channel:
+        for number in range(2):
+            piece = DATA[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            channel.sendall(CHUNK_FRAME.pack(number, CHUNK_BYTES) + piece)
+        assert channel.recv(1) == b""  # it lacks nothing more
+    while not master.hear(SpreadProgress).stored:
+        pass
 
 
 def test_what_was_cut_off_is_hashed_again_and_the_rest_comes_from_the_master(

@@ -9,6 +9,9 @@ import os
 import signal
 import socket
 import ssl
+import tempfile
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,15 @@ import pytest
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
 from agents.contract.run import FileEntry
-from agents.contract.spread import SpreadJob, SpreadReady
+from agents.contract.spread import ChunkHeader, Message, SpreadJob, SpreadReady
+from agents.election.channel import Listener
 from app.errors import UserError
 from app.events import NodeTransfer
 from app.nodes.client import NodeClient
+from app.nodes.credential import make_credential
 from app.nodes.files import chunk_readers, spread, transfer
 from app.nodes.files.chunk_readers import Place
+from app.nodes.files.direct_feed import STALL_S, DirectFeed
 from app.nodes.files.member import Member
 from app.nodes.files.spread import spread_local
 from app.nodes.files.spread_state import SpreadReport
@@ -244,6 +250,89 @@ async def test_nodes_that_cannot_reach_each_other_get_all_from_this_pc(
         (tmp_path / "third" / "a").unlink()
         with pytest.raises(UserError, match="a cannot be read"):
             await spread_local(*third, clients, {})
+
+
+async def test_what_breaks_at_the_port_of_a_node_goes_on_through_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(tmp_path / "model")
+    size = sum(file.size_bytes for file in model[1])
+    at_port: list[int] = []
+    through_ssh: list[int] = []
+    send, say = DirectFeed.send, Member.say
+
+    async def break_after_three(self: DirectFeed, number: int, data: bytes) -> None:
+        await send(self, number, data)
+        at_port.append(number)
+        if len(at_port) == 3:
+            self.close()
+
+    async def note(self: Member, message: Message, data: bytes = b"") -> None:
+        if isinstance(message, ChunkHeader):
+            through_ssh.append(message.chunk)
+        await say(self, message, data)
+
+    monkeypatch.setattr(DirectFeed, "send", break_after_three)
+    monkeypatch.setattr(Member, "say", note)
+    async with nodes(tmp_path, 1) as clients:
+        report = await spread_local(*model, clients, {})
+        assert not report.problems
+        assert at_port == [0, 1, 2]
+        assert through_ssh[-3:] == [3, 4, 5]
+        # What was on its way when it broke is sent again, and nothing else.
+        assert report.received_bytes["pc-0"] <= size + CHUNK_BYTES
+        assert has_all(tmp_path, 0, model[1])
+
+
+async def test_a_port_that_shows_another_key_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the key is left on this PC's disk, either, nor was it there in the clear."""
+    written: list[str] = []
+    write = Path.write_text
+
+    def spy(path: Path, text: str, **options: Any) -> int:
+        written.append(text)
+        return write(path, text, **options)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "write_text", spy)
+    asked: list[dict[str, Any]] = []
+    stranger = Listener("127.0.0.1", 0, make_credential(), lambda request, _: asked.append(request))
+    with pytest.raises(ssl.SSLError):
+        await DirectFeed.open("127.0.0.1", stranger.port, make_credential())
+    stranger.close()
+    with pytest.raises(ConnectionRefusedError):
+        await DirectFeed.open("127.0.0.1", stranger.port, make_credential())
+    assert asked == []
+    assert await asyncio.to_thread(os.listdir, tmp_path) == []
+    assert all("BEGIN ENCRYPTED PRIVATE KEY" in text for text in written)
+    assert len(written) == 2
+
+
+async def test_a_transfer_that_is_cancelled_leaves_a_node_that_takes_nothing_at_once(
+    tmp_path: Path,
+) -> None:
+    credential = make_credential()
+    over = threading.Event()
+
+    def stand_still(request: dict[str, Any], stream: Any) -> None:
+        stream.write(b"{}\n")
+        stream.flush()
+        over.wait(20)
+
+    still = Listener("127.0.0.1", 0, credential, stand_still)
+    feed = await DirectFeed.open("127.0.0.1", still.port, credential)
+    sending = asyncio.create_task(feed.send(0, bytes(32 << 20)))
+    await asyncio.sleep(0.2)  # more than the buffers of the system hold: it waits by now
+    sending.cancel()
+    began_s = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert time.monotonic() - began_s < STALL_S / 2
+    feed.close()
+    over.set()
+    still.close()
 
 
 async def test_what_several_nodes_lack_is_shared_and_the_rest_is_pushed(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ async def test_each_host_on_the_way_is_confirmed_by_itself(tmp_path: Path) -> No
         connection = await connect(address, home=master, accept_host_key=server.fingerprint)
         process = await connection.open(["echo", "there"])
         assert await process.read() == b"there\n"
+        assert process.peer == ""  # the connection leads to the jump host
         await connection.close()
         assert set(passed) == {(server.address, server.port)}
         # Without the jump it is another place, whose key nobody has confirmed.
@@ -138,6 +139,7 @@ async def test_a_program_of_the_configuration_leads_to_the_host(tmp_path: Path) 
         connection = await connect(address, home=tmp_path / "m", accept_host_key=accepted)
         process = await connection.open(["echo", "there"])
         assert await process.read() == b"there\n"
+        assert process.peer == ""
         await connection.close()
         with pytest.raises(UserError, match=r"program that leads to lab:.* gave no SSH") as caught:
             await connect(replace(address, proxy_command="false"), home=tmp_path / "m")

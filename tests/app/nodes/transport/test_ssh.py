@@ -81,6 +81,7 @@ async def test_a_confirmed_key_is_remembered_and_asked_for_no_more(tmp_path: Pat
             connection = await log_in(address_of(server), tmp_path / "master", accepted)
             process = await connection.open(["echo", 'it\'s; $HOME "quoted" \\ !'])
             assert await process.read() == b'it\'s; $HOME "quoted" \\ !\n'
+            assert process.peer == server.address
             await connection.close()
 
 
