@@ -44,7 +44,10 @@ def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
         f"open files {_show(files)}, processes {_show(processes)}, "
         f"addresses {'without limit' if addresses == _NO_LIMIT else show_bytes(addresses)}"
     )
-    raise_ = "Raise {0} in /etc/security/limits.conf there, and look for ulimit in ~/.profile"
+    raise_ = (
+        "Raise the limit {0} in /etc/security/limits.conf there, and look for ulimit in ~/.bashrc "
+        "and ~/.profile"
+    )
     if addresses != _NO_LIMIT:
         text = (
             f"programs of this login get at most {show_bytes(addresses)} of addresses, while CUDA "

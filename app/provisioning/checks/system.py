@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
+from app.provisioning.repairs import Repair
 from app.provisioning.system_repairs import (
     add_swap,
     forbid_sleep,
@@ -191,42 +194,53 @@ def judge_hostname(node: CheckedNode) -> tuple[CheckRow, ...]:
             make_row("hostname", node.name, "unknown", text, f"Run there: getent hosts {name}"),
         )
     evidence = f"{name}: {show_list(found) or 'no address'}"
-    usable = [address for address in found if ":" not in address]
-    looped = [address for address in usable if address.startswith("127.")]
-    # Without any own address the interfaces could not be read.
-    own = {one.address for one in node.facts.interfaces} | {node.facts.address}
+    text, fix, repair = _find_wrong_name(node, found)
+    if text:
+        row = make_row("hostname", node.name, "warn", text, fix, repair, evidence=evidence)
+    else:
+        text = f"its own name {name} is {show_list(found)}"
+        row = make_row("hostname", node.name, "pass", text, "", evidence=evidence)
+    return (row,)
+
+
+def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str, Repair | None]:
+    """Return what is wrong with the addresses of a node's own name, and the fix; empty: nothing."""
+    name, address = node.facts.hostname, node.facts.address
+    own = {one.address for one in node.facts.interfaces} | {address}
+    has_ipv4 = any(one and ":" not in one and not one.startswith("127.") for one in own)
+    # A PC without IPv4 is reached by IPv6; elsewhere, programs ask for IPv4.
+    usable = [one for one in found if ":" not in one or not has_ipv4]
+    looped = next((one for one in usable if one.startswith("127.")), "")
+    # Without any interface they could not be read.
     foreign = [one for one in usable if one not in own] if node.facts.interfaces else []
-    own_address = node.facts.address or "ADDRESS"
-    repair = None
     if not usable:
         only = f", only {show_list(found)}" if found else ""
         text = (
             f"its own name {name} has no IPv4 address{only}; torchrun and Ray started by hand "
             "need one"
         )
-        fix = f"Add a line to /etc/hosts there: {own_address} {name}"
-    elif looped:
+        return text, f"Add a line to /etc/hosts there: {address or 'ADDRESS'} {name}", None
+    if looped:
         # Ubuntu's installer writes 127.0.1.1.
         text = (
-            f"its own name {name} means {looped[0]}, which is loopback: runs of Rackless name the "
+            f"its own name {name} means {looped}, which is loopback: runs of Rackless name the "
             "address themselves, but torchrun, Gloo or Ray started by hand would wait there"
         )
-        fix = f"In /etc/hosts there, replace {looped[0]} by the node's address in your network"
-        if looped[0] == "127.0.1.1" and node.facts.address and node.facts.wsl is None:
-            repair = name_own_address(name, node.facts.address)
-    elif foreign:
+        fix = f"In /etc/hosts there, replace {looped} by the node's address in your network"
+        if looped == "127.0.1.1" and address and node.facts.wsl is None:
+            return text, fix, name_own_address(name, address)
+        return text, fix, None
+    if foreign and has_ipv4:
         text = (
             f"its own name {name} means {foreign[0]}, which is no address of this PC: programs "
             "that look up their own address, such as torchrun, would wait for another PC"
         )
         fix = (
-            f"Let {name} mean {own_address} there; this says who gives the other address: "
-            f"grep -w {name} /etc/hosts || getent ahostsv4 {name}"
+            f"Let {name} mean {address or 'its own address'} there; this says who gives the other "
+            f"address: grep -w {name} /etc/hosts || getent ahostsv4 {name}"
         )
-    else:
-        text = f"its own name {name} is {show_list(usable)}"
-        return (make_row("hostname", node.name, "pass", text, "", evidence=evidence),)
-    return (make_row("hostname", node.name, "warn", text, fix, repair, evidence=evidence),)
+        return text, fix, None
+    return "", "", None
 
 
 def judge_sleep(node: CheckedNode) -> tuple[CheckRow, ...]:

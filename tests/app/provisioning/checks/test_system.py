@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agents.contract.node import InterfaceFacts
 from app.provisioning.checks import system
 from tests.fakes.checked import FACTS, checked, system_with
 
@@ -60,6 +61,15 @@ def test_reading_of_the_system(judge: str, changes: dict[str, Any], status: str,
     assert (row.status, row.node) == (status, "a")
     assert says in row.message
     assert (row.fix == "") == (status == "pass")
+
+
+def test_a_pc_without_ipv4_needs_none_for_its_name() -> None:
+    device = InterfaceFacts(name="eth0", address="fd00::1", mtu=1500)
+    facts = replace(FACTS, interfaces=(device,))
+    (row,) = system.judge_hostname(
+        checked(system_with(hostname_addresses=("fd00::1",)), facts=facts)
+    )
+    assert row.status == "pass"
 
 
 @pytest.mark.parametrize(
