@@ -74,9 +74,7 @@ def _mend(
     row = find_row(fault, checked)
     repair = row["repair"] if row else None
     if not fault.repair:
-        text = f"not run here: {fault.elsewhere}" if fault.elsewhere else "by a person"
-        is_untried = bool(repair) != bool(fault.elsewhere)
-        return Mended(retest=text, problem="its repair is not tried" if is_untried else "")
+        return _leave_to_person(fault, master, repair)
     titles = find_repairs(fault, checked.rows)
     if not repair or not titles:
         return Mended(retest="", problem=f"no repair {fault.repair} is offered")
@@ -111,6 +109,24 @@ def _mend(
         retest=retest,
         undo="state as before by hash; " + _describe(fault, again),
         problem="; ".join(problems),
+    )
+
+
+def _leave_to_person(fault: Fault, master: Master, repair: dict[str, Any] | None) -> Mended:
+    """Make sure that what cannot be repaired from here is shown, and only that."""
+    if not fault.elsewhere:
+        problem = "its repair is not tried" if repair else ""
+        return Mended(retest="by a person", problem=problem)
+    lines = repair["script"].splitlines() if repair else []
+    desk = Desk(set())
+    words = ("check", fault.node, "--fix")
+    _, shown = type_at_terminal(master.cluster, master.home, *words, typist=desk.type)
+    lost = [line for line in lines if line.rstrip() not in shown]
+    return Mended(
+        commands=tuple(lines),
+        retest=f"shown, and not run here: {fault.elsewhere}",
+        undo="not run here",
+        problem=f"not shown: {lost[:3]}" if lost or not lines else "",
     )
 
 

@@ -66,13 +66,14 @@ def show_table(verdicts: Sequence[Verdict]) -> str:
 def summarise(results: Results) -> str:
     """Return the counts of faults, oddities and clean checks, each on a line."""
     good = sum(verdict.is_good for verdict in results.verdicts)
-    healed = sum(bool(verdict.mended.commands) for verdict in results.verdicts)
+    repaired = [verdict.fault for verdict in results.verdicts if verdict.fault.repair]
     borne = sum(not changed for changed in results.oddities.values())
     false = sum(len(one["false"]) for one in results.clean)
     longest = max((one["seconds"] for one in results.clean), default=0.0)
     return "\n".join(
         (
-            f"{good} of {len(results.verdicts)} faults as they have to be, {healed} with a repair",
+            f"{good} of {len(results.verdicts)} faults as they have to be, "
+            f"{len(repaired)} with a repair",
             f"{borne} of {len(results.oddities)} oddities without a complaint",
             f"{len(results.clean)} clean checks: {false} false failures, at most {longest:.1f} s",
             f"left behind: {results.left or 'nothing'}",
