@@ -17,6 +17,7 @@ from dataclasses import replace
 from agents.contract.election import MAX_PARKED_S, MIN_NODES, is_majority
 from agents.contract.run import AttemptLoss, AttemptStatus, ElectionPlan
 from app.errors import RacklessError, UserError
+from app.events import ACTIVE_STATES
 from app.nodes.endpoints import Endpoint
 from app.runs.lifecycle.losses import per_hour
 from app.runs.services import Services
@@ -168,6 +169,33 @@ def find_self_started(services: Services, newest: Sequence[AttemptStatus]) -> El
         if plan is not None and plan.started_by and status.master == services.identity:
             return plan
     return None
+
+
+def adopt_regrouped(services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]) -> bool:
+    """Watch an attempt again whose end was stored although a majority of its nodes trains on.
+
+    A master that was cut off from them saw only the part fail that they went on without.
+
+    Args:
+        services: stores and nodes.
+        run: run to be recovered.
+        statuses: attempts on the nodes that answer, by the names that this master has for them.
+
+    Returns:
+        Whether it is so.
+    """
+    ours = [s for s in statuses if s.run_id == run.run_id and s.attempt == run.attempt]
+    newest = max((status.generation for status in ours), default=0)
+    train = [s.node for s in ours if s.state == "running" and s.generation == newest]
+    if run.state in ACTIVE_STATES or not newest or not is_majority(train, run.nodes):
+        return False
+    services.recoveries.withdraw(run.run_id)
+    services.runs.change(
+        run.run_id, lambda old: replace(old, state="running", message="", hint="", ended_s=None)
+    )
+    text = f"{show_list(train)} went on meanwhile, so the run is not resumed. Nothing to do."
+    services.runs.add_event(run.run_id, "recovery", text)
+    return True
 
 
 def record_election(services: Services, run: RunRecord, plan: ElectionPlan) -> None:

@@ -29,6 +29,7 @@ from app.runs.attempt_status import (
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.lifecycle.confirmation import confirm_parts
 from app.runs.lifecycle.election import (
+    adopt_regrouped,
     close_parts,
     close_replaced,
     find_self_started,
@@ -220,7 +221,10 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
 
 
 async def adopt_newer(services: Services, run: RunRecord) -> bool:
-    """Take over an attempt that the run's own nodes have started since; return whether they did."""
+    """Take over what the run's own nodes have done since: started another attempt, or regrouped.
+
+    Returns whether they have.
+    """
     known = set(services.pool.names())
     answers = await list_attempts(services.pool, [node for node in run.nodes if node in known])
     found = [
@@ -231,7 +235,7 @@ async def adopt_newer(services: Services, run: RunRecord) -> bool:
     ]
     newer = [s for s in active_attempts(found) if s.attempt > run.attempt]
     if find_self_started(services, newer) is None:
-        return False
+        return adopt_regrouped(services, run, found)
     await _adopt(services, run.run_id, found)
     return services.runs.get(run.run_id).attempt > run.attempt
 

@@ -19,7 +19,7 @@ from app.events import RESUMABLE_STATES
 from app.runs.attempt_status import active_attempts, list_attempts, stop_parts
 from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.inputs import recall_inputs, send_inputs
-from app.runs.lifecycle.election import claim_attempt, require_majority
+from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S, adopt_newer, reconcile_run
 from app.runs.lifecycle.resume_verification import (
@@ -214,6 +214,9 @@ async def _require_own(
                     f"{who} resumed run {run.run_id} on {node}",
                     f"Stop it there: rackless runs stop {run.run_id} --node {node}",
                 )
+    named = [replace(s, node=n) for n, found in zip(nodes, answers, strict=True) for s in found]
+    if adopt_regrouped(services, run, named):
+        raise UserError(f"run {run.run_id} goes on already")
     return is_shared
 
 

@@ -146,6 +146,33 @@ def test_a_recovery_that_comes_too_late_takes_over_what_nodes_started(
     assert not any(node.fences for node in cluster.nodes.values())
 
 
+def test_nodes_that_went_on_out_of_sight_are_not_stopped_and_resumed(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    for name in ("alpha", "beta"):
+        cluster[name].add_checkpoint(run_id, 10)
+        cluster[name].reachable = False
+    cluster["gamma"].set_state(run_id, 1, "failed", "peer lost", peer_lost=True, cause="peer_lost")
+    asyncio.run(reconcile_run(services, run_id))
+    assert services.runs.get(run_id).state == "interrupted", "that is all that can be seen"
+    assert services.recoveries.pending() == (run_id,)
+
+    for name in ("alpha", "beta"):
+        cluster[name].reachable = True
+        cluster[name].set_state(run_id, 1, "running", generation=1, members=("alpha", "beta"))
+    assert asyncio.run(asyncio.wait_for(recover_run(services, run_id), 10)) is True
+    run = services.runs.get(run_id)
+    assert (run.state, run.attempt, run.message) == ("running", 1, "")
+    assert not [stop for name in ("alpha", "beta") for stop in cluster[name].stops]
+    assert not any(node.fences for node in cluster.nodes.values())
+    assert services.recoveries.pending() == ()
+    assert any(
+        text.startswith("alpha and beta went on meanwhile") for text in texts(services, run_id)
+    )
+    asyncio.run(reconcile_run(services, run_id))
+    assert services.runs.get(run_id).state == "running", "what gamma says counts no more"
+
+
 def test_a_master_says_that_it_watches_its_own_runs_only(
     tmp_path: Path, services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
