@@ -58,6 +58,11 @@ REASONS = (
         "a second start brings it forward; a file that its user alone may open",
     ),
     (
+        r"\bspread\b",
+        "node's part of a transfer",
+        "takes chunks from this PC, gives them to nodes; TLS with the key of the transfer",
+    ),
+    (
         r"\bserve\b",
         "agent, while a check measures a link",
         "takes one caller, who has to know the greeting",
