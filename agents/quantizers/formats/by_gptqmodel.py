@@ -19,6 +19,7 @@ from agents.errors import ExpectedError
 from agents.quantizers.formats.architecture_check import refuse_divided
 from agents.quantizers.formats.awq_by_gptqmodel import mended_awq
 from agents.quantizers.formats.layer_resume import count_kept, keeping, name_layers
+from agents.quantizers.job.heap import return_free_memory
 from agents.quantizers.job.job import JobProgress
 
 _LEAST_CORES = 8
@@ -50,6 +51,7 @@ class LayerFiles:
 
     def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
         if submodule_finalized and layer_idx not in self._done:
+            return_free_memory()
             self._done.add(layer_idx)
             self.tell(len(self._done), self.total)
 

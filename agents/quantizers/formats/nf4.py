@@ -1,7 +1,7 @@
 """Quantize to bitsandbytes NF4 with double quantization, the format that QLoRA trains on.
 
-The weights are quantized while they are loaded (Dettmers et al. 2023, arXiv:2305.14314), so that
-the whole model in half precision is never on the GPU.
+Weights are read, quantized (Dettmers et al. 2023, arXiv:2305.14314) and written one at a time, so
+that neither the model in half precision nor the result is in memory as a whole, whatever its size.
 """
 
 from __future__ import annotations
@@ -10,36 +10,71 @@ from pathlib import Path
 from typing import Any
 
 from agents.quantizers.formats.registry import WriteRequest
+from agents.quantizers.job.heap import return_free_memory
 
-_SHARD_SIZE = "5GB"
+# Written after which memory is given back to the system: about four times as much was read.
+_WRITTEN_BYTES = 1 << 25
 
 
 def write(request: WriteRequest) -> dict[str, Path]:
-    """Write the quantized model of Transformers, without its tokenizer."""
+    """Write the quantized model of Transformers, without its tokenizer.
+
+    Raises:
+        OSError: the disk is full.
+    """
     request.begin()
-    loaded = load_quantized(request.model, request.job.device)
-    loaded.save_pretrained(request.folder, max_shard_size=_SHARD_SIZE)
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    from agents.quantizers.merging.shard_files import ShardFiles
+    from agents.quantizers.merging.skeleton import Skeleton
+
+    transformers_logging.disable_progress_bar()
+    with torch.no_grad():
+        skeleton = Skeleton(request.model, **_settings(request.job.device))
+        model, files = skeleton.model, ShardFiles(request.folder)
+        written_bytes = 0
+        for tensors in skeleton.load():
+            files.write({name: one.cpu() for name, one in skeleton.revert(tensors).items()})
+            written_bytes += sum(one.nbytes for one in tensors.values())
+            del tensors
+            if written_bytes > _WRITTEN_BYTES:
+                return_free_memory()
+                written_bytes = 0
+        files.finish()
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(request.folder)
+    model.generation_config.save_pretrained(request.folder)
     return {}
 
 
 def load_quantized(model: Path, device: str) -> Any:
-    """Return the model with its linear weights as NF4."""
-    import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    """Return the model with its linear weights as NF4, on its device as a whole."""
+    from transformers import AutoModelForCausalLM
 
-    settings = BitsAndBytesConfig(
+    return AutoModelForCausalLM.from_pretrained(
+        model,
+        **_settings(device),
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
+
+
+def _settings(device: str) -> dict[str, Any]:
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         # float32 by default, which is slow on GPUs.
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    return AutoModelForCausalLM.from_pretrained(
-        model,
-        quantization_config=settings,
-        dtype=torch.bfloat16,
-        device_map={"": device},
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-    )
+    return {
+        "quantization_config": quantization,
+        "dtype": torch.bfloat16,
+        "device_map": {"": device},
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agents.foreign_code import forbid
+from agents.quantizers.job.heap import return_free_memory
 from agents.trainer.kernels import compiling
 from agents.trainer.rank.host_memory import read_available_bytes
 
@@ -143,7 +143,7 @@ def give_back() -> None:
     """
     import torch
 
-    gc.collect()
+    return_free_memory()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,11 +64,9 @@ class OutputFiles:
                     f"{name} is {tensor.dtype} {tuple(tensor.shape)}, and its outline "
                     f"{place.outline.dtype} {tuple(place.outline.shape)}"
                 )
-            data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
             with place.path.open("r+b", buffering=0) as file:
                 file.seek(place.offset)
-                while data:
-                    data = data[file.write(data) :]
+                write_data(file, tensor)
 
     def require_whole(self) -> None:
         """Check that every tensor has been written.
@@ -81,25 +80,48 @@ class OutputFiles:
     def _write_header(
         self, tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None = None
     ) -> None:
-        # The order of tensors and the text of the header are the library's.
-        empty = {name: torch.empty(0, dtype=one.dtype) for name, one in tensors.items()}
-        save_file(empty, path, metadata=metadata)
-        with open(path, "rb") as file:
-            header = json.loads(file.read()[_ALIGNMENT:])
-        end = 0
-        for name, about in header.items():
-            if name in tensors:
-                begin, end = end, end + tensors[name].nbytes
-                about |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-        raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-        raw += b" " * (-len(raw) % _ALIGNMENT)
-        first = _ALIGNMENT + len(raw)
-        with open(path, "wb") as file:
-            file.write(len(raw).to_bytes(_ALIGNMENT, "little") + raw)
-            os.truncate(path, first + end)
-        for name, one in tensors.items():
-            offset = first + header[name]["data_offsets"][0]
-            self._places[name] = _Place(Path(path), offset, one.to("meta"))
+        for name, offset in write_header(tensors, path, metadata).items():
+            self._places[name] = _Place(Path(path), offset, tensors[name].to("meta"))
+
+
+def write_header(
+    tensors: Mapping[str, Tensor], path: str | Path, metadata: dict[str, str] | None = None
+) -> dict[str, int]:
+    """Write a safetensors file without its data; return where in it each tensor belongs.
+
+    Args:
+        tensors: Outlines, which need no memory.
+        path: File to write, of its final size.
+        metadata: For its header.
+    """
+    # The order of tensors and the text of the header are the library's.
+    empty = {name: torch.empty(0, dtype=one.dtype) for name, one in tensors.items()}
+    save_file(empty, path, metadata=metadata)
+    with open(path, "rb") as file:
+        header = json.loads(file.read()[_ALIGNMENT:])
+    end = 0
+    for name, about in header.items():
+        if name in tensors:
+            begin, end = end, end + tensors[name].nbytes
+            about |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    raw += b" " * (-len(raw) % _ALIGNMENT)
+    first = _ALIGNMENT + len(raw)
+    with open(path, "wb") as file:
+        file.write(len(raw).to_bytes(_ALIGNMENT, "little") + raw)
+        os.truncate(path, first + end)
+    return {name: first + header[name]["data_offsets"][0] for name in tensors}
+
+
+def write_data(file: FileIO, tensor: Tensor) -> None:
+    """Write a tensor's bytes at the position of an unbuffered file.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    while data:
+        data = data[file.write(data) :]
 
 
 def _revert_apart(model: Any, outlines: dict[str, Tensor]) -> dict[str, Tensor]:

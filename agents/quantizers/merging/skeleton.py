@@ -32,8 +32,13 @@ _META = torch.device("meta")
 class Skeleton:
     """A model whose parameters have memory only while they are loaded."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         """Open a folder.
+
+        Args:
+            folder: Of Transformers.
+            **settings: Of `from_pretrained`, such as a configuration by which weights are quantized
+                while they are loaded, and the device that does it.
 
         Raises:
             ExpectedError: its weights are quantized, and no update can be added to them.
@@ -41,15 +46,13 @@ class Skeleton:
         self._files = _find_files(folder)
         self._groups: dict[str, list[str]] = {}
         self._copies: dict[str, str] = {}
-        settings = _read_16_bits(folder)
         with self._outlining():
             self.model: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
-                dtype="auto",
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
-                **settings,
+                **{"dtype": "auto", **_read_16_bits(folder), **settings},
             )
         self._conversions = self.model._weight_conversions
 
@@ -103,19 +106,28 @@ class Skeleton:
             self._groups = group_by_parameter(model, self._files, config.weight_mapping)
             self._leave_out_repeated()
             outlines: dict[str, Tensor] = {}
-            for names in self._groups.values():
-                with self._open(names) as slices:
+            # A tensor without memory cannot be quantized; these parameters are outlines already.
+            quantized = {name for name in self._groups if self._is_quantized(name)}
+            for name in self._groups.keys() - quantized:
+                with self._open(self._groups[name]) as slices:
                     outlines |= {
                         k: torch.empty_like(s[...], device=_META) for k, s in slices.items()
                     }
             outlined = replace(config, device_map={"": _META})
-            return usual(model, outlines, None, outlined, *rest, **more)
+            found = usual(model, outlines, None, outlined, *rest, **more)
+            found[0].missing_keys -= quantized
+            return found
 
         PreTrainedModel._load_pretrained_model = staticmethod(load)
         try:
             yield
         finally:
             PreTrainedModel._load_pretrained_model = staticmethod(usual)
+
+    def _is_quantized(self, name: str) -> bool:
+        """Tell whether a parameter is quantized when it is loaded."""
+        quantizer = self._config.hf_quantizer
+        return quantizer is not None and quantizer.param_needs_quantization(self.model, name)
 
     def _leave_out_repeated(self) -> None:
         """Leave out weights that are tied to others which are in the files as well, and equal.
@@ -137,10 +149,16 @@ class Skeleton:
         with self._open(names) as slices:
             told, _ = convert_and_load_state_dict_in_model(self.model, slices, self._config)
         found: dict[str, Tensor] = {}
-        for name in self.model.state_dict().keys() - told.missing_keys:
+        for name in known.keys() & self.model.state_dict().keys() - told.missing_keys:
             above, _, last = name.rpartition(".")
             module = self.model.get_submodule(above)
-            found[name] = getattr(module, last).detach()
+            value = getattr(module, last)
+            found[name] = value.detach()
+            # What bitsandbytes writes beside packed weights.
+            if (state := getattr(value, "quant_state", None)) is not None:
+                about = state.as_dict(packed=True)
+                found |= {f"{name}.{key}": one for key, one in about.items()}
+                module.quant_state = None  # or every module keeps its constants
             setattr(module, last, known[name])
         return found
 

@@ -302,16 +302,13 @@ class _Work:
         whole, size = self.made.merged_bytes, self.made.final_bytes
         of_format = rates.FORMATS[self.method]
         seconds = of_format.import_s + whole / rates.READ_BYTES_PER_S
-        seconds += size / rates.WRITE_BYTES_PER_S
+        seconds += 2 * size / rates.WRITE_BYTES_PER_S  # once apart, once in files
         if not self.bench.is_gpu:
             seconds += self.shape.num_quantized / of_format.weights_per_s
-        vram = size + 2 * self._widest * 2
-        ram = (
-            self._base_ram
-            + of_format.ram_bytes
-            + (min(size, rates.SHARD_BYTES) if self.bench.is_gpu else size)
-        )
-        return self._on("quantize", seconds, ram, vram)
+        # Weights come one by one, and what they took is given back from time to time.
+        at_once = rates.WEIGHT_AT_ONCE_BYTES * max(self._widest, self.shape.num_embedding)
+        ram = self._base_ram + of_format.ram_bytes + at_once + rates.UNRETURNED_BYTES
+        return self._on("quantize", seconds, ram, at_once)
 
     def _quantize_awq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
@@ -385,7 +382,14 @@ class _Work:
 
     def _pack_ram(self, engine: Engine = "gptqmodel") -> int:
         held = int(rates.PACKED_SHARE[self._device] * self.made.merged_bytes)
+        if engine == "gptqmodel":
+            held = min(held, self._layers_held_bytes())
         return self._base_ram + rates.PACK_RAM_BYTES[engine][self._device] + held
+
+    def _layers_held_bytes(self) -> int:
+        """Return what gptqmodel holds of a model: a few layers, and what is outside of them."""
+        outside = self.shape.num_embedding + self.shape.num_head
+        return rates.LAYERS_HELD * self._layer_bytes() + 2 * outside
 
     def _predicted_bytes(self) -> int:
         rows = min(rates.ROWS_AT_ONCE, self.texts.calibration_rows)
@@ -461,7 +465,9 @@ class _Work:
         if not EXPORTS[self.method].calibrated:
             return size + wide + 4 * shape.num_quantized
         wide += 4 * shape.num_quantized
-        kept = self.made.merged_bytes if self.engine == "gptqmodel" else 0
+        kept = 0
+        if self.engine == "gptqmodel":
+            kept = min(self.made.merged_bytes, self._layers_held_bytes())
         if self.method == "awq" and self.engine == "gptqmodel":
             kept += int(rates.UNRETURNED_SHARE * self._kept_value_bytes())
         return kept + size + wide

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.contract.formats import EXPORTS, Engine
+from app.artifacts.estimates.rates import SHARD_BYTES
 from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
 from app.planning.model_shape import LayerShape, Linear, ModelShape
 from app.text import show_bytes
@@ -102,9 +103,11 @@ def forecast_artifact(
         size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
     packed = size - 2 * (shape.num_parameters - shape.num_quantized)
     is_offloaded = row.calibrated and engine == "gptqmodel"
-    offloaded = _offload(shape, packed, texts) if is_offloaded else 0
+    beside = _offload(shape, packed, texts) if is_offloaded else 0
+    if method == "nf4":  # weights of one file wait in another (quantizers/merging/shard_files.py)
+        beside = min(size, SHARD_BYTES)
     return ArtifactForecast(
-        merged_bytes=merged, files=((method, size),), temporary_bytes=logits + offloaded
+        merged_bytes=merged, files=((method, size),), temporary_bytes=logits + beside
     )
 
 

@@ -46,6 +46,14 @@ BLINKS_ON_GPU = ("learned awq", "learned gptq:4-bit")
 """The same, of jobs of half a minute."""
 
 
+def gives_back_now(row: dict[str, Any]) -> bool:
+    """Tell whether a job was measured that kept freed memory, or held a model that it now does not.
+
+    Its forecast may not be above what was measured, and is below it for the larger models.
+    """
+    return row["method"] in ("nf4", "awq", "gptq") and row["engine"] == "gptqmodel"
+
+
 def ratio_of_seconds(row: dict[str, Any]) -> float:
     said = sum(one.seconds for one in foretell(row, row["machine"]))
     return sum(one["seconds"] for one in row["phases"]) / said
@@ -55,6 +63,8 @@ def least_disk(row: dict[str, Any]) -> float:
     """Return the share of the foretold disk that has to be seen; kept layers come and go."""
     if row["case"] in BLINKS:
         return 0.5
+    if row["method"] == "nf4":  # measured before its weights waited in a file of their own
+        return 0.45
     keeps_layers = row["method"] in ("awq", "gptq") and row["engine"] == "gptqmodel"
     return 0.6 if keeps_layers else 0.9
 
@@ -63,7 +73,8 @@ def least_disk(row: dict[str, Any]) -> float:
 def test_what_was_measured_was_foretold(row):
     said = foretell(row, row["machine"])
     memory = max(one["ram_bytes"] for one in row["phases"]) / max(one.ram_bytes for one in said)
-    assert 0.85 < memory < 1.15
+    assert memory > 0.85
+    assert memory < 1.15 or gives_back_now(row)
     disk = max(one["disk_bytes"] for one in row["phases"]) / foretell_disk(row)
     assert least_disk(row) < disk < 1.02
     if row["case"] not in COMPILES and row["method"] != "merged":
@@ -83,10 +94,12 @@ def test_memory_of_jobs_on_a_gpu_was_foretold(row):
     for name, least, most in (("ram_bytes", 0.9, 1.1), ("vram_bytes", 0.88, 1.12)):
         taken = max(one[name] or 0 for one in row["phases"])
         foretold = max(getattr(one, name) or 0 for one in said)
-        assert least < taken / foretold < most
+        assert taken / foretold > least
+        assert taken / foretold < most or (name == "ram_bytes" and gives_back_now(row))
     if row["is_quiet"] or row["method"] in ("nf4", "gguf"):
         disk = max(one["disk_bytes"] for one in row["phases"])
         least = 0.88 if row["case"] in BLINKS_ON_GPU else 0.98
+        least = least_disk(row) if row["method"] == "nf4" else least
         assert least < disk / foretell_disk(row) < 1.02
 
 
@@ -115,3 +128,21 @@ def test_an_original_that_ram_does_not_hold_takes_time_instead_of_memory(is_gpu)
     assert small.ram_bytes < 28 * GIB
     assert small.seconds > 1.5 * large.seconds
     assert (small.vram_bytes or 0) <= 11 * GIB
+
+
+@pytest.mark.parametrize(
+    ("method", "types", "is_gpu"),
+    [
+        ("nf4", (), True), ("nf4", (), False), ("gptq", ("4-bit",), True),
+        ("gptq", ("4-bit",), False), ("awq", (), True),
+    ],
+)  # fmt: skip
+def test_a_model_is_quantized_in_less_ram_than_its_result(method, types, is_gpu):
+    """Of AWQ on a CPU the kept inputs of 128 rows are more."""
+    shape = llama("70B")
+    made = forecast_artifact(shape, method, types)
+    bench = Bench(is_gpu=is_gpu, vram_bytes=11 * GIB if is_gpu else None, ram_bytes=28 * GIB)
+    phases = forecast_phases(shape, method, types, made, bench)
+    (quantize,) = (one for one in phases if one.name == "quantize")
+    assert made.final_bytes > 32 * GIB
+    assert quantize.ram_bytes < 28 * GIB
