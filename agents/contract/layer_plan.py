@@ -20,6 +20,11 @@ MEMORY_SHARE = 0.95
 """Share of the available GPU memory to plan with; the rest is lost to fragmentation."""
 SHARE_SLACK = 2
 """Maximum share of a rank in a batch, as a multiple of an equal share."""
+HOST_SHARE = 0.35
+"""Maximum share of a PC's free memory that offloaded activations of all its ranks may take."""
+STAGE_CHUNK_BYTES = 1 << 27
+"""Unit of pinned memory for offloaded activations of a micro-batch in a pipeline, in bytes; larger
+tensors stay on the GPU."""
 LEAST_GAIN = 0.02
 """Minimum gain in speed for which twice the tokens are taken, as a share."""
 

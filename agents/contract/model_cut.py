@@ -44,6 +44,8 @@ class Stage:
     schedule decides."""
     num_recomputed: int | None = None
     """Number of its layers that recompute their activations; None: as memory requires."""
+    offloads: bool = False
+    """Whether the inputs of these wait for the backward pass in host memory."""
 
     @property
     def num_layers(self) -> int:

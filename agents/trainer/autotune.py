@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from agents.contract.layer_plan import SHARE_SLACK
+from agents.contract.layer_plan import HOST_SHARE, SHARE_SLACK
+from agents.contract.model_cut import Stage
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.state import read_json, write_json
@@ -47,8 +48,6 @@ Warn = Callable[[str, str], None]
 _ALL_LAYERS = 1 << 20
 # Raised when the search changes so that it would not find the settings kept by earlier versions.
 _SEARCH_VERSION = 5
-# Largest part of the PC's available memory that offloaded activations of all its ranks may take.
-_HOST_SHARE = 0.35
 # Tokens of a stage's micro-batches: enough to fill a home card, few enough to have many of them.
 _STAGE_TOKENS = 2048
 # Shapes of micro-batches that are recorded before they occur.
@@ -74,16 +73,34 @@ def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> Layer
     """Return the decoder layers, compiled where this machine can."""
     device, model, spec = context.device, state.model, context.attempt.intent.spec
     if device.type != "cuda":
-        return LayerStack(model)
+        return LayerStack(model, offloader=_make_offloader(context, state))
     reason = compiling.find_obstacle(device)
     if reason and spec.compile == "auto":
         warn(f"The layers are not compiled, so training takes longer: {reason}.", "")
-    fixed = [*model.module.parameters(), *model.module.buffers()]
-    host_bytes = int(read_available_bytes() * _HOST_SHARE / context.attempt.num_local_ranks)
-    # It knows one micro-batch, and a stage holds several.
-    offloader = None if model.stage is not None else Offloader(device, fixed, host_bytes)
     compiled = not reason and spec.compile == "auto"
+    offloader = _make_offloader(context, state)
     return LayerStack(model, compiled=compiled, offloader=offloader, warn=warn)
+
+
+def _make_offloader(context: RankContext, state: TrainingState) -> Offloader | None:
+    """Return what offloads activations; None: nothing does.
+
+    On a GPU the search decides what is offloaded, and in a stage of a pipeline the plan.
+    """
+    device, model = context.device, state.model
+    planned = _find_stage(context)
+    is_wanted = device.type == "cuda" if model.stage is None else planned and planned.offloads
+    if not is_wanted:
+        return None
+    fixed = [*model.module.parameters(), *model.module.buffers()]
+    host_bytes = int(read_available_bytes() * HOST_SHARE / context.attempt.num_local_ranks)
+    return Offloader(device, fixed, host_bytes, holds_several=model.stage is not None)
+
+
+def _find_stage(context: RankContext) -> Stage | None:
+    """Return the stage that a plan gave this rank; None: no plan divided the layers."""
+    cut = context.attempt.intent.cut
+    return cut.stages[context.attempt.rank] if cut is not None and cut.stages else None
 
 
 def make_replayer(
@@ -133,7 +150,7 @@ def choose_setting(
     with reserve.held():
         if resumed is not None:
             choice = Choice(setting=_keep_setting(spec, resumed, context.attempt.rank), tried=[])
-        elif state.model.stage is not None and device.type == "cuda":
+        elif state.model.stage is not None:
             choice = Choice(setting=_choose_for_stage(context, state), tried=[])
         elif device.type != "cuda":
             choice = Choice(setting=_choose_for_cpu(spec, state), tried=[])
@@ -265,16 +282,17 @@ def _choose_for_cpu(spec: RunSpec, state: TrainingState) -> ExecutionSetting:
 def _choose_for_stage(context: RankContext, state: TrainingState) -> ExecutionSetting:
     """Return the setting of a stage.
 
-    It holds several micro-batches, so its layers recompute but where a plan has room for more.
+    It holds several micro-batches, so on a GPU its layers recompute but where a plan has room for
+    more.
     """
-    intent = context.attempt.intent
-    stages = intent.cut.stages if intent.cut is not None else ()
-    planned = stages[context.attempt.rank].num_recomputed if stages else None
-    num_recomputed = _ALL_LAYERS if planned is None else planned
+    is_gpu, planned = context.device.type == "cuda", _find_stage(context)
+    num_recomputed = planned.num_recomputed if planned is not None else None
+    if num_recomputed is None:
+        num_recomputed = _ALL_LAYERS if is_gpu else 0
     longest_tokens = int(state.train.num_tokens.max())
     return ExecutionSetting(
-        micro_tokens=max(longest_tokens, _STAGE_TOKENS),
-        num_recomputed=_apply_recompute(intent.spec, num_recomputed),
+        micro_tokens=max(longest_tokens, _STAGE_TOKENS if is_gpu else CPU_TOKENS),
+        num_recomputed=_apply_recompute(context.attempt.intent.spec, num_recomputed),
     )
 
 
@@ -372,6 +390,7 @@ def describe_setting(
         "num_layers": layers.num_layers,
         "num_recomputed": layers.plan.num_recomputed,
         "num_moved": layers.plan.num_moved,
+        "offloads_inputs": layers.offloader is not None and layers.plan.num_recomputed > 0,
         "unpacked_bytes": layers.dequantized_bytes,
         **describe_stream(layers.stream),
         "tried": [asdict(one) for one in tried],

@@ -185,6 +185,7 @@ def _gpu(gpu: GpuPlan) -> dict[str, Any]:
         "layers": gpu.layers,
         "replica": gpu.replica,
         "max_in_flight": gpu.max_in_flight,
+        "offloads": gpu.offloads,
         "num_streamed": gpu.num_streamed,
         "streams_from": gpu.streams_from,
         "host_bytes": gpu.host_bytes,

@@ -71,6 +71,7 @@ def _of_rank(gpu: GpuPlan, request: PlanRequest) -> RankForecast:
         layers=gpu.layers,
         replica=gpu.replica,
         max_in_flight=gpu.max_in_flight,
+        offloads=gpu.offloads,
         num_streamed=gpu.num_streamed,
         streams_from=gpu.streams_from,
     )

@@ -96,6 +96,8 @@ class GpuPlan:
     """Number of layers whose frozen weights are copied to the GPU for each pass."""
     streams_from: WeightTier | None = None
     """Where they wait; None: nothing is streamed."""
+    offloads: bool = False
+    """Whether inputs of its stage's recomputed layers wait in the PC's RAM."""
     host_bytes: int = 0
     """RAM for streamed weights and offloaded inputs, in bytes."""
     host_room_bytes: int | None = None

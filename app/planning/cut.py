@@ -52,6 +52,7 @@ def _stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> St
         has_head=stop == num_layers,
         max_in_flight=gpu.max_in_flight,
         num_recomputed=gpu.setting.num_recomputed,
+        offloads=gpu.offloads,
     )
 
 

@@ -59,6 +59,8 @@ class RankForecast:
     """First layer of its stage and the one after its last; None: all layers, which it holds."""
     replica: int = 0
     max_in_flight: int | None = None
+    offloads: bool = False
+    """Whether inputs of its stage's recomputed layers wait in the PC's RAM."""
     num_streamed: int = 0
     """Number of layers whose frozen weights are copied to the GPU for each pass."""
     streams_from: WeightTier | None = None

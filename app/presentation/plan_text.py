@@ -10,7 +10,12 @@ from agents.contract.spec import RunSpec
 from app.planning.candidate import CUT_MODES, Candidate, GpuPlan, Plan
 from app.planning.forecast_accuracy import ForecastComparison, error_of
 from app.planning.misses import PlanMiss
-from app.presentation.stage_text import TIERS, describe_division, list_planned_stages
+from app.presentation.stage_text import (
+    INPUTS_IN_RAM,
+    TIERS,
+    describe_division,
+    list_planned_stages,
+)
 from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
 
 MEMORY_GROUPS = {
@@ -131,7 +136,8 @@ def describe_setting(gpu: GpuPlan) -> str:
     if gpu.num_streamed and gpu.streams_from is not None:
         parts.append(f"{count_of(gpu.num_streamed, 'layer')} from {TIERS[gpu.streams_from]}")
     if setting.num_recomputed:
-        parts.append(f"{count_of(setting.num_recomputed, 'layer')} recomputed")
+        source = f" with {INPUTS_IN_RAM}" if gpu.offloads else ""
+        parts.append(f"{count_of(setting.num_recomputed, 'layer')} recomputed{source}")
     if setting.num_moved:
         parts.append(f"{count_of(setting.num_moved, 'layer')} offloaded to RAM")
     return ", ".join(parts)

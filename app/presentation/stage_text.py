@@ -13,6 +13,8 @@ from app.text import count_of, short_card, show_bytes, show_share
 
 TIERS: dict[WeightTier, str] = {"ram": "RAM", "disk": "the SSD"}
 """Where streamed weights wait, in sentences."""
+INPUTS_IN_RAM = "their inputs in RAM"
+"""Said of a stage whose layers recompute from inputs that wait in host memory."""
 # Parts of a step below this share of it are left out.
 _LEAST_SHOWN = 0.005
 
@@ -34,6 +36,8 @@ class StageRow:
     num_streamed: int
     streams_from: WeightTier | None
     max_in_flight: int | None
+    offloads: bool
+    """Whether inputs of recomputed layers wait in RAM."""
     memory_bytes: int | None
     """Expected memory in use, in bytes; None: not known."""
     room_bytes: int | None
@@ -49,9 +53,9 @@ class StageRow:
 
         >>> row = StageRow(node="a", device="cuda:0", card="RTX 4070", replica=0, first_layer=12,
         ...     stop_layer=24, num_layers=80, num_streamed=0, streams_from=None, max_in_flight=7,
-        ...     memory_bytes=None, room_bytes=None)
+        ...     offloads=True, memory_bytes=None, room_bytes=None)
         >>> row.layers_text
-        'layers 13 to 24 of 80, 7 in flight'
+        'layers 13 to 24 of 80, 7 in flight, their inputs in RAM'
         """
         one = self.stop_layer - self.first_layer == 1
         span = f"{self.first_layer + 1} to {self.stop_layer}"
@@ -60,6 +64,8 @@ class StageRow:
         ]
         if self.max_in_flight is not None and self.max_in_flight > 1:
             parts.append(f"{self.max_in_flight} in flight")
+        if self.offloads:
+            parts.append(INPUTS_IN_RAM)
         if self.num_streamed and self.streams_from is not None:
             parts.append(f"{count_of(self.num_streamed, 'layer')} from {TIERS[self.streams_from]}")
         return ", ".join(parts)
@@ -90,6 +96,7 @@ def list_planned_stages(candidate: Candidate) -> list[StageRow]:
             num_streamed=gpu.num_streamed,
             streams_from=gpu.streams_from,
             max_in_flight=gpu.max_in_flight,
+            offloads=gpu.offloads,
             memory_bytes=gpu.memory.expected_bytes,
             room_bytes=gpu.room_bytes,
         )
@@ -115,6 +122,7 @@ def list_run_stages(forecast: Forecast) -> list[StageRow]:
             num_streamed=rank.num_streamed,
             streams_from=rank.streams_from,
             max_in_flight=rank.max_in_flight,
+            offloads=rank.offloads,
             memory_bytes=rank.expected_bytes,
             room_bytes=rank.room_bytes,
         )

@@ -7,6 +7,9 @@ copies are exact, so no result depends on what was offloaded.
 
 No memory is released before its copy has ended: the compute stream waits for the copy of the
 second-to-last layer before the tensors are dropped.
+
+A stage of a pipeline has passed several micro-batches forward and not yet back. What is offloaded
+of each is kept apart, so that their backward passes may come in any order.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from agents.contract.layer_plan import STAGE_CHUNK_BYTES
 from agents.trainer.streaming.copy_stream import CopyStream
 
 # Size of one pinned allocation. A power of two, because torch's pinned allocator rounds up to one.
@@ -41,6 +45,7 @@ _WHOLE_AHEAD = 2
 class _OffloadedTensor:
     """A tensor saved for the backward pass and offloaded to host memory."""
 
+    batch: OffloadedBatch
     layer: int
     host: Tensor
     """Content in host memory, as bytes (uint8)."""
@@ -53,46 +58,89 @@ class _OffloadedTensor:
 
 
 class Arena:
-    """Bump allocator of pinned host memory: allocates in order, frees everything at once."""
+    """Pinned host memory in chunks, which regions take and give back.
 
-    def __init__(self, capacity_bytes: int, *, is_pinned: bool) -> None:
+    Args:
+        capacity_bytes: limit of all chunks together.
+        is_pinned: whether the memory is pinned, as copies to a GPU want it.
+        chunk_bytes: size of a chunk, and the limit of one tensor.
+    """
+
+    def __init__(
+        self, capacity_bytes: int, *, is_pinned: bool, chunk_bytes: int = _CHUNK_BYTES
+    ) -> None:
         self._is_pinned = is_pinned
-        self._max_chunks = capacity_bytes // _CHUNK_BYTES
-        self._chunks: list[Tensor] = []
-        # Offset of the next allocation across all chunks, in bytes.
-        self._place = 0
+        self.chunk_bytes = chunk_bytes
+        self._max_chunks = capacity_bytes // chunk_bytes
+        self._num_chunks = 0
+        self._free: list[Tensor] = []
 
     @property
     def capacity_bytes(self) -> int:
         """Total number of bytes that can be allocated."""
-        return self._max_chunks * _CHUNK_BYTES
+        return self._max_chunks * self.chunk_bytes
+
+    def take(self) -> Tensor | None:
+        """Return a chunk (chunk_bytes,) of uint8, or None if there is no more."""
+        if self._free:
+            return self._free.pop(0)
+        if self._num_chunks >= self._max_chunks:
+            return None
+        try:
+            whole = torch.empty(self.chunk_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
+        except RuntimeError:  # the host has no more memory that can be pinned
+            self._max_chunks = self._num_chunks
+            return None
+        self._num_chunks += 1
+        return whole
+
+    def give_back(self, chunks: Iterable[Tensor]) -> None:
+        """Take chunks back for others."""
+        self._free.extend(chunks)
+
+
+class Region:
+    """Bump allocator in chunks of an arena: allocates in order, frees everything at once."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._chunks: list[Tensor] = []
+        # First free byte of the last chunk.
+        self._place = 0
 
     def clear(self) -> None:
         """Free everything."""
-        self._place = 0
+        self._arena.give_back(self._chunks)
+        self._chunks, self._place = [], 0
 
     def allocate(self, num_bytes: int) -> Tensor | None:
         """Return a buffer (num_bytes,) of uint8, or None if the arena is full."""
-        chunk, offset = divmod(self._place, _CHUNK_BYTES)
-        if offset + num_bytes > _CHUNK_BYTES:
-            chunk, offset = chunk + 1, 0
-        if num_bytes > _CHUNK_BYTES or not self._ensure(chunk):
+        if num_bytes > self._arena.chunk_bytes:
             return None
-        self._place = chunk * _CHUNK_BYTES + offset + -(-num_bytes // _ALIGNED) * _ALIGNED
-        return self._chunks[chunk][offset : offset + num_bytes]
+        if not self._chunks or self._place + num_bytes > self._arena.chunk_bytes:
+            chunk = self._arena.take()
+            if chunk is None:
+                return None
+            self._chunks.append(chunk)
+            self._place = 0
+        start = self._place
+        self._place += -(-num_bytes // _ALIGNED) * _ALIGNED
+        return self._chunks[-1][start : start + num_bytes]
 
-    def _ensure(self, chunk: int) -> bool:
-        if chunk < len(self._chunks):
-            return True
-        if chunk >= self._max_chunks:
-            return False
-        try:
-            whole = torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=self._is_pinned)
-            self._chunks.append(whole)
-        except RuntimeError:  # the host has no more memory that can be pinned
-            self._max_chunks = len(self._chunks)
-            return False
-        return True
+
+@dataclass(eq=False, slots=True)
+class OffloadedBatch:
+    """What is offloaded of one micro-batch."""
+
+    region: Region
+    order: list[int] = field(default_factory=list)
+    """Layers with offloaded tensors not yet prefetched, in the order of the forward pass."""
+    whole: set[int] = field(default_factory=set)
+    """Layers that offload all activations, rather than only their input."""
+    tensors: dict[int, list[_OffloadedTensor]] = field(default_factory=dict)
+    """Offloaded tensors of each layer."""
+    arrived: dict[int, torch.cuda.Event | None] = field(default_factory=dict)
+    """Copies of the layers whose tensors are back, or on their way."""
 
 
 class Offloader:
@@ -102,7 +150,9 @@ class Offloader:
         device: The GPU. On a CPU the same steps run without effect, for tests.
         fixed: Parameters and buffers, which are never offloaded.
         capacity_bytes: Limit of pinned host memory.
-        min_bytes: Smaller tensors stay on the GPU.
+        min_bytes: Smaller tensors stay on the GPU; None: those of which a copy costs more than it
+            frees, on a CPU none.
+        holds_several: Whether several micro-batches are between their passes at once.
     """
 
     def __init__(
@@ -110,25 +160,35 @@ class Offloader:
         device: torch.device,
         fixed: Iterable[Tensor],
         capacity_bytes: int,
-        min_bytes: int = _MIN_BYTES,
+        min_bytes: int | None = None,
+        *,
+        holds_several: bool = False,
     ) -> None:
         self._device = device
-        self.arena = Arena(capacity_bytes, is_pinned=device.type == "cuda")
+        self.arena = Arena(
+            capacity_bytes,
+            is_pinned=device.type == "cuda",
+            # Each micro-batch has chunks of its own.
+            chunk_bytes=STAGE_CHUNK_BYTES if holds_several else _CHUNK_BYTES,
+        )
+        self._holds_several = holds_several
         self._fixed = {tensor.untyped_storage().data_ptr() for tensor in fixed}
-        self._min_bytes = min_bytes
+        usual_bytes = _MIN_BYTES if device.type == "cuda" else 0
+        self._min_bytes = usual_bytes if min_bytes is None else min_bytes
         self._copies = CopyStream(device)
         self._shared: set[int] = set()
         self._layer = -1
-        # Layers with offloaded tensors not yet prefetched, in the order of the forward pass.
-        self._order: list[int] = []
-        self._whole: set[int] = set()
-        self._offloaded: dict[int, list[_OffloadedTensor]] = {}
+        self.current = OffloadedBatch(Region(self.arena))
+        """The micro-batch whose forward pass was begun last."""
+        # Those of which something is in host memory.
+        self._batches: list[OffloadedBatch] = []
         # Whether anything was copied since `release`.
         self._has_copied = False
         self._copied: dict[tuple[int, int, torch.Size, tuple[int, ...]], _OffloadedTensor] = {}
         self._leaving: list[Tensor] = []
-        self._in_flight: deque[tuple[int, torch.cuda.Event | None, list[Tensor]]] = deque()
-        self._arrived: dict[int, torch.cuda.Event | None] = {}
+        self._in_flight: deque[
+            tuple[OffloadedBatch, int, torch.cuda.Event | None, list[Tensor]]
+        ] = deque()
         self._layer_bytes = 0
         self.max_layer_bytes = 0
         """Largest number of offloadable bytes of one layer since `begin`, with or without room."""
@@ -140,12 +200,31 @@ class Offloader:
         """
 
     def begin(self) -> None:
-        """Prepare for a micro-batch."""
-        self.release()
+        """Prepare for a micro-batch; the one before is dropped, unless several are held."""
+        if not self._holds_several:
+            self.release()
+        self.current = OffloadedBatch(Region(self.arena))
         self.max_layer_bytes = 0
 
     def release(self) -> None:
-        """Drop everything that belongs to a micro-batch, also after an error."""
+        """Drop everything that belongs to any micro-batch, also after an error."""
+        self._settle()
+        for batch in self._batches:
+            batch.region.clear()
+        self._batches = []
+        self._has_copied = False
+
+    def drop(self, batch: OffloadedBatch) -> None:
+        """Drop what belongs to a micro-batch, after its backward pass or an error."""
+        if batch not in self._batches:
+            return
+        if batch.order:  # something has not come back, and may not even have left
+            self._settle()
+        batch.region.clear()
+        self._batches.remove(batch)
+
+    def _settle(self) -> None:
+        """Drop tensors on their way out, after the copies."""
         # First the compute stream waits for the copies, then the copies for the compute stream:
         # memory freed here may be reused at once by either. Without copies there is nothing to wait
         # for, and while CUDA records, a stream that is not part of it must not be waited for: that
@@ -153,12 +232,9 @@ class Offloader:
         if self._has_copied:
             self._copies.block_compute(self._copies.record())
         self._in_flight.clear()
-        self._leaving, self._order, self._whole = [], [], set()
-        self._offloaded, self._copied, self._arrived = {}, {}, {}
+        self._leaving, self._copied = [], {}
         if self._has_copied:
             self._copies.wait_for_compute()
-        self._has_copied = False
-        self.arena.clear()
 
     @contextmanager
     def offloading(self, layer: int, shared: Iterable[Tensor], *, is_whole: bool) -> Iterator[None]:
@@ -171,7 +247,7 @@ class Offloader:
         """
         if is_whole:
             self._wait_for_whole(0 if self.saves_memory else _AHEAD)
-            self._whole.add(layer)
+            self.current.whole.add(layer)
         elif len(self._in_flight) > _LAYERS_AHEAD:
             self._wait_for_oldest()
         self._layer = layer
@@ -182,17 +258,17 @@ class Offloader:
         self._copied = {}
         self.max_layer_bytes = max(self.max_layer_bytes, self._layer_bytes)
         if self._leaving:
-            self._order.append(layer)
-            self._in_flight.append((layer, self._copies.record(), self._leaving))
+            self.current.order.append(layer)
+            self._in_flight.append((self.current, layer, self._copies.record(), self._leaving))
             self._leaving = []
 
     def _wait_for_whole(self, num_whole: int) -> None:
         """Release tensors until copies of at most `num_whole` fully offloaded layers are left."""
-        while sum(layer in self._whole for layer, _, _ in self._in_flight) > num_whole:
+        while sum(layer in batch.whole for batch, layer, _, _ in self._in_flight) > num_whole:
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
-        _, event, _ = self._in_flight[0]
+        _, _, event, _ = self._in_flight[0]
         self._copies.block_compute(event)
         self._in_flight.popleft()
 
@@ -217,7 +293,8 @@ class Offloader:
             known.num_uses += 1
             return known
         self._layer_bytes += num_bytes
-        host = self.arena.allocate(num_bytes)
+        batch = self.current
+        host = batch.region.allocate(num_bytes)
         if host is None:
             return tensor
         whole = tensor.detach().as_strided((tensor.numel(),), (1,))
@@ -226,18 +303,20 @@ class Offloader:
         with self._copies.copying():
             host.copy_(whole.view(torch.uint8), non_blocking=True)
         offloaded = _OffloadedTensor(
-            self._layer, host, tensor.dtype, tuple(tensor.shape), tensor.stride()
+            batch, self._layer, host, tensor.dtype, tuple(tensor.shape), tensor.stride()
         )
         self._leaving.append(whole)
         self._copied[key] = offloaded
-        self._offloaded.setdefault(self._layer, []).append(offloaded)
+        if not batch.tensors:
+            self._batches.append(batch)
+        batch.tensors.setdefault(self._layer, []).append(offloaded)
         return offloaded
 
     def _unpack(self, saved: Tensor | _OffloadedTensor) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        if saved.layer in self._order:
-            self._await_layer(saved.layer)
+        if saved.layer in saved.batch.order:
+            self._await_layer(saved.batch, saved.layer)
         assert saved.back is not None
         found = saved.back.view(saved.dtype).as_strided(saved.shape, saved.stride)
         saved.num_uses -= 1
@@ -245,41 +324,45 @@ class Offloader:
             saved.back = None
         return found
 
-    def start_backward(self) -> None:
-        """Start to prefetch what the backward pass needs first."""
+    def start_backward(self, batch: OffloadedBatch | None = None) -> None:
+        """Start to prefetch what the backward pass of a micro-batch needs first.
+
+        Args:
+            batch: the micro-batch; None: the current one.
+        """
         while self._in_flight:
             self._wait_for_oldest()
-        self._fetch_ahead()
+        self._fetch_ahead(self.current if batch is None else batch)
 
-    def _await_layer(self, layer: int) -> None:
+    def _await_layer(self, batch: OffloadedBatch, layer: int) -> None:
         """Make the layer's tensors available and prefetch those of the next layers."""
         while self._in_flight:
             self._wait_for_oldest()
-        if layer not in self._arrived:
-            self._fetch(layer)
-        self._copies.block_compute(self._arrived[layer])
-        del self._order[self._order.index(layer) :]
-        self._fetch_ahead()
+        if layer not in batch.arrived:
+            self._fetch(batch, layer)
+        self._copies.block_compute(batch.arrived[layer])
+        del batch.order[batch.order.index(layer) :]
+        self._fetch_ahead(batch)
 
-    def _fetch_ahead(self) -> None:
-        nearest = self._order[: -_LAYERS_AHEAD - 1 : -1]
+    def _fetch_ahead(self, batch: OffloadedBatch) -> None:
+        nearest = batch.order[: -_LAYERS_AHEAD - 1 : -1]
         if self.saves_memory:
             near = nearest[1:_WHOLE_AHEAD]
-            nearest = nearest[:1] + [other for other in near if other in self._whole]
+            nearest = nearest[:1] + [other for other in near if other in batch.whole]
         for other in nearest:
-            if other not in self._arrived:
-                self._fetch(other)
-            if other in self._whole:
+            if other not in batch.arrived:
+                self._fetch(batch, other)
+            if other in batch.whole:
                 break
 
-    def _fetch(self, layer: int) -> None:
+    def _fetch(self, batch: OffloadedBatch, layer: int) -> None:
         """Start to copy the layer's tensors back to the GPU."""
         pairs = []
-        for offloaded in self._offloaded[layer]:
+        for offloaded in batch.tensors[layer]:
             offloaded.back = torch.empty_like(offloaded.host, device=self._device)
             pairs.append((offloaded.back, offloaded.host))
         self._copies.wait_for_compute()
         with self._copies.copying():
             for back, host in pairs:
                 back.copy_(host, non_blocking=True)
-        self._arrived[layer] = self._copies.record()
+        batch.arrived[layer] = self._copies.record()

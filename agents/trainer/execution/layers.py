@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.contract.layer_plan import LayerPlan, Mode
-from agents.trainer.execution.activation_offload import Offloader
+from agents.trainer.execution.activation_offload import OffloadedBatch, Offloader
 from agents.trainer.kernels import nf4
 from agents.trainer.model import shared_states
 from agents.trainer.model.model import TrainedModel
@@ -213,13 +213,23 @@ class LayerStack:
         if self.offloader is not None:
             self.offloader.begin()
 
-    def start_backward(self) -> None:
-        """Prepare for the backward pass, after the forward pass."""
+    @property
+    def offloaded(self) -> OffloadedBatch | None:
+        """What the current micro-batch has offloaded; None where nothing is."""
+        return None if self.offloader is None else self.offloader.current
+
+    def start_backward(self, batch: OffloadedBatch | None = None) -> None:
+        """Prepare for the backward pass of the current micro-batch, or of an earlier one."""
         if self.offloader is not None:
-            self.offloader.start_backward()
+            self.offloader.start_backward(batch)
+
+    def drop(self, batch: OffloadedBatch | None) -> None:
+        """Release what a micro-batch has offloaded, after its backward pass or an error."""
+        if self.offloader is not None and batch is not None:
+            self.offloader.drop(batch)
 
     def end(self) -> None:
-        """Release everything that a micro-batch has offloaded, also after an error."""
+        """Release everything that micro-batches have offloaded, also after an error."""
         if self.offloader is not None:
             self.offloader.release()
 

@@ -10,16 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from app.planning.candidate import Candidate, GpuPlan, StepParts
-from app.planning.memory.forecast import (
-    Fit,
-    MemoryForecast,
-    MemorySetting,
-    choose_dtype,
-    estimate_memory,
-)
+from app.planning.memory.forecast import Fit
+from app.planning.memory.gpu import choose_width
 from app.planning.network import gradient_bytes, ring_s, statistics_s
-from app.planning.plan_context import Case, Worker, correct, gpu_plan, make_candidate
+from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import split_rows
+from app.planning.strategies.pipeline_memory import (
+    Way,
+    can_offload,
+    count_host_bytes,
+    host_room_bytes,
+    list_ways,
+    most_layers,
+    stage_memory,
+)
 from app.planning.strategies.pipeline_schedule import (
     PipelineTime,
     bounds_of,
@@ -29,9 +33,6 @@ from app.planning.strategies.pipeline_schedule import (
 )
 from app.planning.subsets import fastest_together
 from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, make_pace
-
-# Bytes of one value in each data type.
-_WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 # Parts of a GPU's memory that a pipeline divides among its stages.
 _SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
@@ -121,15 +122,15 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
     """Return the fastest chain over these GPUs that fits, else the one that needs the least.
 
     Micro-batches have one sequence each, since more micro-batches make the bubble smaller. All
-    layers keep their activations or all recompute; with more micro-batches in flight than 1F1B has,
-    a slow link costs less time and more memory. None: fewer layers than GPUs.
+    layers keep their activations, or all recompute, from inputs on the GPU or in host memory; with
+    more micro-batches in flight than 1F1B has, a slow link costs less time and more memory. None:
+    fewer layers than GPUs.
     """
-    choices = {"none": (False,), "all": (True,), "auto": (False, True)}[case.spec.recompute]
     tried = [
         chain
-        for again in choices
+        for way in list_ways(case)
         for is_deep in (True, False)
-        if (chain := _plan_chain(case, workers, again=again, is_deep=is_deep)) is not None
+        if (chain := _plan_chain(case, workers, way=way, is_deep=is_deep)) is not None
     ]
     if not tried:
         return None
@@ -140,7 +141,7 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
 
 
 def _plan_chain(
-    case: Case, workers: tuple[Worker, ...], *, again: bool, is_deep: bool
+    case: Case, workers: tuple[Worker, ...], *, way: Way, is_deep: bool
 ) -> Chain | None:
     num, num_layers, tokens = len(workers), case.shape.num_layers, case.mean_tokens
     if num > num_layers:
@@ -148,14 +149,21 @@ def _plan_chain(
     paces = [stage_pace(case, worker, 1, has_head=False) for worker in workers]
     # A stage of no layers: what is left is the time of the head.
     head_s = _micro_s(stage_pace(case, workers[-1], 0, has_head=True), tokens, again=False)
-    layer_s = [_micro_s(pace, tokens, again=again) for pace in paces]
+    layer_s = [_micro_s(pace, tokens, again=way.again) for pace in paces]
+    may_offload = [
+        way.offloads and can_offload(case, worker, one)
+        for worker, one in zip(workers, layer_s, strict=True)
+    ]
+    if way.offloads and not any(may_offload):
+        return None
+    ways = [replace(way, offloads=one) for one in may_offload]
     transfers = [_transfer_s(case, workers[i], workers[i + 1]) for i in range(num - 1)]
     depths = tuple(min(num - place, case.spec.batch_sequences) for place in range(num))
     if is_deep:
         even_s = num_layers / sum(1 / one for one in layer_s)
         depths = choose_depths([even_s] * num, transfers, case.spec.batch_sequences)
     most = [
-        _most_layers(case, worker, place, depths, again=again)
+        most_layers(case, worker, place, num, way=ways[place], in_flight=depths[place])
         for place, worker in enumerate(workers)
     ]
     counts = split_layers(num_layers, layer_s, most, (0.0, head_s))
@@ -167,7 +175,7 @@ def _plan_chain(
         return None
     stages_s = [count * one for count, one in zip(counts, layer_s, strict=True)]
     stages_s[-1] += head_s
-    stages = _stages(case, workers, counts, stages_s, depths, again=again)
+    stages = _stages(case, workers, counts, stages_s, depths, ways)
     return Chain(
         workers=workers,
         stages=stages,
@@ -248,19 +256,12 @@ def _stages(
     counts: Sequence[int],
     stages_s: list[float],
     depths: Sequence[int],
-    *,
-    again: bool,
+    ways: Sequence[Way],
 ) -> tuple[GpuPlan, ...]:
     plans = []
     for place, (worker, layers) in enumerate(zip(workers, bounds_of(counts), strict=True)):
-        num = layers[1] - layers[0]
-        fit = Fit(
-            setting=_setting(case, num, again=again),
-            memory=stage_memory(
-                case, worker, num, place, len(workers), again=again, in_flight=depths[place]
-            ),
-            room_bytes=case.room_bytes(worker),
-        )
+        fit, way = _fit_stage(case, worker, counts, place, depths[place], ways[place])
+        num = counts[place]
         plan = gpu_plan(
             worker,
             fit,
@@ -268,19 +269,33 @@ def _stages(
             tokens_per_s=case.mean_tokens / stages_s[place],
             layers=layers,
         )
-        plans.append(replace(plan, max_in_flight=depths[place]))
+        plan = replace(plan, max_in_flight=depths[place])
+        if way.offloads:
+            host_bytes = count_host_bytes(case, worker, num, depths[place])
+            room = host_room_bytes(worker)
+            plan = replace(plan, offloads=True, host_bytes=host_bytes, host_room_bytes=room)
+        plans.append(plan)
     return tuple(plans)
 
 
-def _setting(case: Case, num_layers: int, *, again: bool) -> MemorySetting:
-    return MemorySetting(
-        micro_tokens=case.longest_tokens, num_recomputed=num_layers if again else 0
-    )
+def _fit_stage(
+    case: Case, worker: Worker, counts: Sequence[int], place: int, in_flight: int, way: Way
+) -> tuple[Fit, Way]:
+    """Return the memory of a stage, which offloads only where it does not fit without."""
+    for one in (replace(way, offloads=False), way):
+        memory = stage_memory(
+            case, worker, counts[place], place, len(counts), way=one, in_flight=in_flight
+        )
+        setting, room_bytes = one.set_up(case, counts[place]), case.room_bytes(worker)
+        fit = Fit(setting=setting, memory=memory, room_bytes=room_bytes)
+        if fit.fits:
+            return fit, one
+    return fit, way
 
 
 def _transfer_s(case: Case, one: Worker, other: Worker) -> float:
     """Return the seconds that a micro-batch's features take from one stage to the next."""
-    width = _WIDTHS[choose_dtype(case.spec, one.memory)]
+    width = choose_width(case.spec, one.memory)
     link = case.ring((one, other))
     return case.mean_tokens * case.shape.hidden * width / link.bytes_per_s + link.latency_s / 2
 
@@ -322,66 +337,3 @@ def _micro_s(pace: PlannedPace, tokens: float, *, again: bool) -> float:
         computing_s += tokens * pace.again_s + pace.again_pass_s
         launching_s += pace.launch_again_s
     return max(computing_s, launching_s)
-
-
-def _most_layers(
-    case: Case, worker: Worker, place: int, depths: Sequence[int], *, again: bool
-) -> int:
-    """Return how many layers fit a stage, from the memory of one and of two layers."""
-    one, two = (
-        stage_memory(
-            case, worker, count, place, len(depths), again=again, in_flight=depths[place]
-        ).expected_bytes
-        for count in (1, 2)
-    )
-    left = case.room_bytes(worker) - one
-    return 0 if left < 0 else 1 + int(left / max(1, two - one))
-
-
-def stage_memory(
-    case: Case,
-    worker: Worker,
-    num_layers: int,
-    place: int,
-    num_stages: int,
-    *,
-    again: bool = True,
-    in_flight: int | None = None,
-) -> MemoryForecast:
-    """Forecast the memory of a stage: its layers, its end of the model, micro-batches in flight.
-
-    Without `in_flight` as in 1F1B: the first of seven stages has up to seven, the last has one.
-    """
-    shape, spec = case.shape, case.spec
-    stage = replace(shape, layers=shape.layers[:num_layers])
-    whole = estimate_memory(
-        stage,
-        spec,
-        setting=_setting(case, num_layers, again=again),
-        longest_tokens=case.longest_tokens,
-        gpu=worker.memory,
-        ranks=num_stages,
-        inputs_stay=True,
-        has_head=place == num_stages - 1,
-    )
-    in_flight = in_flight or min(num_stages - place, spec.batch_sequences)
-    is_first, is_last = place == 0, place == num_stages - 1
-    gone = (0 if is_first else shape.num_embedding) + (0 if is_last else shape.num_head)
-    # Tied weights are needed at both ends, so neither stage saves them.
-    if shape.is_tied and (is_first or is_last):
-        gone = 0
-    full = spec.adapter.kind == "full"
-    width = 4 if full else _WIDTHS[choose_dtype(spec, worker.memory)]
-    # Bytes per value; paged states are in host memory.
-    states = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 0}[spec.optimizer]
-    memory = replace(
-        whole,
-        weights_bytes=whole.weights_bytes - gone * width,
-        gradients_bytes=whole.gradients_bytes - (4 * gone if full else 0),
-        optimizer_bytes=max(0, whole.optimizer_bytes - (states * gone if full else 0)),
-        # If layers recompute, only the micro-batch in its backward pass holds activations.
-        activations_bytes=whole.activations_bytes * (1 if again else in_flight),
-        inputs_bytes=whole.inputs_bytes * in_flight,
-        loss_bytes=whole.loss_bytes if is_last else 0,
-    )
-    return correct(memory, worker.correction.memory.value)

@@ -132,7 +132,8 @@ def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     text = f"uses micro-batches of up to {tokens:,} tokens"
     text += ", padded to few shapes that are replayed," if line.get("is_repeating") else ""
     text += " and compiled layers" if is_compiled else ""
-    does = [f"{twice} recompute their activations"] if twice else []
+    source = " from inputs in the PC's memory" if line.get("offloads_inputs") else ""
+    does = [f"{twice} recompute their activations{source}"] if twice else []
     does += [f"{moved} offload them to the PC's memory"] if moved else []
     if streamed:
         note = f" ({from_disk} from its disk)" if from_disk else ""

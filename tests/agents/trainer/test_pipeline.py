@@ -36,8 +36,11 @@ NUM_STEPS = 50
 TOLERANCE = 1e-6
 
 
-def make_cut(*replicas: Sequence[int]) -> ModelCut:
-    """Return stages with so many layers each, for each replica."""
+def make_cut(*replicas: Sequence[int], offloading: Sequence[int] = ()) -> ModelCut:
+    """Return stages with so many layers each, for each replica.
+
+    Stages of the ranks in `offloading` recompute all but their last layer, and offload inputs.
+    """
     stages: list[Stage] = []
     for number, sizes in enumerate(replicas):
         ends = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
@@ -50,6 +53,8 @@ def make_cut(*replicas: Sequence[int]) -> ModelCut:
                     stop_layer=stop,
                     has_embedding=first == 0,
                     has_head=stop == NUM_LAYERS,
+                    num_recomputed=stop - first - 1 if len(stages) in offloading else None,
+                    offloads=len(stages) in offloading,
                 )
             )
     return ModelCut(mode="pipeline", stages=tuple(stages), micro_sequences=4)
@@ -104,7 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     evenly = ModelCut(mode="pipeline", micro_sequences=4)
     processes = Processes(5)
     processes.add(found["five"], range(5), cut=evenly)
-    processes.add(found["two"], (0, 1), cut=make_cut((2, 3)))
+    processes.add(found["two"], (0, 1), cut=make_cut((2, 3), offloading=(0,)))
     processes.add(found["three"], (2, 3, 4), cut=evenly, checkpoint_ranks=(1,))
     processes.add(found["replicas"], (0, 1, 2), cut=make_cut((2, 3), (5,)))
     processes.add(found["one"], (3,))
@@ -116,7 +121,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     processes.add(found["three"], (0,), cut=alone, resume_step=40)
     processes.add(
         *(found["pairs-cut"], (2, 3, 4)),
-        cut=make_cut((2, 3), (5,)),
+        cut=make_cut((2, 3), (5,), offloading=(0, 1, 2)),
         eval_path=held_out["pairs-cut"],
     )
     processes.finish()
@@ -176,6 +181,16 @@ def test_preferences_and_dora_are_those_of_one_process(runs):
     ]
     assert evals[1] == pytest.approx(evals[0], rel=TOLERANCE)
     assert len(evals[0]) == 2
+
+
+def test_a_stage_offloads_where_its_plan_says_so(runs):
+    """Its losses are those of one process, as the tests above compare them."""
+    settings = {
+        rank: next(line for line in runs["two"].journal(rank) if line["kind"] == "setting")
+        for rank in range(2)
+    }
+    assert [one["num_recomputed"] for one in settings.values()] == [1, 0]
+    assert [one["offloads_inputs"] for one in settings.values()] == [True, False]
 
 
 def test_features_in_8_bits_change_a_loss_by_less_than_a_thousandth(runs):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agents.errors import ExpectedError
 from agents.trainer.data.examples import Part
+from agents.trainer.execution.activation_offload import OffloadedBatch
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.micro_batch import MicroBatch
 from agents.trainer.model.stage_ends import StageEnds
@@ -37,6 +38,8 @@ class _Held:
     output: Tensor
     """Features for the next stage (M, H), or the loss of the last one."""
     num_tokens: int
+    offloaded: OffloadedBatch | None
+    """What waits in host memory; None: nothing does."""
 
 
 class StagePasses:
@@ -130,6 +133,8 @@ class StagePasses:
                     raise
             else:
                 return
+            layers = self._executor.layers
+            layers.drop(layers.offloaded)
             self._recompute_more(part)
 
     def _run_forward(
@@ -151,7 +156,7 @@ class StagePasses:
                 output, plain_MH = objective.pass_on(batch)
                 streams = [one[:num_tokens] for one in (output, plain_MH) if one is not None]
                 self._transport.send_features(number, torch.cat(streams))
-        return _Held(entered_MH, output, num_tokens)
+        return _Held(entered_MH, output, num_tokens, executor.layers.offloaded)
 
     def _feed(
         self, received: Tensor | None, batch: MicroBatch, num_tokens: int
@@ -165,6 +170,8 @@ class StagePasses:
 
     def _do_backward(self, number: int) -> None:
         held = self._held.pop(number)
+        # What it needs first comes back from host memory while the gradient is awaited.
+        self._executor.layers.start_backward(held.offloaded)
         gradient_MH = None
         if not self._stage.is_last:
             received = self._transport.receive_gradient(number)
@@ -182,6 +189,7 @@ class StagePasses:
             torch.autograd.backward(held.output, gradient_MH)
             if held.entered_MH is not None:
                 self._send_gradient(number, held.entered_MH.grad, held.num_tokens)
+        self._executor.layers.drop(held.offloaded)
 
     def _send_gradient(self, number: int, entered_MH: Tensor | None, num_tokens: int) -> None:
         if entered_MH is not None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agents.contract.layer_plan import LayerPlan
-from agents.trainer.execution.activation_offload import Arena, Offloader
+from agents.trainer.execution.activation_offload import Arena, Offloader, Region
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.forward import Forward
 from tests.agents.trainer.execution.test_compiled_families import differentiate
@@ -99,7 +99,7 @@ def test_an_error_in_between_leaves_nothing_behind(tiny_model, monkeypatch):
         patch.setattr(head, "compute", fail)
         assert not moving.try_gradients(make_part(30, 5))
     offloader = moving.layers.offloader
-    assert not offloader._offloaded
+    assert not offloader._batches
     assert not offloader._in_flight
     moving.add_gradients(make_part(30, 5))
     assert torch.equal(found.gradients, expected)
@@ -127,10 +127,10 @@ def test_few_layers_are_on_their_way_at_once(
 
     def look(place):
         def looking(*args):
-            leaving = {layer for layer, _, _ in offloader._in_flight}
+            leaving = {layer for _, layer, _, _ in offloader._in_flight}
             coming = {
                 n
-                for n, away in offloader._offloaded.items()
+                for n, away in offloader.current.tensors.items()
                 if any(a.back is not None for a in away)
             }
             seen.append([len(some) for some in (leaving, coming, leaving & whole, coming & whole)])
@@ -154,9 +154,9 @@ def test_what_the_backward_pass_needs_first_is_on_its_way_when_it_begins(tmp_pat
     offloader = with_offloader(moving, plan).layers.offloader
     turn, seen = offloader.start_backward, []
 
-    def look():
-        turn()
-        seen.append((list(offloader._arrived), len(offloader._in_flight)))
+    def look(batch=None):
+        turn(batch)
+        seen.append((list(offloader.current.arrived), len(offloader._in_flight)))
 
     monkeypatch.setattr(offloader, "start_backward", look)
     moving.add_gradients(make_part(30, 5))
@@ -165,14 +165,58 @@ def test_what_the_backward_pass_needs_first_is_on_its_way_when_it_begins(tmp_pat
     assert last < 11
 
 
-def test_the_arena_gives_out_pieces_that_do_not_overlap():
-    arena = Arena(2 << 29, is_pinned=False)
+def test_regions_give_out_pieces_that_do_not_overlap():
+    arena = Arena(3 << 29, is_pinned=False)
+    one, other = Region(arena), Region(arena)
     sizes = [300 << 20, 100 << 20, 200 << 20, 7]
-    pieces = [arena.allocate(size) for size in sizes]
+    pieces = [one.allocate(size) for size in sizes]
     starts = [piece.data_ptr() for piece in pieces]
-    spans = sorted(zip(starts, sizes, strict=True))
+    starts.append(other.allocate(500 << 20).data_ptr())
+    spans = sorted(zip(starts, [*sizes, 500 << 20], strict=True))
     assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
-    assert arena.allocate(400 << 20) is None
-    arena.clear()
-    assert arena.allocate(400 << 20).data_ptr() == starts[0]
-    assert arena.allocate(1 << 30) is None
+    assert one.allocate(400 << 20) is None
+    one.clear()
+    assert other.allocate(400 << 20).data_ptr() == starts[0]
+    assert other.allocate(1 << 30) is None
+
+
+class PassedOn:
+    """A layer stack over which micro-batches pass forward and back as in a stage of a pipeline."""
+
+    def __init__(self, folder, plan=None):
+        self.executor, flat = make_executor(folder, LayerPlan(), compiled=False)
+        self.trained = list(flat.parameters.values())
+        self.layers = self.executor.layers
+        if plan is not None:
+            module = self.executor._model.module
+            fixed = [*module.parameters(), *module.buffers()]
+            self.layers.offloader = Offloader(CPU, fixed, 1 << 30, holds_several=True)
+            self.layers.set(plan)
+
+    def go_forward(self, *lengths):
+        batch = self.executor.prepare_micro_batch(make_part(*lengths), dropout=True)
+        loss, _ = self.executor.objective.compute(batch, None, None)
+        return loss, self.layers.offloaded
+
+    def go_back(self, loss, offloaded):
+        self.layers.start_backward(offloaded)
+        found = torch.autograd.grad(loss, self.trained)
+        self.layers.drop(offloaded)
+        return found
+
+
+@pytest.mark.parametrize("plan", [LayerPlan(num_recomputed=2), LayerPlan(num_moved=1)], ids=str)
+def test_several_micro_batches_wait_in_the_host_at_once(tiny_model, plan):
+    plain, moving = PassedOn(tiny_model), PassedOn(tiny_model, plan)
+    lengths = [(30, 5), (9,), (21, 4), (17,)]
+    expected = [plain.go_back(*plain.go_forward(*one)) for one in lengths]
+    waiting = [moving.go_forward(*one) for one in lengths[:3]]
+    offloader = moving.layers.offloader
+    assert offloader._batches == [offloaded for _, offloaded in waiting]
+    found = [moving.go_back(*waiting[0])]
+    waiting.append(moving.go_forward(*lengths[3]))
+    found += [moving.go_back(*one) for one in waiting[1:]]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    assert offloader._batches == []
+    assert offloader.arena._num_chunks == 3  # the first one's chunk served the last one

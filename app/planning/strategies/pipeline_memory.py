@@ -1,0 +1,146 @@
+"""Memory of a pipeline's stage on its GPU, and in the RAM of its PC where it offloads.
+
+A stage holds several micro-batches between their passes. If its layers recompute, that are their
+inputs, which may wait in pinned host memory (agents/trainer/execution/activation_offload.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from agents.contract.layer_plan import HOST_SHARE, STAGE_CHUNK_BYTES
+from app.planning.memory.forecast import MemoryForecast, MemorySetting, estimate_memory
+from app.planning.memory.gpu import choose_width
+from app.planning.plan_context import Case, Worker, correct
+
+# Features of a micro-batch that stay on the GPU until its backward pass: those that entered the
+# stage, at which that pass ends, and those that left it, at which it begins.
+_STAYING = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """What the layers of all stages do until the backward pass of a micro-batch."""
+
+    again: bool
+    """Whether they recompute."""
+    offloads: bool = False
+    """Whether their inputs wait in host memory meanwhile, if they recompute."""
+
+    def set_up(self, case: Case, num_layers: int) -> MemorySetting:
+        """Return the setting of a stage of so many layers."""
+        return MemorySetting(
+            micro_tokens=case.longest_tokens, num_recomputed=num_layers if self.again else 0
+        )
+
+
+def list_ways(case: Case) -> list[Way]:
+    """Return the ways that the run allows, the fastest first."""
+    keeps, again, moves = Way(again=False), Way(again=True), Way(again=True, offloads=True)
+    return {"none": [keeps], "all": [again, moves], "auto": [keeps, again, moves]}[
+        case.spec.recompute
+    ]
+
+
+def can_offload(case: Case, worker: Worker, layer_s: float) -> bool:
+    """Return whether a layer's input can leave a GPU while the layer passes forward.
+
+    Args:
+        case: what is planned.
+        worker: the GPU.
+        layer_s: seconds of both passes of a recomputing layer: a forward pass is a quarter.
+    """
+    num_bytes, rate = _count_features(case, worker), worker.rates.to_host_bytes_per_s
+    if worker.gpu.device == "cpu" or num_bytes > STAGE_CHUNK_BYTES or not rate:
+        return False
+    return num_bytes / rate <= layer_s / 4
+
+
+def count_host_bytes(case: Case, worker: Worker, num_layers: int, in_flight: int) -> int:
+    """Return the RAM for the inputs of a stage's layers: whole chunks for each micro-batch."""
+    in_chunk = STAGE_CHUNK_BYTES // _count_features(case, worker)
+    return in_flight * math.ceil(num_layers / in_chunk) * STAGE_CHUNK_BYTES
+
+
+def host_room_bytes(worker: Worker) -> int:
+    """Return the RAM that the trainer lets a GPU's rank offload to."""
+    return int(HOST_SHARE * worker.host_bytes)
+
+
+def most_layers(
+    case: Case, worker: Worker, place: int, num_stages: int, *, way: Way, in_flight: int
+) -> int:
+    """Return how many layers fit a stage, from the memory of one and of two layers."""
+    one, two = (
+        stage_memory(
+            case, worker, count, place, num_stages, way=way, in_flight=in_flight
+        ).expected_bytes
+        for count in (1, 2)
+    )
+    left = case.room_bytes(worker) - one
+    fitting = 0 if left < 0 else 1 + int(left / max(1, two - one))
+    if not way.offloads:
+        return fitting
+    num_chunks = host_room_bytes(worker) // (in_flight * STAGE_CHUNK_BYTES)
+    return min(fitting, num_chunks * (STAGE_CHUNK_BYTES // _count_features(case, worker)))
+
+
+def _count_features(case: Case, worker: Worker) -> int:
+    """Return the bytes of the features of a micro-batch between two layers."""
+    return case.longest_tokens * case.shape.hidden * choose_width(case.spec, worker.memory)
+
+
+def stage_memory(
+    case: Case,
+    worker: Worker,
+    num_layers: int,
+    place: int,
+    num_stages: int,
+    *,
+    way: Way | None = None,
+    in_flight: int | None = None,
+) -> MemoryForecast:
+    """Forecast the memory of a stage: its layers, its end of the model, micro-batches in flight.
+
+    Without `in_flight` as in 1F1B: the first of seven stages has up to seven, the last has one.
+    Without a `way` layers recompute.
+    """
+    shape, spec = case.shape, case.spec
+    way = way or Way(again=True)
+    stage = replace(shape, layers=shape.layers[:num_layers])
+    whole = estimate_memory(
+        stage,
+        spec,
+        setting=way.set_up(case, num_layers),
+        longest_tokens=case.longest_tokens,
+        gpu=worker.memory,
+        ranks=num_stages,
+        inputs_stay=not way.offloads,
+        has_head=place == num_stages - 1,
+    )
+    in_flight = in_flight or min(num_stages - place, spec.batch_sequences)
+    is_first, is_last = place == 0, place == num_stages - 1
+    gone = (0 if is_first else shape.num_embedding) + (0 if is_last else shape.num_head)
+    # Tied weights are needed at both ends, so neither stage saves them.
+    if shape.is_tied and (is_first or is_last):
+        gone = 0
+    full = spec.adapter.kind == "full"
+    width = 4 if full else choose_width(spec, worker.memory)
+    # Bytes per value; paged states are in host memory.
+    states = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 0}[spec.optimizer]
+    inputs_bytes = whole.inputs_bytes * in_flight
+    if way.offloads:  # beside those on their way
+        staying = _STAYING * in_flight * _count_features(case, worker)
+        inputs_bytes = whole.inputs_bytes + staying
+    memory = replace(
+        whole,
+        weights_bytes=whole.weights_bytes - gone * width,
+        gradients_bytes=whole.gradients_bytes - (4 * gone if full else 0),
+        optimizer_bytes=max(0, whole.optimizer_bytes - (states * gone if full else 0)),
+        # If layers recompute, only the micro-batch in its backward pass holds activations.
+        activations_bytes=whole.activations_bytes * (1 if way.again else in_flight),
+        inputs_bytes=inputs_bytes,
+        loss_bytes=whole.loss_bytes if is_last else 0,
+    )
+    return correct(memory, worker.correction.memory.value)
