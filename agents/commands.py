@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 from agents.errors import ExpectedError
 from agents.state import open_home
 
 USAGE = (
     "usage: serve NONCE | record | supervise ATTEMPT_DIR | election ATTEMPT_DIR"
-    " | receive DESTINATION | send PATH | repair | spread"
+    " | receive DESTINATION | send PATH | repair | spread | shared JOB | probe PATH"
 )
 
 
@@ -44,6 +45,8 @@ def run_command(argv: list[str]) -> int:
         from agents.spread.process import spread
 
         return spread(open_home(), sys.stdin.buffer, sys.stdout.buffer)
+    if command in ("shared", "probe") and len(arguments) == 1:
+        return _look_at_shares(command, Path(arguments[0]))
     if command in ("receive", "send") and len(arguments) == 1:
         return _transfer(command, arguments[0])
     sys.stderr.write(USAGE + "\n")
@@ -61,6 +64,21 @@ def _serve(nonce: str) -> int:
 
     serve(*greeted)
     return 0
+
+
+def _look_at_shares(command: str, path: Path) -> int:
+    from agents.node import shared_files
+
+    if command == "shared":
+        shared_files.find_shared(open_home(), path)
+        code = 0
+    else:
+        problem = shared_files.probe(path)
+        sys.stdout.write(problem)
+        code = 1 if problem else 0
+    sys.stdout.flush()
+    # A thread that waits for a server would hold the interpreter.
+    os._exit(code)
 
 
 def _transfer(command: str, path: str) -> int:

@@ -51,6 +51,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     run.claim         {run_id, attempt, replaces}     -> Claim; grants each number once
     run.delete        {run_id}                        -> {freed_bytes}
     bundle.status     {destination, files: [FileEntry]} -> BundleStatus
+    files.places      PlaceQueries                    -> PlaceAnswers: where files of the master
+                      lie on shares; events `progress` while their content is compared
     artifact.hash     {path}                          -> {files: [FileEntry]}
     artifact.delete   {path}                          -> {freed_bytes}
     export.merged     MergeJob                        -> {path, files}; events `progress`

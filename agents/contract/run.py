@@ -20,6 +20,7 @@ from agents.contract.names import (
     check_time,
 )
 from agents.contract.run_layout import checkpoint_path, is_stream
+from agents.contract.shares import SharedPlace
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError
 
@@ -197,6 +198,8 @@ class AttemptIntent:
     """Folder of the model on this node, or its hub id."""
     train_path: str
     eval_path: str | None = None
+    shared: tuple[SharedPlace, ...] = ()
+    """Those of these paths that are on a share, which may go away."""
     resume_step: int | None = None
     """Step of the checkpoint to start from, already on this node; None: from the beginning."""
     replay: Replay | None = None
@@ -252,12 +255,13 @@ class ControlRequest:
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
 FailureCause = Literal[
-    "", "error", "diverged", "killed", "crashed", "stalled", "slept", "peer_lost"
+    "", "error", "diverged", "killed", "crashed", "stalled", "slept", "peer_lost", "share_lost"
 ]
 """What ended a part that failed. `error`: a failure that a restart repeats, such as bad data or an
 exception; `diverged`: a loss that is not finite; `killed`: a signal from outside, such as the
 kernel's when memory runs out; `crashed`: a fault inside a library or a driver; `stalled`: a rank
-stood still; `slept`: the PC slept and lost the other nodes; `peer_lost`: another rank was lost.
+stood still; `slept`: the PC slept and lost the other nodes; `peer_lost`: another rank was lost;
+`share_lost`: the server with its model or data did not answer.
 Empty: nothing failed, or nobody knows."""
 
 

@@ -38,7 +38,7 @@ from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fe
 from agents.supervisor.launch import launch
 from agents.supervisor.regrouping import join_group, look_at_ranks
 
-LOST_CAUSES = frozenset({"killed", "crashed", "stalled", "slept", "peer_lost"})
+LOST_CAUSES = frozenset({"killed", "crashed", "stalled", "slept", "peer_lost", "share_lost"})
 """Causes of an end that a restart does not repeat."""
 
 MAX_SAVED_STEPS = 8

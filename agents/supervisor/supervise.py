@@ -44,6 +44,7 @@ from agents.supervisor.outages import OutageWatch
 from agents.supervisor.peers import find_silent_peers
 from agents.supervisor.rank_group import TICK_S, RankGroup
 from agents.supervisor.regrouping import RegroupWatch
+from agents.supervisor.shares import name_share
 from agents.supervisor.stalls import Stall, StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
 from agents.supervisor.verdict import (
@@ -217,7 +218,8 @@ class Supervisor:
             elif stall is not None:
                 self._let_save()  # what hangs then has its stacks dumped
                 self._dump_stacks(stalls)
-                return self._name_lost(judge_stall(stall, self._intent))
+                stalled = judge_stall(stall, self._intent)
+                return self._name_lost(name_share(stalled, self._intent))
         return self._judge_end()
 
     def _judge_end(self, *, is_stop: bool = False) -> AttemptOutcome:
@@ -278,7 +280,8 @@ class Supervisor:
         self._group.wait_for_all(GATHER_S)
         if self._is_stop_asked():
             return self._stop(stalls)
-        return self._name_lost(judge_failure(self._group.ranks, self._intent))
+        failed = judge_failure(self._group.ranks, self._intent)
+        return self._name_lost(name_share(failed, self._intent))
 
     def _name_lost(self, verdict: AttemptOutcome) -> AttemptOutcome:
         if not verdict.peer_lost:

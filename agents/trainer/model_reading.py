@@ -17,8 +17,8 @@ from pathlib import Path
 
 from agents.contract.folder_files import open_regular
 from agents.errors import ExpectedError
+from agents.file_hashes import is_cached
 from agents.trainer.checkpoint.fingerprint import hash_model
-from agents.trainer.data.file_hashes import is_cached
 from agents.trainer.model_view import is_outline
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.host_memory import read_available_bytes

@@ -19,7 +19,7 @@ from agents.contract.model_parts import PARTS_PREFIX, ModelParts, Outline, is_pa
 from agents.contract.run import FileEntry
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError, explain_os_error
-from agents.trainer.data.file_hashes import remember_hash
+from agents.file_hashes import remember_hash
 from agents.trainer.rank.attempt import RankAttempt
 
 _VIEW_PREFIX = ".view-"

@@ -21,12 +21,12 @@ from transformers.utils import logging as transformers_logging
 from agents.contract.parallel import refuse_parallel
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
+from agents.file_hashes import hash_files
 from agents.node.checkpoints import hash_entries
 from agents.trainer.checkpoint.fingerprint import hash_model, hash_spec
 from agents.trainer.checkpoint.resume import find_checkpoint, refuse_other_run
 from agents.trainer.checkpoint.state import load_state, read_resume_point
 from agents.trainer.data.cache import load_examples
-from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_model
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tokens import TEXT_RULES

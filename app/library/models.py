@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.folder_files import ForeignFile, list_own
+from agents.contract.in_place import MODEL_SUFFIXES
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
@@ -22,7 +23,6 @@ from app.text import shorten
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _NO_FOLDER = "There is no such folder on this PC, and no model of the hub is called so."
 _A_FILE = "This is a file: name the folder with config.json and the weights."
-_SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
 
 
 def find_model(
@@ -99,7 +99,7 @@ def find_tokenizer(name: str, hashes: HashStore, inspector: ModelInspector | Non
         return find_model(name, hashes)
     _refuse_private(name, path)
     folder = path.absolute()
-    files = _list_sent(folder, _SENT_SUFFIXES - {".safetensors"})
+    files = _list_sent(folder, MODEL_SUFFIXES - {".safetensors"})
     found = (inspector or ModelInspector()).inspect(folder, parts="tokenizer")
     # Data can be previewed with a model that this run cannot train.
     broken = [one for one in found.findings if one.kind in ("tokenizer", "config", "adapter")]
@@ -139,6 +139,6 @@ def require_whole(name: str, inspector: ModelInspector, spec: RunSpec | None = N
     """
     folder = Path(os.path.expanduser(name)).absolute()
     _refuse_private(name, folder)
-    files = _list_sent(folder, _SENT_SUFFIXES)
+    files = _list_sent(folder, MODEL_SUFFIXES)
     require_usable(name, inspector.inspect(folder), spec)
     return files

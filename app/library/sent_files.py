@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agents.contract.spec import RunSpec
 from app.library.data_size import list_files
+from app.library.shares import locate, require_answer
 from app.text import count_of, show_bytes
 
 
@@ -22,15 +23,23 @@ class SentFiles:
     num_files: int | None
     """None: not counted, because the folder has too many entries."""
     size_bytes: int | None
+    share: str = ""
+    """Name of the share that it is on; nodes with the same files there use them in place. Empty:
+    it is on a disk of this PC."""
 
 
 def list_sent(spec: RunSpec) -> tuple[SentFiles, ...]:
     """Return what a run sends; reads names and sizes only.
 
     What is not on this PC is missing here: nodes have it, or download it themselves.
+
+    Raises:
+        UserError: the server of one does not answer.
     """
-    names = {"data.train": spec.data.train, "data.eval": spec.data.eval, "model": spec.model}
-    found = (_describe(key, name) for key, name in names.items() if name)
+    named = {"data.train": spec.data.train, "data.eval": spec.data.eval, "model": spec.model}
+    names = {key: name for key, name in named.items() if name}
+    require_answer(names.values())
+    found = (_describe(key, name) for key, name in names.items())
     return tuple(one for one in found if one is not None)
 
 
@@ -45,6 +54,8 @@ def say_sent(sent: SentFiles) -> str:
         parts.append(count_of(sent.num_files, "file"))
     if sent.size_bytes is not None:
         parts.append(show_bytes(sent.size_bytes))
+    if sent.share:
+        parts[-1] += f"; nodes that have {sent.share} use it in place"
     return f"{sent.key}: {', '.join(parts)}"
 
 
@@ -56,6 +67,7 @@ def _describe(key: str, name: str) -> SentFiles | None:
         real = path.resolve()
         files = _list_top(real) if key == "model" and real.is_dir() else list_files(real)
         sizes = None if files is None else [one.stat().st_size for one in files]
+        share = locate(real)
     except (OSError, ValueError, RuntimeError):
         return None  # the start says what is wrong with it
     return SentFiles(
@@ -63,6 +75,7 @@ def _describe(key: str, name: str) -> SentFiles | None:
         path=str(real),
         num_files=None if sizes is None else len(sizes),
         size_bytes=None if sizes is None else sum(sizes),
+        share=share.label if share is not None else "",
     )
 
 

@@ -31,6 +31,7 @@ from agents.contract.environments import (
     WheelReport,
 )
 from agents.contract.hub import HubSnapshot, SnapshotPlace
+from agents.contract.in_place import PlaceAnswer, PlaceAnswers, PlaceQueries, PlaceQuery
 from agents.contract.messages import Progress, WireError, from_wire, to_wire
 from agents.contract.names import check_inside, check_time
 from agents.contract.node import (
@@ -471,6 +472,19 @@ class NodeClient:
         """Return which of `files` the node lacks; it hashes what it has, so this may take long."""
         args = {"destination": destination, "files": to_wire(list(files))}
         return await self._ask(BundleStatus, "bundle.status", args, HASH_TIMEOUT_S)
+
+    async def find_places(
+        self, queries: Sequence[PlaceQuery], progress: OnMessage | None = None
+    ) -> tuple[PlaceAnswer, ...]:
+        """Return where the node can read files of this PC on a share, one answer for each query.
+
+        It reads them once to compare their content, which may take as long as copying them.
+        """
+        args = to_wire(PlaceQueries(queries=tuple(queries)))
+        found = await self._ask(PlaceAnswers, "files.places", args, None, _messages(progress))
+        if len(found.answers) != len(queries):
+            raise await self._distrust("files.places", "it has another number of places")
+        return found.answers
 
     async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]:
         """Hash the files of an artifact on the node, which reads all of it; empty: it is gone."""

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 from agents.contract.code_references import without_code
 from agents.contract.messages import from_wire
+from agents.contract.shares import SharedPlace
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.model_check import find_folder, refuse, require_usable
 from app.library.models import find_model, require_whole
+from app.library.shares import require_answer
 from app.presentation.result_text import say_bytes, say_transfers
 from app.runs.node_pool import OnMessage
 from app.runs.services import Services
+from app.runs.shared_inputs import Places, find_places
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 REPORTED_BYTES = 64 * 1024**2
 """Minimum size of a source whose transfer reports its progress, in bytes."""
+MODEL, TRAIN, EVAL = "the model", "the training data", "the evaluation data"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +42,11 @@ class Inputs:
     model: Source
     train: Source
     eval: Source | None = None
+
+    def named(self) -> dict[str, Source]:
+        """Return the sources by their names in a sentence."""
+        found = {MODEL: self.model, TRAIN: self.train}
+        return found if self.eval is None else {**found, EVAL: self.eval}
 
 
 def find_inputs(services: Services, spec: RunSpec) -> Inputs:
@@ -49,6 +58,7 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
     from app.library.data import find_data  # reads rows, which lists of runs do not need
 
     evaluation = spec.data.eval
+    require_answer(filter(None, (spec.model, spec.data.train, evaluation)))
     # The model first: its check takes milliseconds, reading the data may take minutes.
     require_model(services, spec)
     return Inputs(
@@ -117,17 +127,26 @@ class NodeInputs:
     eval: str | None
     has_parts: bool = False
     """Whether the node has only the files of its layers."""
+    shared: tuple[SharedPlace, ...] = ()
+    """Those of these paths that are on a share."""
 
 
 def recall_inputs(services: Services, run: RunRecord) -> Inputs:
     """Return the model and data of the run's first launch, else find them again.
 
     A resume must train on what the run started with: a file edited since then is another data set.
-    Files that the nodes hold already need not exist here any more.
+    Files that the nodes hold already need not exist here any more. Asks their server, which may
+    take a while: not for the event loop.
+
+    Raises:
+        UserError: it does not answer, or they were never found and cannot be found now.
     """
     for attempt in services.runs.store.attempts(run.run_id):
         if attempt.inputs:
-            return from_wire(Inputs, attempt.inputs)
+            inputs = from_wire(Inputs, attempt.inputs)
+            # Planning reads them first, and would wait for ever.
+            require_answer(one.root for one in inputs.named().values() if one.root is not None)
+            return inputs
     return find_inputs(services, run.spec)
 
 
@@ -156,14 +175,14 @@ async def send_inputs(
     from app.runs.hub_models import spread_hub_model
 
     await spread_hub_model(services, nodes, inputs.model, report)
-    models = {node: await _choose_files(services, node, inputs.model, plan) for node in nodes}
+    places = await find_places(services, nodes, inputs.named(), report)
+    wanted = {node: await _choose_sources(services, node, inputs, plan, places) for node in nodes}
     if len(nodes) > 1:
-        data = [inputs.train, *([inputs.eval] if inputs.eval else [])]
-        wanted = {node: [model, *data] for node, model in models.items()}
-        for note in await services.pool.share(wanted, say_transfers(report, "sending files")):
+        sent = {node: list(sources.values()) for node, sources in wanted.items()}
+        for note in await services.pool.share(sent, say_transfers(report, "sending files")):
             report(note)
     answers = await asyncio.gather(
-        *(_send_to(services, node, inputs, report, model) for node, model in models.items()),
+        *(_send_to(services, node, inputs, report, wanted[node], places) for node in nodes),
         return_exceptions=True,
     )
     for answer in answers:
@@ -172,18 +191,34 @@ async def send_inputs(
     return {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeInputs)}
 
 
+async def _choose_sources(
+    services: Services, node: str, inputs: Inputs, plan: LaunchPlan | None, places: Places
+) -> dict[str, Source]:
+    """Return what a node has to get, by name."""
+    needed = {what: one for what, one in inputs.named().items() if (node, what) not in places}
+    if MODEL in needed:
+        needed[MODEL] = await _choose_files(services, node, inputs.model, plan)
+    return needed
+
+
 async def _send_to(
-    services: Services, node: str, inputs: Inputs, report: OnMessage, model: Source
+    services: Services,
+    node: str,
+    inputs: Inputs,
+    report: OnMessage,
+    sources: dict[str, Source],
+    places: Places,
 ) -> NodeInputs:
+    used = {what: place for (name, what), place in places.items() if name == node}
+    paths = {what: place.path for what, place in used.items()}
+    for what, source in sources.items():
+        paths[what] = await _push(services, node, source, report, what)
     return NodeInputs(
-        has_parts=model is not inputs.model,
-        model=await send(services, node, model, report, "the model"),
-        train=await send(services, node, inputs.train, report, "the training data"),
-        eval=(
-            await send(services, node, inputs.eval, report, "the evaluation data")
-            if inputs.eval
-            else None
-        ),
+        has_parts=sources.get(MODEL, inputs.model) is not inputs.model,
+        model=paths[MODEL],
+        train=paths[TRAIN],
+        eval=paths.get(EVAL),
+        shared=tuple(used.values()),
     )
 
 
@@ -212,7 +247,7 @@ async def send(
     report: OnMessage = lambda line: None,
     what: str = "files",
 ) -> str:
-    """Send one source to a node; return the path that the trainer gets.
+    """Send one source to a node that cannot use it in place; return the path there.
 
     Args:
         services: stores and nodes.
@@ -224,6 +259,13 @@ async def send(
     Raises:
         UserError: a disk is full, or a file has changed and the node has no earlier copy.
     """
+    places = await find_places(services, (node,), {what: source}, report)
+    if (node, what) in places:
+        return places[node, what].path
+    return await _push(services, node, source, report, what)
+
+
+async def _push(services: Services, node: str, source: Source, report: OnMessage, what: str) -> str:
     # A hub id or a path on the node: there is nothing to send.
     if source.destination is None:
         return source.value

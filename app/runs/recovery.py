@@ -27,7 +27,7 @@ from app.storage.recoveries import Loss
 from app.text import count_of, show_duration
 
 LOSSES: frozenset[EndCause] = frozenset(
-    {"killed", "crashed", "stalled", "slept", "peer_lost", "lost", "diverged"}
+    {"killed", "crashed", "stalled", "slept", "peer_lost", "share_lost", "lost", "diverged"}
 )
 """Causes of an end that a resume does not repeat."""
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)

@@ -64,6 +64,7 @@ SYMPTOMS = {
     "out-of-memory": "CUDA out of memory",
     "loss-not-finite": "loss is nan",
     "node-lost": "pc died power failure",
+    "share-lost": "nas off stale file handle",
     "rank-stalled": "one gpu at 0 % others waiting",
     "rank-killed": "killed exit code 137",
     "supervisor-killed": "supervisor killed",

@@ -30,6 +30,7 @@ from agents.contract.data import (
     ShownRow,
 )
 from agents.contract.hub import HubSnapshot, SnapshotPlace
+from agents.contract.in_place import PlaceAnswer, PlaceQuery
 from agents.contract.node import (
     Calibration,
     CalibrationJob,
@@ -135,6 +136,8 @@ class FakeNode:
     damaged: set[int] = field(default_factory=set)
     """Steps whose files do not match their hashes."""
     fences: dict[str, int] = field(default_factory=dict)
+    places: dict[str, PlaceAnswer] = field(default_factory=dict)
+    """Where it can read what the master has at a path."""
     intents: list[AttemptIntent] = field(default_factory=list)
     stops: list[tuple[str, int, float]] = field(default_factory=list)
     wishes: list[ControlRequest] = field(default_factory=list)
@@ -369,6 +372,16 @@ class FakeNode:
         is_here = destination in self.pushed
         missing = () if is_here else tuple(entry.path for entry in files)
         return BundleStatus(path=f"/agent/{destination}", complete=is_here, missing=missing)
+
+    async def find_places(
+        self, queries: Sequence[PlaceQuery], progress: OnMessage | None = None
+    ) -> tuple[PlaceAnswer, ...]:
+        self._answer("find_places")
+        found = []
+        for query in queries:
+            path = query.paths[0] if query.member is None else f"{query.paths[0]}/{query.member}"
+            found.append(self.places.get(path, PlaceAnswer()))
+        return tuple(found)
 
     async def run_fence(self, run_id: str, attempt: int) -> int:
         self._answer("run_fence")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agents.contract.examination import Sudo, SyncService, SystemFacts
 from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.contract.shares import find_mount, parse_mounts
 from agents.node.examination.reading import ask, find_program, read_text
 
 SHM = "/dev/shm"
@@ -142,20 +143,8 @@ def _starts(program: str) -> bool | None:
 
 def find_file_system(folder: Path, mounts: str) -> str | None:
     """Return the type of the file system of a folder, from the text of /proc/self/mountinfo."""
-    best, found = -1, None
-    path = os.path.realpath(folder)
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kinds = left.split(), right.split()
-        if len(fields) < 5 or not kinds:
-            continue
-        # A space in a path is written as \040.
-        place = fields[4].encode("latin-1", "replace").decode("unicode_escape")
-        inside = place == "/" or path == place or path.startswith(f"{place}/")
-        # The last of several mounts on one place is on top.
-        if inside and len(place) >= best:
-            best, found = len(place), kinds[0]
-    return found
+    mount = find_mount(os.path.realpath(folder), parse_mounts(mounts))
+    return None if mount is None else mount.kind
 
 
 def read_synchronised() -> bool | None:

@@ -52,6 +52,7 @@ ROUTES = {
     "run.claim": "runs.claim",
     "run.delete": "runs.delete",
     "bundle.status": "runs.bundle_status",
+    "files.places": "shared.find_places",
     "artifact.hash": "runs.hash_artifact",
     "artifact.delete": "runs.delete_artifact",
     "export.merged": "jobs.export_merged",

@@ -17,7 +17,7 @@ from agents.contract.run_layout import MANIFEST_FILE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
-from agents.trainer.data.file_hashes import hash_cached
+from agents.file_hashes import hash_cached
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # Files that change without the model; a manifest is that of a bundle or of a checkpoint.

@@ -30,10 +30,10 @@ from agents.contract.data import (
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.file_hashes import hash_files
 from agents.trainer.data.cache import load_examples, tokenize_kept
 from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.examples import Segment
-from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_tokenizer
 from agents.trainer.data.memory_limit import limit_memory
 from agents.trainer.data.rows import DataFiles, RefusedData, RowReader

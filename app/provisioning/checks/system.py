@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agents.contract.shares import NETWORK_FILE_SYSTEMS
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.repairs import Repair
 from app.provisioning.system_repairs import (
@@ -26,7 +27,6 @@ NEEDS_SWAP_BYTES = 20 << 30
 """RAM below which the peak while a model loads should find swap, in bytes."""
 ENOUGH_SHM_BYTES = 1 << 30
 """Size of /dev/shm for NCCL and data loaders, in bytes; containers have 64 MiB."""
-NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "sshfs", "fuse.sshfs", "afs")
 WINDOWS_FILE_SYSTEMS = ("9p", "v9fs", "drvfs", "virtiofs")
 
 

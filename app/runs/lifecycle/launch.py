@@ -52,6 +52,7 @@ from app.runs.preflight import (
     require_supported,
 )
 from app.runs.services import LaunchForecast, Services
+from app.runs.shared_inputs import record_places
 from app.storage.runs import AttemptRecord, RunRecord
 from app.text import show_list
 
@@ -153,6 +154,7 @@ async def launch(
     election = None if is_divided else await plan_election(services, run, endpoints)
     record_intent(services, run, plan, inputs, resume_step)
     _store_forecast(services, run, plan.forecast)
+    record_places(services, run.run_id, {node: folders[node].shared for node in plan.nodes})
     try:
         intents = [
             replace(
@@ -269,6 +271,7 @@ def _intent(
         model_path=inputs.model,
         train_path=inputs.train,
         eval_path=inputs.eval,
+        shared=inputs.shared,
         resume_step=resume_step,
         cut=plan.forecast.cut,
         checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),

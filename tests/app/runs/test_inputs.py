@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from agents.contract.in_place import PlaceAnswer
 from agents.contract.model_cut import ModelCut, Stage
 from agents.contract.run import RankPlacement
+from agents.contract.shares import SharedPlace
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source, make_bundle
 from app.library.data import find_data
-from app.runs.inputs import Inputs, NodeInputs, send, send_inputs
+from app.runs.inputs import Inputs, NodeInputs, find_inputs, send, send_inputs
+from app.runs.lifecycle.launch import start_run
 from app.runs.preflight import LaunchPlan
 from app.runs.services import LaunchForecast, Services
 from tests.fakes.cluster import FakeCluster
@@ -115,3 +118,49 @@ def test_a_node_of_a_pipeline_gets_the_files_of_its_layers_unless_it_has_all(
     assert not any(one.has_parts for one in whole.values())
     # Now both have the whole model, which is then used as it is.
     assert send_all(plan) == whole
+
+
+def test_what_a_node_has_on_a_share_is_used_in_place_and_the_others_get_it(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    place = PlaceAnswer(path="/mnt/nas/model", share="nas:/model")
+    for name in ("alpha", "beta"):
+        cluster[name].places[spec.model] = place
+    problem = PlaceAnswer(problem="/mnt/nas/model has another config.json")
+    cluster["gamma"].places[spec.model] = problem
+    cluster["beta"].places[spec.data.train] = PlaceAnswer(path="/mnt/rows.jsonl", share="nas:/r")
+    told: list[str] = []
+    nodes = ("alpha", "beta", "gamma")
+    inputs = find_inputs(services, spec)
+    found = asyncio.run(send_inputs(services, nodes, inputs, told.append))
+    assert [found[name].model.startswith("/agent/models/") for name in nodes] == [
+        False,
+        False,
+        True,
+    ]
+    assert found["alpha"].model == "/mnt/nas/model"
+    assert found["alpha"].shared == (SharedPlace(path="/mnt/nas/model", share="nas:/model"),)
+    assert [len(found[name].shared) for name in nodes] == [1, 2, 0]
+    assert found["beta"].train == "/mnt/rows.jsonl"
+    assert [len(cluster[name].pushed) for name in nodes] == [1, 0, 2]
+    (shared,) = cluster.shared
+    assert [len(shared[name]) for name in nodes] == [1, 0, 2]
+    assert told == [
+        "gamma gets a copy of the model: /mnt/nas/model has another config.json",
+        "the model: used in place from nas:/model on alpha and beta, copied to gamma",
+        "the training data: used in place from nas:/r on beta, copied to alpha and gamma",
+    ]
+    assert asyncio.run(send(services, "alpha", inputs.model)) == "/mnt/nas/model"
+
+
+def test_a_run_tells_its_nodes_and_its_history_what_is_used_in_place(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    cluster["beta"].places[spec.model] = PlaceAnswer(path="/mnt/model", share="nas:/model")
+    run_id = asyncio.run(start_run(services, spec))
+    assert cluster["beta"].intents[0].shared == (
+        SharedPlace(path="/mnt/model", share="nas:/model"),
+    )
+    assert cluster["alpha"].intents[0].shared == ()
+    texts = [event.text for event in services.runs.events(run_id)]
+    assert "nas:/model is used in place on beta" in texts

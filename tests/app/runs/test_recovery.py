@@ -54,7 +54,7 @@ def decide(
 
 
 def test_only_losses_of_our_own_runs_are_recovered_unless_a_person_says_no() -> None:
-    losses = ("killed", "crashed", "stalled", "slept", "peer_lost", "lost")
+    losses = ("killed", "crashed", "stalled", "slept", "peer_lost", "share_lost", "lost")
     for cause, state, recovery, is_ours, stop_asked, per_hour in itertools.product(
         CAUSES,
         ("launching", "running", "stopping"),

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from agents import file_hashes
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.fingerprint import hash_model, hash_spec, name_differences
-from agents.trainer.data import file_hashes
 from tests.agents.trainer.ranks import make_spec
 
 
@@ -41,7 +41,9 @@ def test_hashes_are_remembered_until_a_file_changes(model, tmp_path, monkeypatch
     memory = tmp_path / "hashes"
     first = hash_model(model, memory)
     read = []
-    monkeypatch.setattr(file_hashes, "hash_file", lambda path: read.append(path.name) or "0" * 64)
+    monkeypatch.setattr(
+        file_hashes, "hash_file", lambda path, _: read.append(path.name) or "0" * 64
+    )
     assert hash_model(model, memory) == first
     assert read == []
     os.utime(model / "model.safetensors", ns=(1, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.contract.folder_files import open_regular
@@ -14,13 +14,15 @@ from agents.state import read_json, write_json
 _BLOCK_BYTES = 1 << 20
 
 
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file."""
+def hash_file(path: Path, tell: Callable[[int], None] | None = None) -> str:
+    """Return the sha256 of a file; `tell` gets the number of bytes of each block that is read."""
     digest = hashlib.sha256()
     try:
         with open_regular(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
+                if tell is not None:
+                    tell(len(block))
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
     return digest.hexdigest()
@@ -45,16 +47,16 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
     return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode("ascii")).hexdigest()
 
 
-def hash_cached(path: Path, memory: Path | None) -> str:
+def hash_cached(path: Path, memory: Path | None, tell: Callable[[int], None] | None = None) -> str:
     """Return the sha256 of a file, from the cache if size, time and inode are unchanged."""
     if memory is None:
-        return hash_file(path)
+        return hash_file(path, tell)
     real = path.resolve()
     key, note = _key(real), _note(real, memory)
     known = _recall(key, note)
     if known is not None:
         return known
-    sha256 = hash_file(real)
+    sha256 = hash_file(real, tell)
     _write(note, key, sha256)
     return sha256
 

@@ -1,0 +1,81 @@
+"""Tell whether a rank failed because the server with its model or data does not answer.
+
+What a rank sees of that differs: an error of reading, a stale handle, SIGBUS in a file that is
+mapped, or a read that never ends. So the files are asked for once more, by another process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.contract.run import AttemptIntent
+from agents.contract.shares import SharedPlace
+from agents.state import agent_command, archive_path
+from agents.supervisor.verdict import AttemptOutcome
+
+PROBE_S = 10.0
+"""Time in which the files of a share have to be opened, in seconds."""
+_LOOK_S = 0.02
+_CAUSES = ("error", "crashed", "stalled")
+_LOST_HANDLE = ("stale file handle", "estale", "host is down", "transport endpoint")
+
+
+def name_share(
+    outcome: AttemptOutcome, intent: AttemptIntent, probe_s: float = PROBE_S
+) -> AttemptOutcome:
+    """Return the outcome of an attempt, with the share as its cause where one does not answer."""
+    if outcome.state != "failed" or outcome.cause not in _CAUSES or not intent.shared:
+        return outcome
+    for place, problem in find_silent(intent.shared, probe_s):
+        return replace(
+            outcome,
+            message=f"{place.share}, which node {intent.node} uses in place at {place.path}, "
+            f"cannot be read: {problem}. {outcome.message}",
+            hint="Start its server, or mount the share again, then resume: "
+            f"rackless runs resume {intent.run_id}",
+            cause="share_lost",
+            peer_lost=False,
+        )
+    # It is back already, and files that were open stay lost to those who had opened them.
+    if any(sign in outcome.message.lower() for sign in _LOST_HANDLE):
+        return replace(outcome, cause="share_lost", peer_lost=False)
+    return outcome
+
+
+def find_silent(places: Sequence[SharedPlace], probe_s: float) -> list[tuple[SharedPlace, str]]:
+    """Return the places that cannot be read, and why; all are asked at once.
+
+    Args:
+        places: on this node.
+        probe_s: time for all of them, in seconds.
+    """
+    deadline = time.monotonic() + probe_s
+    asked = [(place, _start_probe(place.path)) for place in places]
+    found = []
+    for place, process in asked:
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if process.poll() is None:
+            process.kill()  # and not waited for: what waits for a server may not even end by this
+            found.append((place, f"no answer within {probe_s:.0f} s"))
+        elif process.returncode and process.stdout is not None:
+            said = process.stdout.read().decode("utf-8", "replace").strip()
+            found.append((place, said or f"the probe ended with {process.returncode}"))
+    return found
+
+
+def _start_probe(path: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*agent_command(), "probe", path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=python_environ(os.environ, archive_path()),
+        cwd=SAFE_FOLDER,
+        start_new_session=True,
+    )
