@@ -134,7 +134,8 @@ def _is_safe(copy: ArtifactCopy, known: Knowledge) -> bool:
 
 def _last(what: str, known: Knowledge) -> str:
     if known.silent:
-        return f"the last {what} that can be reached; {show_list(known.silent)} does not answer"
+        does = "does" if len(known.silent) == 1 else "do"
+        return f"the last {what} that can be reached; {show_list(known.silent)} {does} not answer"
     return f"the last {what}"
 
 
@@ -143,11 +144,11 @@ def describe_storage(storage: NodeStorage) -> str:
 
     >>> describe_storage(NodeStorage(node="big", items=(), size_bytes=24 << 30,
     ...     disk_bytes=100 << 30, disk_free_bytes=40 << 30))
-    "24.0 GiB are Rackless's; 60 / 100 GiB of the disk are in use."
+    'Rackless uses 24.0 GiB; 60 / 100 GiB of the disk are in use.'
     """
     used_bytes = storage.disk_bytes - storage.disk_free_bytes
     used = show_bytes_of(used_bytes, storage.disk_bytes)
-    return f"{show_bytes(storage.size_bytes)} are Rackless's; {used} of the disk are in use."
+    return f"Rackless uses {show_bytes(storage.size_bytes)}; {used} of the disk are in use."
 
 
 def choose(storage: NodeStorage, words: Sequence[str]) -> tuple[StoredItem, ...]:

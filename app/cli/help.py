@@ -36,6 +36,7 @@ def _help(args: argparse.Namespace, out: Output) -> int:
         sections = read_sections()
         out.document([_as_row(section) for section in sections])
         out.table(["TOPIC", "PROBLEM"], [[s.topic, s.title] for s in sections])
+        out.note("Read one with: rackless help TOPIC. Search with: rackless help WORDS")
         return 0
     found = search_sections(words)
     if not found:

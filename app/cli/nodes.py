@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from app.events import NodeSnapshot
     from app.nodes.node import NodeAddress
 
+NO_NODES = (
+    "There are no nodes yet. Add this PC: rackless nodes add NAME --local\n"
+    "Add another one: rackless nodes add NAME --ssh USER@HOST"
+)
+
 
 def add_parser(commands: Commands) -> None:
     verbs = add_verbs(
@@ -176,7 +181,7 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
         for node in nodes
     ]
     head = ["NAME", "STATE", "ADDRESS", "TRAINS ON", "RAM", "PROBLEM"]
-    out.table(head, rows, "There are no nodes yet. Add one: rackless nodes add NAME --local")
+    out.table(head, rows, NO_NODES)
     return 0
 
 

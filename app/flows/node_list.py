@@ -13,7 +13,7 @@ from app.flows.add_node import suggest_name
 from app.nodes.node import check_node_name, parse_ssh_target
 from app.text import capitalize, count_of
 
-LIST_FORM = "name user@host[:port], or only a host; one a line or between commas; # comments"
+LIST_FORM = "NAME USER@HOST[:PORT], or only a host; one PC a line, or commas between them"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,7 +48,7 @@ def how_to_run(file_name: str) -> str:
     """Return how to run a saved script on its PC."""
     command = f"powershell -ExecutionPolicy Bypass -File .\\{file_name}"
     return (
-        "Copy it to that PC and run there in PowerShell, as the user that owns the distro:\n"
+        "Copy it to that PC, and run it there in PowerShell as the user who owns the distro:\n"
         f"  {command} -DryRun\n"
         f"  {command}\n"
         "-Undo takes everything back. docs/windows.md explains each step."

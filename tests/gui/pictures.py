@@ -170,7 +170,7 @@ def _storage(stage: Stage) -> QWidget:
     page.open_node("gamma")
     stage.window.go_to("nodes")
     page.tabs.setCurrentWidget(page.storage)
-    stage.wait_for(lambda: "Rackless's" in page.storage.summary.text())
+    stage.wait_for(lambda: "Rackless uses" in page.storage.summary.text())
     return stage.window
 
 
@@ -856,6 +856,9 @@ def make_stage_of(
     stage.settle(patience_s)
     widget = (BUSY | EMPTY)[name](stage)
     stage.settle(patience_s)
+    # Layouts need some turns, however few a busy PC makes in that time.
+    for _ in range(50):
+        application.processEvents()
     return stage, widget
 
 

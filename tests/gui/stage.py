@@ -111,6 +111,16 @@ def open_dialog(kind: type[W]) -> W:
 def answer_question(name: str) -> None:
     """Press a button of the question that the next click opens.
 
-    Questions are modal and run an event loop of their own, so the answer must be scheduled first.
+    Questions are modal and run an event loop of their own, so the answer must be scheduled first;
+    it waits for the question, which a busy PC opens late.
     """
-    QTimer.singleShot(50, lambda: press(open_dialog(ConfirmDialog), name))
+    end_s = time.monotonic() + PATIENCE_S
+
+    def answer() -> None:
+        question = find_dialog(ConfirmDialog)
+        if question is not None:
+            press(question, name)
+        elif time.monotonic() < end_s:
+            QTimer.singleShot(20, answer)
+
+    QTimer.singleShot(20, answer)

@@ -52,7 +52,7 @@ def test_a_deletion_goes_on_whatever_is_looked_at(busy, monkeypatch, look):
     page, pane = busy.window.nodes, busy.window.nodes.storage
     click_node(busy, "alpha")
     click_tab(busy, "Storage")
-    busy.wait_for(lambda: "24.0 GiB are Rackless's" in pane.summary.text())
+    busy.wait_for(lambda: "Rackless uses 24.0 GiB" in pane.summary.text())
     release = hold(busy, monkeypatch, busy.core.storage, "free")
     pane.table.select(MODEL)
     answer_question("Delete")

@@ -154,8 +154,10 @@ def test_a_list_asks_for_passwords_once_one_for_all_or_one_for_each(empty, dialo
     empty.wait_for(lambda: "1 PC is added, 3 could not" in pane.banner.message())
     box = pane.passwords
     choices = [box.account.itemText(place) for place in range(box.account.count())]
+    assert [pane.table.model().index(row, 0).data() for row in range(3)] == ["password"] * 3
     assert choices == ["All 3 accounts", "anna@10.0.0.2", "bob@10.0.0.3", "bob@10.0.0.4"]
     assert empty.application.focusWidget() is box.password
+    empty.wait_for(lambda: pane.text.height() >= pane.text.minimumHeight(), "the dialog has grown")
     assert not box.copy_key.isEnabled()
     QTest.keyClicks(box.password, "wrong")
     box.account.setCurrentIndex(1)

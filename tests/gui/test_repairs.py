@@ -1,6 +1,7 @@
 """Repairs in the window: seen, applied with a password, tested again, undone, listed."""
 
 import pytest
+from PySide6.QtWidgets import QPushButton
 
 from app.gui.nodes.repair_dialog import RepairDialog
 from app.provisioning.check_row import make_row
@@ -45,7 +46,11 @@ def test_a_repair_is_seen_applied_tested_again_and_undone(busy, dialog):
     (row,) = [r for r in busy.window.nodes.results.model.rows() if r.check == "clock"]
     assert row.status == "pass"
     assert not dialog.apply.isVisible()
+    # Enter leaves, and does not take back what was just applied.
+    assert [b.text() for b in dialog.findChildren(QPushButton) if b.isDefault()] == ["Close"]
+    assert not dialog.password.hasFocus()
     dialog.password.setText("open sesame")
+    assert dialog.undo.isDefault()
     press(dialog, "Undo")
     busy.wait_for(lambda: "Undone on beta" in dialog.banner.message())
     assert busy.core.repairs.heard == ["open sesame"] * 2

@@ -34,5 +34,5 @@ def show_storage(stage) -> StoragePane:
     page.open_node("alpha")
     stage.window.go_to("nodes")
     page.tabs.setCurrentWidget(page.storage)
-    stage.wait_for(lambda: "24.0 GiB are Rackless's" in page.storage.summary.text())
+    stage.wait_for(lambda: "Rackless uses 24.0 GiB" in page.storage.summary.text())
     return page.storage

@@ -7,6 +7,7 @@ description, and only links to web pages remain links.
 from __future__ import annotations
 
 from PySide6.QtGui import (
+    QFont,
     QTextBlock,
     QTextBlockFormat,
     QTextCharFormat,
@@ -52,6 +53,7 @@ class MarkdownView(Reader):
         cursor.beginEditBlock()
         _disarm(document)
         _space_blocks(document)
+        _lighten_bold(document)
         cursor.endEditBlock()
         self.moveCursor(QTextCursor.MoveOperation.Start)
 
@@ -121,6 +123,19 @@ def _space_blocks(document: QTextDocument) -> None:
         cursor.mergeBlockFormat(form)
     for table in tables.values():
         _space_table(table)
+
+
+def _lighten_bold(document: QTextDocument) -> None:
+    """Use the boldest face that the window's font has: Qt would smear one for a bolder text."""
+    form = QTextCharFormat()
+    form.setFontWeight(QFont.Weight.DemiBold)
+    for fragment in (one for block in _blocks(document) for one in _fragments(block)):
+        if fragment.charFormat().fontWeight() > QFont.Weight.DemiBold:
+            cursor = QTextCursor(document)
+            cursor.setPosition(fragment.position())
+            end = fragment.position() + fragment.length()
+            cursor.setPosition(end, QTextCursor.MoveMode.KeepAnchor)
+            cursor.mergeCharFormat(form)
 
 
 def _space_table(table: QTextTable) -> None:

@@ -11,6 +11,9 @@ from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, make_label
 from app.gui.kit.theme import Theme
 
+NUM_SHOWN = 26
+"""Number of characters of an account that are shown, as of `anna@192.168.100.200:2222`."""
+
 
 class AccountPasswords(QWidget):
     """A choice of accounts, a password for it, and a button; hidden while none is wanted."""
@@ -23,6 +26,7 @@ class AccountPasswords(QWidget):
         self._accounts: tuple[str, ...] = ()
         self.account = ChoiceBox()
         self.account.setAccessibleName("Account")
+        self.account.setMinimumContentsLength(NUM_SHOWN)
         self.password = QLineEdit()
         self.password.setEchoMode(QLineEdit.EchoMode.Password)
         self.password.setAccessibleName("Password")

@@ -125,7 +125,8 @@ class AddNodeDialog(QDialog):
         self.found.done.connect(self.accept)
         self.found.another_wanted.connect(self._begin_again)
         # Deferred by one turn: the layout has its new height only after this event.
-        self.found.changed.connect(lambda: QTimer.singleShot(0, self, self._fit))
+        for page in (self.found, self.several):
+            page.changed.connect(lambda: QTimer.singleShot(0, self, self._fit))
         context.bridge.run(
             lambda core, report: core.nodes.wsl_distros(), self._show_distros, lambda error: None
         )

@@ -23,12 +23,17 @@ _STATES: dict[str, tuple[Tone, str]] = {
 }
 
 
+def _describe(outcome: NodeOutcome) -> Status:
+    wants_password = outcome.state == "failed" and bool(outcome.account)
+    return Status("warning", "password") if wants_password else Status(*_STATES[outcome.state])
+
+
 def outcome_columns() -> list[Column[NodeOutcome]]:
     return [
         Column(
             title="State",
-            text=lambda o: _STATES[o.state][1],
-            status=lambda o: Status(*_STATES[o.state]),
+            text=lambda o: _describe(o).text,
+            status=_describe,
             width_px=104,
         ),
         Column(title="Name", text=lambda o: o.line.name, width_px=100),
@@ -46,6 +51,8 @@ def outcome_columns() -> list[Column[NodeOutcome]]:
 class NodeListPane(QWidget):
     back = Signal()
     done = Signal()
+    changed = Signal()
+    """What it shows needs another height."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -82,7 +89,9 @@ class NodeListPane(QWidget):
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
         column.addWidget(make_label("Add a list of PCs", "heading"))
-        column.addWidget(make_label(f"Write {LIST_FORM}.", "caption", wraps=True))
+        column.addWidget(
+            make_label(f"Write {LIST_FORM}; # begins a comment.", "caption", wraps=True)
+        )
         column.addWidget(self.text)
         column.addWidget(self.banner)
         column.addWidget(self.table, 1)
@@ -157,6 +166,7 @@ class NodeListPane(QWidget):
         accounts = tuple(dict.fromkeys(o.account for o in failures if o.account))
         self.passwords.ask(() if waiting else accounts)
         self.add.hide()
+        self.changed.emit()
         self.banner.show_message(
             "warning" if waiting or failures else "good",
             summarise_outcomes(outcomes),

@@ -111,7 +111,9 @@ class RepairDialog(QDialog):
             tip="Copy the commands, to run them by hand",
         )
         self.next = Button(theme, "Next", self.accept, tip="Leave this one as it is now, and go on")
+        self._exits = self._make_exits()
         self._lay_out(offer)
+        self.password.textChanged.connect(lambda text: self._choose_default())
         self.finished.connect(self._leave)
         self._show()
         self.banner.show_notice(self.stage.judge())
@@ -136,7 +138,7 @@ class RepairDialog(QDialog):
         foot.setSpacing(8)
         foot.addWidget(self.copy)
         foot.addStretch(1)
-        for button in self._make_exits():
+        for button in self._exits:
             foot.addWidget(button)
         foot.addWidget(self.undo)
         foot.addWidget(self.apply)
@@ -161,7 +163,12 @@ class RepairDialog(QDialog):
         self.password.setEnabled(not is_busy)
         # A node applies one repair at a time.
         self.next.setEnabled(not is_busy)
-        wanted = self.undo if stage.change is not None else self.apply
+        self._choose_default()
+
+    def _choose_default(self) -> None:
+        """Let Enter apply, or leave; it takes back only what a password was typed for."""
+        after = self.undo if self.password.text() else self._exits[-1]
+        wanted = self.apply if self.stage.change is None else after
         wanted.setDefault(True)
 
     def _take(self, stage: RepairStage) -> None:
@@ -169,7 +176,9 @@ class RepairDialog(QDialog):
         if stage.rows and stage.rows != before.rows:
             self.retested.emit(before.rows or stage.offer.rows, stage.rows)
         self._end(lambda banner: banner.show_notice(self._judge()))
-        if self.password.isVisible():
+        if stage.change is not None:
+            self._exits[-1].setFocus()
+        elif self.password.isVisible():
             self.password.setFocus()
 
     def _fail(self, error: RacklessError) -> None:

@@ -92,7 +92,7 @@ class StoragePane(ChangingPane):
                 title="Last used",
                 text=lambda one: show_moment(one.used_s or None, self._context.cluster.now_s()),
                 sort=lambda one: one.used_s,
-                width_px=140,
+                width_px=152,
             ),
             Column(
                 title="Protected",

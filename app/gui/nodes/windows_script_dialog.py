@@ -10,7 +10,6 @@ from PySide6.QtWidgets import (
     QFileDialog,
     QHBoxLayout,
     QLineEdit,
-    QSpinBox,
     QVBoxLayout,
     QWidget,
 )
@@ -24,6 +23,7 @@ from app.flows.windows_script import (
     read_options,
 )
 from app.gui.kit.banner import Banner
+from app.gui.kit.inputs import NumberBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
 from app.gui.session.context import Context
 from app.provisioning.windows.facts import MAX_MEMORY_GIB
@@ -52,8 +52,8 @@ class WindowsScriptDialog(QDialog):
         self.banner = Banner(context.theme)
         self.name = QLineEdit(node)
         self.name.setAccessibleName("Name that it will have")
-        self.memory = QSpinBox()
-        self.memory.setRange(0, MAX_MEMORY_GIB)
+        self.memory = NumberBox(minimum=0, maximum=MAX_MEMORY_GIB)
+        self.memory.setMinimumWidth(200)
         self.memory.setSuffix(" GiB")
         self.memory.setSpecialValueText("half of the PC's")
         self.memory.setAccessibleName("Memory of WSL")

@@ -62,7 +62,7 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
             status=lambda n: describe_node(n, now_s()),
             width_px=172,
         ),
-        Column(title="Address", text=lambda n: n.address, width_px=182),
+        Column(title="Address", text=lambda n: n.address, width_px=176),
         Column(title="Hardware", text=describe_hardware, stretches=True),
         Column(
             title="Environment",
@@ -84,7 +84,7 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
             text=lambda n: describe_clock(clock_offset(n.name)),
             sort=lambda n: unknown_first(clock_offset(n.name)),
             tip="How far the node's clock differs from this PC's",
-            width_px=92,
+            width_px=104,
         ),
         number_column("Disk free", lambda n: disk_free_bytes(n), show_bytes, width_px=88),
     ]

@@ -30,7 +30,7 @@ def test_the_disk_is_shown_and_items_are_deleted_after_asking(
     code, said = ask()
     assert code == 0
     assert LAST in said
-    assert "24.0 GiB are Rackless's; 60 / 100 GiB of the disk are in use" in said
+    assert "Rackless uses 24.0 GiB; 60 / 100 GiB of the disk are in use" in said
     ask("--free")
     assert json.loads(ask("--free", as_json=True)[1])["freed"] is None
     assert core.calls == []
