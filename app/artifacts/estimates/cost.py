@@ -306,7 +306,8 @@ class _Work:
         if not self.bench.is_gpu:
             seconds += self.shape.num_quantized / of_format.weights_per_s
         # Weights come one by one, and what they took is given back from time to time.
-        at_once = rates.WEIGHT_AT_ONCE_BYTES * max(self._widest, self.shape.num_embedding)
+        widest = max(self._widest, self.shape.num_embedding)
+        at_once = rates.WEIGHT_AT_ONCE_BYTES[self._device] * widest
         ram = self._base_ram + of_format.ram_bytes + at_once + rates.UNRETURNED_BYTES
         return self._on("quantize", seconds, ram, at_once)
 

@@ -97,8 +97,8 @@ PACKED_SHARE = {"cpu": 1.0, "gpu": 0.26}
 # finished layers is given back (agents/quantizers/job/heap.py), so that it does not grow with them:
 # 12 layers of 26 MB took 0.11 GB beside the package, where they took 0.40 GB before.
 LAYERS_HELD = 4
-# Memory of a weight that is quantized alone, in bytes per value: as it is, in float32, rounded.
-WEIGHT_AT_ONCE_BYTES = 8
+# Memory of a weight that is quantized alone, in bytes per value; a CPU looks codes up.
+WEIGHT_AT_ONCE_BYTES = {"cpu": 36, "gpu": 8}
 # Memory that quantizing weights one by one takes before it is given back.
 UNRETURNED_BYTES = 4 << 25
 # Maximum size of one file of a model; results are written from GPU memory file by file.

@@ -84,9 +84,9 @@ def test_a_model_in_several_files_becomes_several_files(tmp_path, monkeypatch):
 
 
 def test_memory_holds_a_few_weights_of_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(nf4, "_WRITTEN_BYTES", 1 << 22)
+    monkeypatch.setattr(nf4, "_WRITTEN_BYTES", 1 << 20)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=1024, intermediate_size=2816, num_hidden_layers=6,
+        vocab_size=256, hidden_size=512, intermediate_size=1024, num_hidden_layers=48,
         num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True,
     )  # fmt: skip
     with torch.device("meta"):
@@ -103,4 +103,4 @@ def test_memory_holds_a_few_weights_of_many(tmp_path, monkeypatch):
         made = write(tmp_path / "model", tmp_path / "made")
     result = (made / "model.safetensors").stat().st_size
     print(f"peak {memory.peak_bytes:,} of {whole:,}, result {result:,}")
-    assert memory.peak_bytes < whole / 3
+    assert memory.peak_bytes < result < whole / 3
