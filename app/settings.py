@@ -33,7 +33,11 @@ class Setting:
     minimum: float | None = None
     maximum: float | None = None
     per_node: bool = False
-    """Whether a node may have a value of its own."""
+    """Whether a node may have a value of its own; only choices may."""
+
+    def __post_init__(self) -> None:
+        if self.per_node and self.kind != "choice":
+            raise ValueError(f"{self.key} is a {self.kind}; only a choice may differ for a node")
 
     def checked(self, value: object) -> Value:
         """Return `value` if it is allowed.

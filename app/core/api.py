@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from app.provisioning.check_row import CheckRow, OnRow
     from app.provisioning.repairs import Repair
     from app.provisioning.windows.offer import ScriptOptions, WindowsScript
+    from app.settings import Value
 
 
 OnMessage = Callable[[str], None]
@@ -79,6 +80,8 @@ class RecipeRow(Protocol):
 
 class SettingsSeam(Protocol):
     def set(self, key: str, value: object) -> None: ...
+    def of_nodes(self, key: str) -> dict[str, Value]: ...
+    def set_of_node(self, node: str, key: str, value: object | None) -> None: ...
 
 
 class NodesApi(Protocol):

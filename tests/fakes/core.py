@@ -77,6 +77,7 @@ from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script, save_script
 from app.runfile.run_file import format_run
 from app.runs.journals.logs import LogFile
+from app.settings import Value
 from tests.fakes.artifacts import CARD, past_artifacts
 from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
@@ -1006,6 +1007,8 @@ class FakeCore:
     """Raised by the next action, once."""
     loop: asyncio.AbstractEventLoop | None = None
     chosen: dict[str, object] = field(default_factory=dict)
+    own_settings: dict[str, dict[str, Value]] = field(default_factory=dict)
+    """Of nodes, by their names."""
     """What was set in the settings."""
     token_place: str = "none"
     node_token_map: dict[str, NodeToken] = field(default_factory=dict)
@@ -1036,6 +1039,17 @@ class FakeCore:
 
     def set(self, key: str, value: object) -> None:
         self.chosen[key] = value
+
+    def of_nodes(self, key: str) -> dict[str, Value]:
+        return {node: own[key] for node, own in self.own_settings.items() if key in own}
+
+    def set_of_node(self, node: str, key: str, value: Value | None) -> None:
+        self.maybe_fail()
+        own = self.own_settings.setdefault(node, {})
+        if value is None:
+            own.pop(key, None)
+        else:
+            own[key] = value
 
     def on_loop(self, call: Callable[..., Any], *args: Any) -> None:
         """Let a test publish from its own thread."""

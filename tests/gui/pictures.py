@@ -174,6 +174,17 @@ def _storage(stage: Stage) -> QWidget:
     return stage.window
 
 
+def _node_settings(stage: Stage) -> QWidget:
+    page = stage.window.nodes
+    stage.core.own_settings["gamma"] = {"when_hot": "limit"}
+    page.open_node("gamma")
+    stage.window.go_to("nodes")
+    page.tabs.setCurrentWidget(page.settings)
+    control = page.settings.rows["when_hot"].control
+    stage.wait_for(lambda: control.currentData() == "limit")
+    return stage.window
+
+
 def _runs(stage: Stage) -> QWidget:
     stage.window.go_to("runs")
     stage.window.runs.table.selectRow(1)
@@ -743,6 +754,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes-prepare": _prepare,
     "nodes-changes": _changes,
     "nodes-storage": _storage,
+    "nodes-settings": _node_settings,
     "runs": _runs,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),

@@ -195,3 +195,47 @@ def test_a_report_is_saved_where_the_person_says(empty, tmp_path, monkeypatch):
     empty.window.actions_["save_report"].trigger()
     empty.wait_for(lambda: "not saved" in empty.window.banner.message(), "the failure is said")
     assert "Name another file" in empty.window.banner.message()
+
+
+def choose_with_mouse(control, text):
+    """Open a combo box with a click, and click one of its choices."""
+    QTest.mouseClick(control, Qt.MouseButton.LeftButton)
+    # Qt takes a click that comes sooner for the second half of the first one.
+    QTest.qWait(QApplication.doubleClickInterval() + 200)
+    view = control.view()
+    index = view.model().index(control.findText(text), 0)
+    view.scrollTo(index)
+    place = view.visualRect(index).center()
+    assert view.isVisible()
+    QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place)
+
+
+def test_a_node_gets_a_setting_of_its_own_by_the_mouse_and_gives_it_back(busy):
+    page = busy.window.nodes
+    busy.window.go_to("nodes")
+    page.open_node("gamma")
+    bar = page.tabs.tabBar()
+    place = page.tabs.indexOf(page.settings)
+    QTest.mouseClick(bar, Qt.MouseButton.LeftButton, pos=bar.tabRect(place).center())
+    pane = page.settings
+    row = pane.rows["when_hot"]
+    busy.wait_for(lambda: row.control.currentText() == "As on all nodes: warn me")
+    said = {label.text() for label in pane.findChildren(QLabel)}
+    setting = next(one for one in SETTINGS if one.key == "when_hot")
+    assert {setting.title, setting.description} <= said
+    choose_with_mouse(row.control, "Lower its power limit")
+    busy.wait_for(lambda: busy.core.own_settings == {"gamma": {"when_hot": "limit"}})
+
+    page.table.select("alpha")
+    busy.wait_for(lambda: row.control.currentData() == "same", "another node has its own")
+    assert "alpha" in pane.summary.text()
+    busy.core.failure = UserError("The disk is full.", "Free some space.")
+    choose_with_mouse(row.control, "Pause until it is cooler")
+    busy.wait_for(lambda: "Free some space" in pane.banner.message())
+    busy.wait_for(lambda: row.control.currentData() == "same", "what is stored is shown")
+
+    busy.context.preferences.set("when_hot", "wait")
+    page.table.select("gamma")
+    busy.wait_for(lambda: row.control.currentData() == "limit")
+    choose_with_mouse(row.control, "As on all nodes: pause until it is cooler")
+    busy.wait_for(lambda: busy.core.own_settings == {"gamma": {}})

@@ -44,6 +44,11 @@ class SettingRow(QWidget):
             self.control.setValue(round(float(value)))
         self.control.blockSignals(False)
 
+    def rename_choice(self, value: str, label: str) -> None:
+        """Show another label for a choice, such as one that names the present value of all."""
+        if isinstance(self.control, QComboBox):
+            self.control.setItemText(self.control.findData(value), label)
+
     def _make_control(self) -> QCheckBox | QComboBox | QSpinBox:
         setting = self._setting
         if setting.kind == "switch":

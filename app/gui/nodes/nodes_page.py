@@ -30,6 +30,7 @@ from app.gui.nodes.node_check import NodeCheck
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
 from app.gui.nodes.node_pane import Tell
+from app.gui.nodes.node_settings_pane import NodeSettingsPane
 from app.gui.nodes.preparation import Preparation
 from app.gui.nodes.storage_pane import StoragePane
 from app.gui.nodes.windows_script_button import WindowsScriptButton
@@ -72,6 +73,7 @@ class NodesPage(QWidget):
         self.log = NodeLogPane(context)
         self.changes = ChangesPane(context)
         self.storage = StoragePane(context)
+        self.settings = NodeSettingsPane(context)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         self.tabs.addTab(self.details, "Details")
@@ -80,6 +82,7 @@ class NodesPage(QWidget):
         self.tabs.addTab(self.log, "Log")
         self.tabs.addTab(self.changes, "Changes")
         self.tabs.addTab(self.storage, "Storage")
+        self.tabs.addTab(self.settings, "Settings")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
@@ -189,7 +192,7 @@ class NodesPage(QWidget):
         node = self.table.selected()
         self.details.show_node(node)
         name = node.name if node is not None else ""
-        for pane in (self.log, self.changes, self.storage):
+        for pane in (self.log, self.changes, self.storage, self.settings):
             pane.show_node(name)
         # This runs at every change of any node; its measurements are read once.
         if node is not None and node.name not in self._asked_measured:
