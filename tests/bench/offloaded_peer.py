@@ -2,7 +2,11 @@
 
 As their documents have it: `device_map` puts as many layers on the GPU as fit, in NF4, and the
 others on the CPU, where they stay in 16 bits (`llm_int8_enable_fp32_cpu_offload`) and are copied to
-the GPU in each pass. All layers recompute: otherwise autograd would keep every copy.
+the GPU in each pass. All layers recompute: otherwise autograd would keep every copy. Where the
+device is the CPU itself, the others are on the disk, so that the same hooks are at work.
+
+The weights of layers that wait elsewhere are placeholders without content until they are called,
+and PEFT makes their adapters alike. Adapters stay on the device, so they are made there again.
 """
 
 from __future__ import annotations
@@ -76,8 +80,9 @@ def _load(job: PeerJob, folder: Path, most_bytes: float, attention: str) -> tupl
     fitting = max(0, min(layers, int((most_bytes - ends_bytes) / layer_bytes)))
     gpu: Any = 0 if job.device != "cpu" else "cpu"
     places = {"model.embed_tokens": gpu, "model.norm": gpu, "model.rotary_emb": gpu, "lm_head": gpu}
+    elsewhere = "disk" if gpu == "cpu" else "cpu"
     for place in range(layers):
-        places[f"model.layers.{place}"] = gpu if place < fitting else "cpu"
+        places[f"model.layers.{place}"] = gpu if place < fitting else elsewhere
     settings: dict[str, Any] = {}
     if job.kind == "qlora":
         settings["quantization_config"] = BitsAndBytesConfig(
@@ -86,13 +91,30 @@ def _load(job: PeerJob, folder: Path, most_bytes: float, attention: str) -> tupl
         )  # fmt: skip
     base = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, device_map=places, attn_implementation=attention,
-        use_safetensors=True, local_files_only=True, **settings,
+        use_safetensors=True, local_files_only=True, offload_folder=folder / "offloaded",
+        **settings,
     )  # fmt: skip
     base.config.use_cache = False
     model = get_peft_model(base, describe_adapter(job), autocast_adapter_dtype=False).train()
-    for parameter in model.parameters():
-        if parameter.requires_grad:  # those of layers on the CPU are made there
-            parameter.data = parameter.data.to(job.device, torch.bfloat16)
+    _place_adapters(model, job.device)
     model.enable_input_require_grads()
     set_recompute(model, "all")
     return model, fitting
+
+
+def _place_adapters(model: Any, device: str) -> None:
+    """Put all adapters on the device, those of offloaded layers with new initial values."""
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        parts = [layer.lora_A["default"], layer.lora_B["default"]]
+        is_empty = any(one.weight.is_meta for one in parts)
+        for part in parts:
+            if is_empty:
+                part.to_empty(device=device)
+            part.to(device, torch.bfloat16)
+        if is_empty:
+            layer.reset_lora_parameters("default", init_lora_weights=True)

@@ -14,8 +14,9 @@ import pytest
 
 from tests.bench import bench_chat, bench_host, bench_preferences, bench_settings
 from tests.bench.chat_rows import draw_lengths, make_rows, save_tokenizer, write_rows
-from tests.bench.engine_shapes import SHAPES, make_config
+from tests.bench.engine_shapes import GIB, SHAPES, make_config
 from tests.bench.fresh_process import Emit, run_fresh
+from tests.bench.offloaded_peer import train_offloaded
 from tests.bench.our_training import RunFailed, make_spec, run_trainer, summarize
 from tests.bench.peer_training import (
     Bounds,
@@ -24,6 +25,7 @@ from tests.bench.peer_training import (
     load_peft,
     make_batches,
 )
+from tests.bench.random_model import save_outline
 
 LENGTHS = [16, 90, 41, 500, 23, 64]
 SHAPE = "llama-3.2-3b"
@@ -201,3 +203,16 @@ def test_settings_print_their_share_of_the_best(bench: Callable[..., str]) -> No
     assert said.count("micro-batch, recomputed, offloaded") == 2, said
     (share,) = re.findall(r"lowest (\d\.\d+) of the best", said)
     assert 0 < float(share) <= 1
+
+
+def test_a_peer_trains_layers_that_wait_elsewhere(tmp_path: Path) -> None:
+    """Without a GPU they wait on the disk, by the same hooks of accelerate."""
+    save_outline(tmp_path, "llama-2-13b", layers=2, size="tiny")
+    job = PeerJob(
+        engine="peft", shape="llama-2-13b", kind="lora", limit=32, layers=2, size="tiny",
+        lengths=(32,) * 4, step_tokens=64, at_once=(1, 2), seconds=0.01, device="cpu",
+    )  # fmt: skip
+    # No layer has room.
+    reports = list(run_fresh(train_offloaded, job, str(tmp_path), 1024 / GIB))
+    assert [(one["at_once"], one["layers_on_gpu"]) for one in reports] == [(1, 0), (2, 0)]
+    assert all(one["tokens_per_s"] > 0 for one in reports)
