@@ -52,7 +52,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory) -> Path:
-    """Train a model whose sizes both methods can divide."""
+    """Train a model whose sizes both methods can divide, and save it in several files."""
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("learned") / "model"
@@ -68,7 +68,9 @@ def learned(tmp_path_factory) -> Path:
         model(input_ids=ids, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="2MB")
+    assert len(list(folder.glob("*.safetensors"))) >= 3
     return folder
 
 
