@@ -51,8 +51,9 @@ class DirectFeed:
             OSError: nothing listens there, a firewall is in between, or it is not the node.
         """
         context = await in_thread(make_client_context, credential)
-        plain = await _connect(address, port)
+        plain = await in_thread(socket.create_connection, (address, port), CONNECT_TIMEOUT_S)
         try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             channel = context.wrap_socket(plain, do_handshake_on_connect=False)
         except BaseException:
             plain.close()
@@ -112,21 +113,3 @@ class DirectFeed:
             if not task.cancelled():
                 task.exception()  # it is of no interest any more, and asyncio would complain
             raise
-
-
-async def _connect(address: str, port: int) -> socket.socket:
-    """Return a connected socket; raises OSError."""
-    loop = asyncio.get_running_loop()
-    (family, kind, protocol, _, place), *_ = await loop.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-    )
-    opened = socket.socket(family, kind, protocol)
-    try:
-        opened.setblocking(False)
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await loop.sock_connect(opened, place)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        opened.close()
-        raise
-    return opened
