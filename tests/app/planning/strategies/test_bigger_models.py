@@ -211,7 +211,7 @@ def test_unlike_cards_get_groups_of_equal_speed() -> None:
 
 def test_a_stage_that_cannot_fit_is_named_with_the_smallest_change(all_modes: None) -> None:
     cards = ("RTX 3070 Ti", "RTX 3070 Ti")
-    plan = make_plan(ask(make_pcs(*cards), "13B", sequence_tokens=8192, parallel="pipeline"))
+    plan = make_plan(ask(make_pcs(*cards), "13B", sequence_tokens=12288, parallel="pipeline"))
 
     assert plan.chosen is None
     assert plan.others[0].mode == "pipeline"  # what the run file names comes first
@@ -220,7 +220,7 @@ def test_a_stage_that_cannot_fit_is_named_with_the_smallest_change(all_modes: No
     message, hint = problem
     assert message.startswith("parallel: pipeline does not fit on pc1: layers 1 to 20 would need")
     assert message.endswith("and its RTX 3070 Ti has 7.8")
-    assert hint.startswith("Shorten sequences to 4,096 tokens: it then fits, pipeline on pc1")
+    assert hint.startswith("Shorten sequences to 6,144 tokens: it then fits, pipeline on pc1")
     change = plan.advice[0].change
     again = make_plan(
         ask(make_pcs(*cards), "13B", parallel="pipeline", **change)  # type: ignore[arg-type]
