@@ -7,6 +7,7 @@ inputs, which may wait in pinned host memory (agents/trainer/execution/activatio
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from agents.contract.layer_plan import HOST_SHARE, STAGE_CHUNK_BYTES
@@ -71,19 +72,22 @@ def host_room_bytes(worker: Worker) -> int:
 def most_layers(
     case: Case, worker: Worker, place: int, num_stages: int, *, way: Way, in_flight: int
 ) -> int:
-    """Return how many layers fit a stage, from the memory of one and of two layers."""
-    one, two = (
-        stage_memory(
-            case, worker, count, place, num_stages, way=way, in_flight=in_flight
+    """Return how many layers fit a stage."""
+
+    def count_bytes(num_layers: int) -> int:
+        return stage_memory(
+            case, worker, num_layers, place, num_stages, way=way, in_flight=in_flight
         ).expected_bytes
-        for count in (1, 2)
-    )
-    left = case.room_bytes(worker) - one
-    fitting = 0 if left < 0 else 1 + int(left / max(1, two - one))
-    if not way.offloads:
-        return fitting
-    num_chunks = host_room_bytes(worker) // (in_flight * STAGE_CHUNK_BYTES)
-    return min(fitting, num_chunks * (STAGE_CHUNK_BYTES // _count_features(case, worker)))
+
+    room_bytes = case.room_bytes(worker)
+    if way.offloads:
+        # A few inputs are on their way, however many layers there are: no straight line.
+        num_chunks = host_room_bytes(worker) // (in_flight * STAGE_CHUNK_BYTES)
+        in_host = num_chunks * (STAGE_CHUNK_BYTES // _count_features(case, worker))
+        counts = range(1, min(in_host, case.shape.num_layers) + 1)
+        return bisect_right(counts, room_bytes, key=count_bytes)
+    one, two = count_bytes(1), count_bytes(2)
+    return 0 if room_bytes < one else 1 + int((room_bytes - one) / max(1, two - one))
 
 
 def _count_features(case: Case, worker: Worker) -> int:

@@ -60,6 +60,17 @@ def test_without_ram_for_inputs_a_slower_cut_is_planned() -> None:
     assert found.step_s > plan(ram_gib=64).step_s
 
 
+def test_all_layers_are_counted_that_fit_beside_the_inputs_on_their_way() -> None:
+    """The first layers bring an input each, and later ones no more."""
+    cards = make_pcs("RTX 3070 Ti", "RTX 3070 Ti")
+    case = open_case(ask(cards, "13B", sequence_tokens=8192, parallel="pipeline"))
+    found = plan_pipeline(case, case.workers)
+
+    assert found is not None
+    assert found.fits
+    assert all(gpu.offloads for gpu in found.gpus)
+
+
 def test_inputs_leave_a_gpu_no_slower_than_a_layer_passes() -> None:
     case = open_case(ask(make_pcs("RTX 4070"), "70B"))
     (worker,) = case.workers
