@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ from agents.contract.wire import from_wire
 from agents.errors import ExpectedError
 from agents.serve.channel import AgentChannel, Call
 from agents.serve.server import Server, read_lines
-from agents.state import Home, boot_id
+from agents.state import Home, boot_id, identity_from, read_json
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -81,12 +82,20 @@ class Agent:
         return code
 
 
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    made = Agent(tmp_path / "home")
+def serve_agent(home: Path) -> Iterator[Agent]:
+    """Serve an agent; at the end its recorder ends too, which would sample for another 15 min."""
+    made = Agent(home)
     assert made.read()["kind"] == "hello"
     yield made
     made.end()
+    recorder = identity_from(read_json(home / "telemetry" / "recorder.json"))
+    if recorder is not None and recorder.is_alive():
+        os.kill(recorder.pid, signal.SIGTERM)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    yield from serve_agent(tmp_path / "home")
 
 
 def test_nonce_comes_first_then_hello(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from agents.contract.artifacts import ChatDevice, ChatJob, ChatMessage, ChatTurn
 from agents.contract.wire import to_wire
 from agents.state import Home, identify
-from tests.agents.serve.test_server import Agent
+from tests.agents.serve.test_server import Agent, serve_agent
 from tests.agents.trainer.ranks import DEMO
 
 GPU = "GPU-1"
@@ -22,10 +22,7 @@ GPU = "GPU-1"
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    made = Agent(tmp_path)
-    made.read()
-    yield made
-    made.end()
+    yield from serve_agent(tmp_path)
 
 
 def ask(agent: Agent, kind: str, **args: Any) -> tuple[dict[str, Any], list[str]]:

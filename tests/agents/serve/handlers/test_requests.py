@@ -31,7 +31,7 @@ from agents.supervisor.launch import launch
 from agents.supervisor.leases import borrow_device
 from app.nodes.credential import make_credential
 from tests.agents.node.test_checkpoints import make
-from tests.agents.serve.test_server import Agent
+from tests.agents.serve.test_server import Agent, serve_agent
 from tests.agents.supervisor.conftest import Node, kill_supervisor, make_node
 
 
@@ -42,10 +42,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 @pytest.fixture
 def agent(node: Node) -> Iterator[Agent]:
-    made = Agent(node.home.path)
-    made.read()
-    yield made
-    made.end()
+    yield from serve_agent(node.home.path)
 
 
 def ask(agent: Agent, kind: str, **args: Any) -> Any:
