@@ -96,6 +96,7 @@ class Watch:
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._seen: dict[tuple[str, str, str], Door] = {}
         self._holders: dict[tuple[str, str, str], list[str]] = {}
+        self._unheld: set[tuple[str, str, str]] = set()
 
     def __enter__(self) -> Watch:
         self._look = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -138,6 +139,10 @@ class Watch:
         known, holders = self._seen.get(key), [*commands]
         # A process may bind a socket and hand it to the one that it was bound for.
         if known is not None and known.owner and holders == self._holders[key]:
+            return
+        # `ss` asks who holds what before it lists: of one without a holder nobody knows yet.
+        if not commands and key not in self._unheld:
+            self._unheld.add(key)
             return
         owner, reason = explain(" | ".join(filter(None, commands.values())) or line)
         if known is None or owner:
