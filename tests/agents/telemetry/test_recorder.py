@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,8 +124,9 @@ def sample_until_end(home: Home, monkeypatch: pytest.MonkeyPatch, held: Callable
         if clock[0] > 5000:
             raise TimeoutError
 
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    # Of this module alone: threads of other tests may still sleep.
+    played = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(module, "time", played)
     monkeypatch.setattr(module, "is_any_held", lambda home: held())
     ring = RingWriter(home.telemetry / "samples", 0)
     module._sample_on(home, GpuReader(None), ring)

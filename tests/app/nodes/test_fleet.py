@@ -18,9 +18,9 @@ from app.errors import (
     UserError,
 )
 from app.events import NodeRemoved
+from app.nodes import archive
 from app.nodes import fleet as fleet_module
 from app.nodes import watch as watch_module
-from app.nodes.archive import build_archive
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node
 from app.nodes.transport.loopback import LoopbackNode, find_processes, power_cut
@@ -37,7 +37,7 @@ def node_of(server: LoopbackNode, name: str = "pc") -> Node:
 @pytest.fixture
 def fake_agent(monkeypatch) -> None:
     """Let the fleet push the fake agent instead of the real one."""
-    monkeypatch.setattr(fleet_module, "build_archive", fake_archive)
+    monkeypatch.setattr(archive, "build_archive", fake_archive)
 
 
 async def test_a_node_joins_and_can_be_asked(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_names_and_places_are_unique(tmp_path: Path, fake_agent: None) -> 
 async def test_removing_forgets_the_host_key_unless_it_is_shared(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(fleet_module, "build_archive", lambda: fake_archive(FACTS))
+    monkeypatch.setattr(archive, "build_archive", lambda: fake_archive(FACTS))
     seen = Seen()
     async with loopback_node(tmp_path) as server, fleet_at(tmp_path / "m", seen) as fleet:
         await fleet.join(node_of(server), server.fingerprint)
@@ -245,7 +245,7 @@ async def test_a_bug_in_one_nodes_task_is_shown_and_touches_no_other(
         raise ZeroDivisionError("our fault")
 
     monkeypatch.setattr(fleet_module, "open_link", broken)
-    monkeypatch.setattr(fleet_module, "build_archive", fake_archive)
+    monkeypatch.setattr(archive, "build_archive", fake_archive)
     async with loopback_node(tmp_path) as server:
         async with fleet_at(tmp_path / "m", Seen()) as fleet:
             fleet.add(node_of(server))
@@ -295,7 +295,3 @@ async def test_a_power_cut_is_noticed_at_once_and_said_once(tmp_path: Path) -> N
         await asyncio.to_thread(power_cut, server.home)
         assert await until(lambda: fleet.snapshot("pc").state == "unreachable") < 3.2
         assert seen.states()[-2:] == ["online", "unreachable"]
-
-
-def test_the_archive_that_is_pushed_is_the_one_installed_here() -> None:
-    assert fleet_module.build_archive is build_archive

@@ -16,6 +16,7 @@ def test_each_phase_has_its_own_peaks(tmp_path):
     meter = Meter(tmp_path / "made", "memory")
     block = bytearray(64 * MIB)
     block[::4096] = b"1" * len(block[::4096])
+    meter.look()
     time.sleep(0.3)
     del block
     meter.begin("disk")
