@@ -30,7 +30,7 @@ class AccountPasswords(QWidget):
         self.password = QLineEdit()
         self.password.setEchoMode(QLineEdit.EchoMode.Password)
         self.password.setAccessibleName("Password")
-        self.password.setPlaceholderText("Password there; used once, kept nowhere")
+        self.password.setPlaceholderText("Password there; kept nowhere")
         self.copy_key = Button(theme, "Copy key and add", self._give, role="primary")
         self.copy_key.setEnabled(False)
         row = QHBoxLayout()
