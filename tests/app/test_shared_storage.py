@@ -14,7 +14,7 @@ from tests.fakes.share import FakeShare, can_mount, mounted_share
 from tests.fakes.site import DEMO, Site, open_site, tagged_processes, wait_until
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.campaign,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse"),
 ]

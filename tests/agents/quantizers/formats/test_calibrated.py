@@ -153,7 +153,7 @@ def job_for(model: Path, method: str, *types: str, engine: str = "gptqmodel") ->
     ("method", "engine", "types", "share", "layout"),
     [
         ("awq", "gptqmodel", (), 1.0, AWQ),
-        ("awq", "autoawq", (), 1.0, AWQ),
+        pytest.param("awq", "autoawq", (), 1.0, AWQ, marks=pytest.mark.campaign),
         ("gptq", "gptqmodel", ("4-bit",), 1.0, GPTQ),
         pytest.param(
             *("gptq", "gptqmodel", ("8-bit",), 0.1, {"quant_method": "gptq", "bits": 8}),

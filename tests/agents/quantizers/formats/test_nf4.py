@@ -83,6 +83,7 @@ def test_a_model_in_several_files_becomes_several_files(tmp_path, monkeypatch):
     assert not [path for path in made.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.campaign
 def test_memory_holds_a_few_weights_of_many(tmp_path, monkeypatch):
     monkeypatch.setattr(nf4, "_WRITTEN_BYTES", 1 << 20)
     config = LlamaConfig(

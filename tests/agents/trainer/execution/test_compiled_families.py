@@ -89,7 +89,7 @@ def as_on_gpus(monkeypatch):
         # Sinks, biases and experts: the same.
         ("gpt-oss", True, 0, 3),
         # Three layers read what one has written, and norms of two sizes stand outside.
-        ("Gemma 3n, three readers", False, 4, 4),
+        pytest.param("Gemma 3n, three readers", False, 4, 4, marks=pytest.mark.campaign),
     ],
 )
 def test_families_compile_as_a_whole(as_on_gpus, family, dora, num_recomputed, num_graphs):

@@ -44,7 +44,12 @@ def test_kept_bytes_are_those_that_the_compiler_saves(family, kind, targets, dro
 
 @pytest.mark.parametrize(
     ("family", "dropout", "dora"),
-    [("llama", 0.05, False), ("phi3", 0.0, False), ("llama", 0.0, True), ("llama", 0.05, True)],
+    [
+        pytest.param("llama", 0.05, False, marks=pytest.mark.campaign),
+        ("phi3", 0.0, False),
+        pytest.param("llama", 0.0, True, marks=pytest.mark.campaign),
+        ("llama", 0.05, True),
+    ],
 )
 def test_a_recomputed_layer_takes_what_the_compilers_code_allocates(family, dropout, dora):
     adapter = AdapterSpec(kind="lora", dropout=dropout, rank=8, dora=dora)
