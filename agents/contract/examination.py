@@ -18,6 +18,9 @@ Sudo = Literal["root", "free", "password", "none"]
 SyncService = Literal["on", "off", "none"]
 """Service that sets the clock: it runs, it is installed and off, or there is none."""
 
+NO_LIMIT = 2**63 - 1
+"""Stands for a limit of a login that is not set."""
+
 
 def _check_texts(record: object, *names: str) -> None:
     for name in names:
@@ -112,11 +115,11 @@ class SystemFacts:
     temporary_writable: bool | None = None
     """Whether a file could be written there."""
     max_open_files: int | None = None
-    """Files that a process of this login may have open; 2**63 - 1: there is no limit."""
+    """Files that a process of this login may have open; `NO_LIMIT`: there is none."""
     max_processes: int | None = None
-    """Processes and threads that this login may have; 2**63 - 1: there is no limit."""
+    """Processes and threads that this login may have; `NO_LIMIT`: there is none."""
     max_address_bytes: int | None = None
-    """Addresses that a process may use, in bytes; 2**63 - 1: there is no limit."""
+    """Addresses that a process may use, in bytes; `NO_LIMIT`: there is none."""
 
     def check_foreign(self) -> None:
         _check_texts(self, "home", "home_file_system", "boot_id", "first_process", "user")

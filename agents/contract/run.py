@@ -263,6 +263,10 @@ kernel's when memory runs out; `crashed`: a fault inside a library or a driver; 
 stood still; `slept`: the PC slept and lost the other nodes; `peer_lost`: another rank was lost;
 `share_lost`: the server with its model or data did not answer.
 Empty: nothing failed, or nobody knows."""
+LOST_CAUSES: frozenset[FailureCause] = frozenset(
+    {"killed", "crashed", "stalled", "slept", "peer_lost", "share_lost"}
+)
+"""Causes of an end that a restart does not repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

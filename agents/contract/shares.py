@@ -1,7 +1,7 @@
 r"""Know the shares of a network (NFS, SMB, SSHFS) by the text of /proc/self/mountinfo, and by UNC.
 
-Pure: nothing is looked up. A share only says where the same files may be; whether they are the same
-is for their content to say.
+No server is asked. A share only says where the same files may be; whether they are the same is for
+their content to say.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from agents.contract.names import check_text
@@ -26,6 +27,7 @@ _WINDOWS = ("9p", "drvfs", "virtiofs")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _UNC_OPTION = re.compile(r"path=UNC(\\[^;,]+)", re.IGNORECASE)
 _FIELDS_BEFORE_SEPARATOR = 6
+_MOUNTINFO = Path("/proc/self/mountinfo")
 
 ShareKind = Literal["nfs", "smb", "sshfs", "other"]
 
@@ -79,6 +81,14 @@ class SharedPlace:
     def check_foreign(self) -> None:
         check_text("path", self.path)
         check_text("share", self.share)
+
+
+def read_mounts() -> tuple[Mount, ...]:
+    """Return what is mounted on this PC; nothing on Windows, which has no such table."""
+    try:
+        return parse_mounts(_MOUNTINFO.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ()
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:

@@ -16,7 +16,7 @@ from agents.contract.election import (
     Relaunch,
 )
 from agents.contract.regroup import Regroup, may_regroup
-from agents.contract.run import AttemptIntent, AttemptStatus, CheckpointInfo
+from agents.contract.run import LOST_CAUSES, AttemptIntent, AttemptStatus, CheckpointInfo
 from agents.contract.run_layout import (
     CLOSED_FILE,
     EXIT_FILE,
@@ -37,9 +37,6 @@ from agents.supervisor.election_process import close
 from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fence
 from agents.supervisor.launch import launch
 from agents.supervisor.regrouping import join_group, look_at_ranks
-
-LOST_CAUSES = frozenset({"killed", "crashed", "stalled", "slept", "peer_lost", "share_lost"})
-"""Causes of an end that a restart does not repeat."""
 
 MAX_SAVED_STEPS = 8
 MAX_REASON_CHARACTERS = 500

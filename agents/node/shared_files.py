@@ -26,26 +26,17 @@ from agents.contract.in_place import (
 )
 from agents.contract.messages import to_wire
 from agents.contract.run import FileEntry
-from agents.contract.shares import Mount, find_share, parse_mounts
+from agents.contract.shares import find_share, read_mounts
 from agents.contract.wire import from_wire
 from agents.errors import ExpectedError
 from agents.file_hashes import hash_cached, is_cached
 from agents.state import Home, read_json
 
-MOUNTINFO = Path("/proc/self/mountinfo")
 SILENCE_S = 30.0
 """Time without a byte after which a server counts as gone, in seconds."""
 _LOOK_S = 0.05
 _TELL_S = 2.0
 _HASHES = "hashes"
-
-
-def read_mounts() -> tuple[Mount, ...]:
-    """Return what is mounted on this node; asks no server."""
-    try:
-        return parse_mounts(MOUNTINFO.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ()
 
 
 @dataclass

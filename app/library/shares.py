@@ -12,21 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agents.contract.in_place import PlaceQuery
-from agents.contract.shares import Mount, Share, find_share, parse_mounts, read_unc
+from agents.contract.shares import Share, find_share, read_mounts, read_unc
 from app.errors import UserError
 from app.library.bundles import Source
 
 ANSWER_S = 15.0
 """Time in which a server has to answer this PC, in seconds."""
-_MOUNTINFO = Path("/proc/self/mountinfo")
-
-
-def read_mounts() -> tuple[Mount, ...]:
-    """Return what is mounted on this PC; nothing on Windows."""
-    try:
-        return parse_mounts(_MOUNTINFO.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ()
 
 
 def locate(path: Path) -> Share | None:

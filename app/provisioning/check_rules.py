@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from agents.contract.node import GpuFacts
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
+from app.provisioning.checks.gpu import INSTALL, RESTART
 from app.provisioning.repairs import install_compiler, offer_driver
 from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.torch_build import (
@@ -93,14 +94,12 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
     name, facts = node.name, node.facts
     if facts.gpu_problem:
         fix = (
-            "Install the newest NVIDIA driver on Windows, none inside WSL"
-            if facts.wsl
-            else "sudo ubuntu-drivers install, then restart that PC"
+            "Install the newest NVIDIA driver on Windows, none inside WSL" if facts.wsl else INSTALL
         )
         repair = offer_driver(facts)
         if node.examination.driver.was_updated:
             # The new one is installed already.
-            fix, repair = "Restart that PC", None
+            fix, repair = RESTART, None
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
     if not facts.gpus:
         return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)

@@ -19,6 +19,7 @@ from agents.contract.election import (
     recent_recoveries,
     stands_still,
 )
+from agents.contract.run import LOST_CAUSES
 from agents.contract.spec import RunSpec
 from app.events import RunState
 from app.runs.rejoin import REJOIN
@@ -26,9 +27,7 @@ from app.runs.run import EndCause
 from app.storage.recoveries import Loss
 from app.text import count_of, show_duration
 
-LOSSES: frozenset[EndCause] = frozenset(
-    {"killed", "crashed", "stalled", "slept", "peer_lost", "share_lost", "lost", "diverged"}
-)
+LOSSES: frozenset[EndCause] = frozenset({*LOST_CAUSES, "lost", "diverged"})
 """Causes of an end that a resume does not repeat."""
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """Wait after a refused resume by the number of refusals, in seconds."""

@@ -15,13 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents.contract.examination import Sudo, SyncService, SystemFacts
+from agents.contract.examination import NO_LIMIT, Sudo, SyncService, SystemFacts
 from agents.contract.python_child import SAFE_FOLDER, python_environ
 from agents.contract.shares import find_mount, parse_mounts
 from agents.node.examination.reading import ask, find_program, read_text
 
 SHM = "/dev/shm"
-NO_LIMIT = 2**63 - 1
 SLEEP_TARGETS = ("sleep.target", "suspend.target")
 # adjtimex(2): return value and status bit of a clock that no server keeps.
 _TIME_ERROR, _STA_UNSYNC = 5, 0x40

@@ -6,10 +6,10 @@ import threading
 
 from agents.contract.in_place import PlaceAnswer, PlaceAnswers, PlaceQueries, may_have
 from agents.contract.json_text import read_said
+from agents.contract.shares import read_mounts
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import job_folder
-from agents.node.shared_files import read_mounts
 from agents.serve.channel import Call
 from agents.serve.handlers.jobs import job_environ
 from agents.state import agent_command, write_json

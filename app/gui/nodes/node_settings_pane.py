@@ -17,6 +17,7 @@ from app.gui.session.context import Context
 from app.settings import SETTINGS, Setting, Value
 
 PANEL_PX = 760
+_OF_NODES = tuple(setting for setting in SETTINGS if setting.per_node)
 _SAME = "same"
 """Choice of a node that has no value of its own."""
 
@@ -30,7 +31,7 @@ class NodeSettingsPane(NodePane):
         super().__init__(context)
         self.summary = make_label(role="muted", wraps=True)
         self.banner = Banner(context.theme)
-        self.rows = {s.key: _make_row(s) for s in SETTINGS if s.per_node}
+        self.rows = {s.key: _make_row(s) for s in _OF_NODES}
         self._panel = make_panel()
         self._panel.setMaximumWidth(PANEL_PX)
         inside = QVBoxLayout(self._panel)
@@ -70,10 +71,11 @@ class NodeSettingsPane(NodePane):
             self.stop_reading()
 
     def _take(self, own: dict[str, Value]) -> None:
-        for key, row in self.rows.items():
-            label = _find_label(key, self._context.preferences.get(key))
+        for setting in _OF_NODES:
+            row, shared = self.rows[setting.key], self._context.preferences.get(setting.key)
+            label = setting.labels[setting.choices.index(str(shared))]
             row.rename_choice(_SAME, f"As on all nodes: {label.lower()}")
-            row.show_value(own.get(key, _SAME))
+            row.show_value(own.get(setting.key, _SAME))
 
     def _store(self, key: str, value: Value) -> None:
         name, own = self._shown, None if value == _SAME else value
@@ -93,7 +95,7 @@ class NodeSettingsPane(NodePane):
 
 async def read_settings(core: CoreApi, name: str) -> dict[str, Value]:
     """Return the values that a node has of its own, by key."""
-    found = {setting.key: core.settings.of_nodes(setting.key) for setting in SETTINGS}
+    found = {setting.key: core.settings.of_nodes(setting.key) for setting in _OF_NODES}
     return {key: values[name] for key, values in found.items() if name in values}
 
 
@@ -105,8 +107,3 @@ async def store_setting(core: CoreApi, name: str, key: str, value: Value | None)
 def _make_row(setting: Setting) -> SettingRow:
     choices, labels = (_SAME, *setting.choices), ("", *setting.labels)
     return SettingRow(replace(setting, choices=choices, labels=labels))
-
-
-def _find_label(key: str, value: Value) -> str:
-    setting = next(setting for setting in SETTINGS if setting.key == key)
-    return setting.labels[setting.choices.index(str(value))]

@@ -22,7 +22,7 @@ from app.gui.kit.primitives import (
 )
 from app.gui.session.context import Context
 from app.gui.settings.hub_token_row import HubTokenRow
-from app.settings import SETTINGS
+from app.settings import SETTINGS, Setting
 
 WIDTH_PX = 760
 
@@ -59,7 +59,7 @@ class SettingsPage(QWidget):
         column.setSpacing(8)
         # dict.fromkeys keeps the order of declaration, a set would not.
         for section in dict.fromkeys(setting.section for setting in SETTINGS):
-            rows = [self._make_row(s.key) for s in SETTINGS if s.section == section]
+            rows = [self._make_row(s) for s in SETTINGS if s.section == section]
             self._add_section(column, section, rows)
         self._add_section(column, "Hugging Face hub", [self.token])
         self._add_section(column, "This PC", [self._make_folder_row(), self._make_promise()])
@@ -85,11 +85,10 @@ class SettingsPage(QWidget):
         column.addWidget(panel)
         column.addSpacing(12)
 
-    def _make_row(self, key: str) -> QWidget:
-        setting = next(setting for setting in SETTINGS if setting.key == key)
-        row = self.rows[key] = SettingRow(setting)
-        row.show_value(self._context.preferences.get(key))
-        row.chosen.connect(partial(self._context.preferences.set, key))
+    def _make_row(self, setting: Setting) -> QWidget:
+        row = self.rows[setting.key] = SettingRow(setting)
+        row.show_value(self._context.preferences.get(setting.key))
+        row.chosen.connect(partial(self._context.preferences.set, setting.key))
         return row
 
     def _make_folder_row(self) -> QWidget:

@@ -8,7 +8,6 @@ is cancelled shuts the connection, which wakes the thread.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -18,7 +17,7 @@ from typing import TypeVar
 
 from agents.contract.spread import CHUNK_FRAME, OFFER
 from app.nodes.credential import make_client_context
-from app.nodes.files.local_files import in_thread
+from app.nodes.files.local_files import in_stoppable_thread, in_thread
 
 CONNECT_TIMEOUT_S = 1.5
 """Time to open the port, in seconds: the SSH connection to the same PC took milliseconds, and a
@@ -102,14 +101,9 @@ class DirectFeed:
             left = left[BLOCK_BYTES:]
 
     async def _do(self, work: Callable[[], T]) -> T:
-        task = asyncio.create_task(asyncio.to_thread(work))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # Not the method of SSLSocket, which first turns the socket into one without TLS.
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(self._channel, socket.SHUT_RDWR)
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # it is of no interest any more, and asyncio would complain
-            raise
+        return await in_stoppable_thread(work, self._shut)
+
+    def _shut(self) -> None:
+        # Not the method of SSLSocket, which first turns the socket into one without TLS.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._channel, socket.SHUT_RDWR)

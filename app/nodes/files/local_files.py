@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, TypeVar
 
@@ -26,10 +27,16 @@ T = TypeVar("T")
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `function` in a thread; if cancelled, wait for it to finish first."""
-    task = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
+    return await in_stoppable_thread(partial(function, *args, **kwargs), lambda: None)
+
+
+async def in_stoppable_thread(function: Callable[[], T], stop: Callable[[], None]) -> T:
+    """Run `function` in a thread; if cancelled, call `stop` and wait for it to finish first."""
+    task = asyncio.create_task(asyncio.to_thread(function))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        stop()
         await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # it is of no interest any more, and asyncio would complain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agents.contract.examination import NO_LIMIT
 from app.provisioning.check_row import CheckedNode, CheckRow, make_row
 from app.text import show_bytes
 
@@ -11,7 +12,6 @@ ENOUGH_OPEN_FILES = 1024
 """Open files of a rank: shards of a model, data loaders, connections; the default of Linux."""
 ENOUGH_PROCESSES = 1000
 """Processes and threads of one login: a rank has some for each core, and its compilers, too."""
-_NO_LIMIT = 2**63 - 1
 
 
 def judge_temporary(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -42,13 +42,13 @@ def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
         return (make_row("limits", node.name, "unknown", text, fix),)
     evidence = (
         f"open files {_show(files)}, processes {_show(processes)}, "
-        f"addresses {'without limit' if addresses == _NO_LIMIT else show_bytes(addresses)}"
+        f"addresses {'without limit' if addresses == NO_LIMIT else show_bytes(addresses)}"
     )
     raise_ = (
         "Raise the limit {0} in /etc/security/limits.conf there, and look for ulimit in ~/.bashrc "
         "and ~/.profile"
     )
-    if addresses != _NO_LIMIT:
+    if addresses != NO_LIMIT:
         text = (
             f"programs of this login get at most {show_bytes(addresses)} of addresses, while CUDA "
             "reserves more than all memory"
@@ -66,4 +66,4 @@ def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
 
 
 def _show(number: int) -> str:
-    return "without limit" if number == _NO_LIMIT else str(number)
+    return "without limit" if number == NO_LIMIT else str(number)
