@@ -30,6 +30,9 @@ from tests.campaign.table import Campaign, Session, as_markdown, as_text, join, 
 from tests.campaign.verdict import Finding
 from tests.cluster.namespaces import run_tool
 
+FIRST_STEP = EVERY_STEPS + 5
+"""First step after which a fault may strike."""
+LEAST_STEPS = 2 * FIRST_STEP
 PARTS = ("faults", "saves", "starts", "hours", "torchrun")
 
 
@@ -101,7 +104,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=1000, help="kills, starts (default: 1000)")
     parser.add_argument("--hours", type=float, default=24.0, help="simulated hours (default: 24)")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.steps < LEAST_STEPS:
+        parser.error(
+            f"argument --steps: {args.steps} is too few, take {LEAST_STEPS} or more: faults strike "
+            f"after step {FIRST_STEP}, when a checkpoint is there, in the first half of a run"
+        )
+    return args
 
 
 def _attack(args: argparse.Namespace) -> int:
@@ -120,7 +129,7 @@ def _attack(args: argparse.Namespace) -> int:
         args.faults,
         args.seed,
         num_nodes=args.nodes,
-        steps=(EVERY_STEPS + 5, args.steps // 2),
+        steps=(FIRST_STEP, args.steps // 2),
         kinds=possible,
         max_cut_s=args.cut,
     )

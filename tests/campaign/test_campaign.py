@@ -77,6 +77,12 @@ def test_a_seed_draws_the_same_faults_and_every_kind_before_any_comes_again() ->
     assert [is_possible(without_master, num_nodes) for num_nodes in (2, 3)] == [False, True]
 
 
+def test_too_few_steps_are_refused_with_the_least(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--steps", "89"])
+    assert "--steps: 89 is too few, take 90 or more" in capsys.readouterr().err
+
+
 def test_a_resume_from_a_checkpoint_loses_and_doubles_nothing() -> None:
     whole = steps(1, range(1, 11), 0.0)
     resumed = [*steps(1, range(1, 8), 0.0), *steps(2, range(5, 11), 20.0)]
