@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from app.events import ACTIVE_STATES
 from app.interruption import Interruption
-from app.runs.journals.history import AttemptHistory, HeatPause, Regrouping, RunHistory
+from app.runs.journals.history import AttemptHistory, HeatPause, RunHistory
 from app.runs.rejoin import REJOIN
 from app.runs.services import Services
 from app.storage.recoveries import Loss
 from app.storage.runs import AttemptRecord
-from app.text import show_celsius, show_list
+from app.text import show_celsius
 
 
 def list_interruptions(services: Services, run_id: str) -> tuple[Interruption, ...]:
@@ -100,7 +100,7 @@ def _collect_regroupings(
             Interruption(
                 kind="loss",
                 state="recovered" if is_back else "resumed",
-                reason=_describe_lost(attempt, one),
+                reason=attempt.describe_lost(one),
                 step=one.step,
                 nodes=nodes or (*one.nodes, *one.lost_nodes),
                 last_step_s=last.time_s if last else None,
@@ -114,16 +114,6 @@ def _collect_regroupings(
         )
         nodes = one.nodes
     return found
-
-
-def _describe_lost(attempt: AttemptHistory, one: Regrouping) -> str:
-    """Return what ended the ranks of the nodes that a regrouping left out."""
-    # A rank that was ended later is what was left there, and no cause.
-    kills = [attempt.kills[node] for node in one.lost_nodes if node in attempt.kills]
-    first = min((k for k in kills if k.time_s <= one.time_s), key=lambda k: k.time_s, default=None)
-    if first is not None:
-        return first.text
-    return f"{show_list(one.lost_nodes)} {'was' if len(one.lost_nodes) == 1 else 'were'} lost"
 
 
 def _nodes_of(attempt: AttemptRecord | None) -> tuple[str, ...]:

@@ -113,14 +113,15 @@ class StateJudgement:
 
 def judge(situation: Situation) -> StateJudgement:
     """Return the state of the run, the reason, and the nodes whose parts have to be stopped."""
-    nodes = [part.node for part in situation.parts]
-    situation = replace(situation, parts=find_present(situation.parts))
+    parts = situation.parts
+    nodes = [part.node for part in parts]
+    situation = replace(situation, parts=find_present(parts))
     culprit = _find_culprit(situation)
     if culprit is not None and not _awaits_regroup(culprit, situation, nodes):
         stop = tuple(part.node for part in situation.parts if part.active)
         return replace(_describe_failure(culprit, situation), stop=stop)
     if any(part.active for part in situation.parts):
-        return _judge_active(situation, nodes)
+        return _judge_active(situation, [part for part in parts if part not in situation.parts])
     return _judge_ended(situation)
 
 
@@ -282,11 +283,9 @@ def _hint(hint: str, situation: Situation) -> str:
     return f"{hint.rstrip('.')}. Then resume from step {situation.checkpoint_step}."
 
 
-def _judge_active(situation: Situation, nodes: Sequence[str]) -> StateJudgement:
+def _judge_active(situation: Situation, left_out: Sequence[RunPart]) -> StateJudgement:
     silent = [part.node for part in situation.parts if not part.answers]
-    present = {part.node for part in situation.parts}
-    left_out = [node for node in nodes if node not in present]
-    without = [f"{show_list(left_out)} was lost, and the others train on"] if left_out else []
+    without = [f"{_name_losses(left_out)}; the others train on."] if left_out else []
     message = " ".join([*without, *_describe_standstill(situation, silent)])
     states = {part.status.state for part in situation.parts if part.status is not None}
     # Parts end one after the other: once one has stopped, the run is stopping.
@@ -295,6 +294,15 @@ def _judge_active(situation: Situation, nodes: Sequence[str]) -> StateJudgement:
     if situation.launching:
         return StateJudgement(state="launching", message=message)
     return StateJudgement(state="running", message=message)
+
+
+def _name_losses(left_out: Sequence[RunPart]) -> str:
+    """Return what ended the parts that the others went on without."""
+    failed = {p.node: p.status for p in left_out if p.status and p.status.state == "failed"}
+    causes = {n: s.message for n, s in failed.items() if s.message and not is_peer_loss(s)}
+    silent = [part.node for part in left_out if part.node not in causes]
+    lost = [f"{show_list(silent)} {'was' if len(silent) == 1 else 'were'} lost"] if silent else []
+    return "; ".join([*(message.rstrip(".") for message in causes.values()), *lost])
 
 
 def _describe_standstill(situation: Situation, silent: Sequence[str]) -> list[str]:

@@ -174,10 +174,9 @@ def _describe_regrouped(line: Line, node: str, rank: int | None) -> Description:
     nodes, lost = names_of(line, "nodes"), names_of(line, "lost_nodes")
     if not nodes or not lost:
         return None
-    verb = "was" if len(lost) == 1 else "were"
     return (
         "warning",
-        f"{show_list(lost)} {verb} lost; {show_list(nodes)} went on in their processes, back after "
+        f"{text_of(line, 'reason')}; {show_list(nodes)} went on in their processes, back after "
         f"{show_duration(number_of(line, 'seconds'))}, and no step that was done is repeated",
         False,
     )

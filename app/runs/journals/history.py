@@ -44,6 +44,7 @@ from app.runs.journals.journal import (
     time_of,
     whole_of,
 )
+from app.text import show_list
 
 # Newest steps that speed is judged by: few enough to follow a change within a minute or two, and
 # enough for a median that a slow checkpoint step does not move.
@@ -160,6 +161,7 @@ class Regrouping:
 class RankKill:
     """End of a rank by a signal, which no loss of another rank causes."""
 
+    node: str
     text: str
     """Sentence with rank, node, signal and phase."""
     time_s: float
@@ -203,6 +205,17 @@ class AttemptHistory:
     def members(self) -> tuple[str, ...]:
         """Nodes that train since the newest regrouping; empty: all of the attempt."""
         return self.regroupings[max(self.regroupings)].nodes if self.regroupings else ()
+
+    def describe_lost(self, one: Regrouping) -> str:
+        """Return what ended the ranks of the nodes that a regrouping left out."""
+        # A rank that was ended later is what was left there, and no cause.
+        kills = [self.kills[node] for node in one.lost_nodes if node in self.kills]
+        causes = sorted((k for k in kills if k.time_s <= one.time_s), key=lambda k: k.time_s)
+        killed = [cause.node for cause in causes]
+        silent = [node for node in one.lost_nodes if node not in killed]
+        verb = "was" if len(silent) == 1 else "were"
+        lost = [f"{show_list(silent)} {verb} lost"] if silent else []
+        return show_list([*(cause.text for cause in causes), *lost])
 
     def add(self, record: StepRecord) -> bool:
         """Add a step; return False when another rank has recorded it already."""
@@ -313,7 +326,7 @@ class RunHistory:
             _take_rank_line(line, attempt, known, number)
             _take_holder(line, attempt, node)
             _take_pause(line, attempt, node)
-            _take_regrouping(line, attempt)
+            line = _take_regrouping(line, attempt)
             trace = read_trace(line, rank, folder)
             if trace is not None and len(attempt.traces) < MAX_TRACES:
                 attempt.traces.append(trace)
@@ -399,13 +412,14 @@ def _amount_of(line: dict[str, Any], key: str) -> float | None:
 def _take_kill(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
     code = whole_of(line, "exit_code")
     if line["kind"] == "rank_exited" and code is not None and code < 0:
-        attempt.kills.setdefault(node, RankKill(describe_exit(line, node), time_of(line)))
+        attempt.kills.setdefault(node, RankKill(node, describe_exit(line, node), time_of(line)))
 
 
-def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> None:
+def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> dict[str, Any]:
+    """Return the line; one of a regrouping with what the nodes that were lost say of the cause."""
     generation = whole_of(line, "generation")
     if line["kind"] != "regrouped" or generation is None:
-        return
+        return line
     found = Regrouping(
         step=step_of(line) or 0,
         nodes=names_of(line, "nodes"),
@@ -419,6 +433,7 @@ def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> None:
     lost = line.get("lost_ranks")
     if isinstance(lost, list):
         attempt.lost_ranks.update(rank for rank in lost if isinstance(rank, int))
+    return {**line, "reason": attempt.describe_lost(found)}
 
 
 def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:

@@ -346,12 +346,22 @@ def test_a_silent_node_is_left_to_the_others_for_a_while() -> None:
     assert verdict(*parts, **{**waits, "idle_s": 60.0 + REGROUP_IDLE_S})[2] == ("alpha", "beta")
 
 
-@pytest.mark.parametrize("gone", [KILLED, silent("gamma", 999.0), part("gamma", "running")])
-def test_who_was_left_out_says_nothing_about_the_run_any_more(gone: RunPart) -> None:
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [
+        (KILLED, "Rank 2 was killed"),
+        (part("gamma", "failed", "Rank 2 lost rank 0.", peer_lost=True), "gamma was lost"),
+        (silent("gamma", 999.0), "gamma was lost"),
+        (part("gamma", "running"), "gamma was lost"),
+    ],
+)
+def test_who_was_left_out_is_named_and_does_not_decide_about_the_run(
+    gone: RunPart, reason: str
+) -> None:
     others = {"generation": 1, "members": ("alpha", "beta")}
     alpha, beta = training("alpha", **others), training("beta", **others)
     assert verdict(alpha, beta, gone) == (
-        "running", "gamma was lost, and the others train on", ()
+        "running", f"{reason}; the others train on.", ()
     )  # fmt: skip
     done = [part(node, "done", **others) for node in ("alpha", "beta")]
     assert verdict(*done, gone)[0] == "done"

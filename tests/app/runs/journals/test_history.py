@@ -516,6 +516,13 @@ def test_ranks_that_were_lost_count_no_more_once_the_others_have_regrouped(
         "done is repeated"
     ]
     assert history.attempt(1).members == ("b", "c")
+    end = {"kind": "rank_exited", "rank": 1, "exit_code": -9, "time_s": 104.0}
+    journals.add("b", "supervisor.jsonl", end)
+    later = {"generation": 2, "time_s": 106.0, "nodes": ["c"], "lost_nodes": ["d", "b", "e"]}
+    journals.add("c", "rank-2.jsonl", {**line, **later, "step": 4})
+    told = history.refresh().events[-1].text
+    lost = "rank 1 on node b was ended by signal 9 and d and e were lost"
+    assert told.startswith(f"{lost}; c went on")
     found = make_snapshot(run, places, history)
     assert [rank.state for rank in found.ranks] == ["lost", "saving", "saving"]
     assert (found.phase, found.mfu) == ("saving", pytest.approx(0.1))
