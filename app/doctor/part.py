@@ -29,6 +29,11 @@ def problem_part(name: str, what: str, problem: str) -> Part:
     return Part(name=name, what=f"{what}: not available", text=f"not available: {problem}\n")
 
 
+def absent_part(name: str, what: str) -> Part:
+    """Return a part about something that nothing has been stored of so far, which is no fault."""
+    return Part(name=name, what=f"{what}: none stored yet", text="none stored yet\n")
+
+
 def keep_end(text: str) -> str:
     """Return the whole lines at the end of a text that fit into a part.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.doctor.part import Part, json_part, keep_end, problem_part
+from app.doctor.part import Part, absent_part, json_part, keep_end, problem_part
 from app.paths import Paths
 
 PACKAGES = (
@@ -133,7 +133,7 @@ def _file_part(name: str, what: str, path: Path) -> Part:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return problem_part(name, what, "there is none yet")
+        return absent_part(name, what)
     except OSError as error:
         return problem_part(name, what, error.strerror or str(error))
     return Part(name=name, what=what, text=keep_end(text))

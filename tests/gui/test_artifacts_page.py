@@ -212,9 +212,10 @@ def test_a_run_is_chosen_and_exported(stage):
 
 
 def test_an_empty_page_leads_to_the_runs(empty):
-    empty.window.go_to("artifacts")
     page = empty.window.artifacts
-    QTest.mouseClick(page.export, Qt.MouseButton.LeftButton)
+    empty.window.go_to("artifacts")
+    empty.wait_for(lambda: page._stack.currentIndex() == 0, "it is known to be empty")
+    press(page, "Export a run")
     assert empty.window.stack.currentWidget() is empty.window.runs
 
 

@@ -9,10 +9,11 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
+from app.gui.kit.primitives import Button
 from app.gui.nodes.add_node_dialog import AddNodeDialog
 from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
 from app.nodes.discovery.candidate import Candidate
-from tests.fakes.core import FINGERPRINT, PASSWORD, make_node
+from tests.fakes.core import FINGERPRINT, PASSWORD, make_node, publish_history
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
 
@@ -272,6 +273,25 @@ def test_the_table_keeps_its_selection_while_figures_move(busy):
     busy.core.on_loop(busy.core.put_node, busy.core.node_map["gamma"])
     busy.settle(0.1)
     assert page.table.selected().name == "gamma"
+
+
+def test_the_details_follow_the_clock_that_samples_tell_of(busy):
+    busy.window.go_to("nodes")
+    page = busy.window.nodes
+    page.table.select("alpha")
+    labels = page.details.findChildren(QLabel)
+    value = labels[[label.text() for label in labels].index("Clock") + 1]
+    assert value.text() == "\u2013"
+    busy.core.on_loop(publish_history, busy.core, 3)
+    busy.wait_for(lambda: value.text() == "in sync")
+
+
+def test_no_two_buttons_of_the_page_have_the_same_icon(busy):
+    busy.window.go_to("nodes")
+    shown = [one for one in busy.window.nodes.findChildren(Button) if one.isVisible()]
+    icons = [button._icon for button in shown if button._icon]
+    assert len(icons) > 4
+    assert len(set(icons)) == len(icons)
 
 
 def test_long_work_can_be_cancelled_where_it_is_told(busy):

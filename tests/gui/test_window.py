@@ -12,6 +12,7 @@ from PySide6.QtTest import QTest
 from app.errors import UserError
 from app.gui.application import core_opener
 from app.gui.kit.actions import TEXTS
+from app.gui.kit.primitives import Button
 from app.gui.session.bridge import Bridge
 from app.gui.shell.crash_dialog import CrashHook, make_report
 from app.gui.shell.window_state import FILE_NAME, WindowState, read_window_state, write_window_state
@@ -230,3 +231,18 @@ def test_slow_nodes_never_block_the_window(busy):
     gaps.sort()
     assert gaps[int(len(gaps) * 0.9)] < 0.05, f"worst {gaps[-5:]}"
     assert gaps[-1] < 0.35, "far below the 0.4 s that each action takes"
+
+
+def test_an_empty_page_offers_each_action_once_and_one_of_them_first(empty):
+    for place in ("overview", "nodes", "runs", "artifacts"):
+        empty.window.go_to(place)
+        page = empty.window.stack.currentWidget()
+        empty.wait_for(lambda page=page: bool(_shown_buttons(page)), place)
+        shown = _shown_buttons(page)
+        names = [button.accessibleName() for button in shown]
+        assert len(set(names)) == len(names), place
+        assert [button.objectName() for button in shown].count("primary") == 1, place
+
+
+def _shown_buttons(page):
+    return [button for button in page.findChildren(Button) if button.isVisible()]

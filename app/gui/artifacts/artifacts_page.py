@@ -56,7 +56,7 @@ class ArtifactsPage(QWidget):
         self.export = Button(
             context.theme,
             "Export a run",
-            self._ask_run,
+            lambda: self._ask_run(self.export),
             icon="export",
             role="primary",
             tip="Turn a checkpoint of a run into a model that you can use elsewhere",
@@ -93,7 +93,8 @@ class ArtifactsPage(QWidget):
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
         row.addWidget(make_label("Artifacts", "title"))
-        row.addWidget(IconButton(self._context.theme, "add", tip, self.artifact_actions.add))
+        self._add = IconButton(self._context.theme, "add", tip, self.artifact_actions.add)
+        row.addWidget(self._add)
         row.addStretch(1)
         head = FlowLayout(lead=lead)
         for button in self.buttons.values():
@@ -142,6 +143,9 @@ class ArtifactsPage(QWidget):
 
     def _make_empty(self) -> QWidget:
         theme = self._context.theme
+        export = Button(
+            theme, "Export a run", lambda: self._ask_run(export), icon="export", role="primary"
+        )
         return EmptyState(
             theme,
             "artifacts",
@@ -149,7 +153,7 @@ class ArtifactsPage(QWidget):
             "Export a run to get a model that you can use anywhere: merged, or quantized to 4 to "
             "8 bits. Each artifact comes with a card that lists its measurements.",
             [
-                Button(theme, "Export a run", self._ask_run, icon="export", role="primary"),
+                export,
                 Button(theme, "Add a folder\u2026", self.artifact_actions.add, icon="folder"),
             ],
         )
@@ -195,10 +199,12 @@ class ArtifactsPage(QWidget):
             self.table.selectRow(0)
         artifact = self.table.selected()
         for name, button in self.buttons.items():
-            button.setVisible(bool(rows))
             # A push reads local files, so it needs a copy on this PC.
             has_folder = artifact is not None and artifact.folder() is not None
             button.setEnabled(has_folder if name == "push" else artifact is not None)
+        # An empty page has its own buttons in the middle.
+        for widget in (*self.buttons.values(), self._add, self.export):
+            widget.setVisible(bool(rows))
         # This also runs after every reload; the card of an unchanged artifact is not read again.
         if artifact is not None and self.details.show_artifact(artifact):
             self._context.bridge.run(
@@ -212,7 +218,7 @@ class ArtifactsPage(QWidget):
         if self._is_chosen(label):
             self.details.show_card(text)
 
-    def _ask_run(self) -> None:
+    def _ask_run(self, button: Button) -> None:
         """Show a menu of the runs that can be exported; without any, open the Runs page."""
         runs = [run for run in self._context.cluster.run_list() if can_export(run)]
         # Nothing to export: lead to the runs instead of showing an empty menu.
@@ -224,7 +230,7 @@ class ArtifactsPage(QWidget):
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for run in runs[:MAX_RUNS]:
             menu.addAction(escape_mnemonic(run.name), partial(self._runs.export, run))
-        menu.popup(self.export.mapToGlobal(self.export.rect().bottomLeft()))
+        menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
 
     def _open_folder(self, artifact: ArtifactSnapshot) -> None:
         folder = artifact.folder()

@@ -27,7 +27,7 @@ def make_node_buttons(
             theme,
             "Prepare\u2026",
             prepare,
-            icon="check",
+            icon="prepare",
             tip="Check the selected node, offer each repair, set it up, and check again",
         ),
         "setup": Button(

@@ -27,6 +27,7 @@ from app.gui.tables.view import TableView
 from app.presentation.check_text import summarise_check, summarise_part
 from app.presentation.plan_text import describe_calibration
 from app.provisioning.check_row import CheckRow
+from app.telemetry.stream import DeviceKey
 from app.text import (
     DASH,
     count_of,
@@ -116,6 +117,7 @@ class NodeDetails(QScrollArea):
         self.setWidget(self._body)
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        context.cluster.devices_changed.connect(self._follow)
 
     def show_measured(self, name: str, measured: Mapping[str, Calibration]) -> None:
         """Store the measurements of a node's GPUs, and show them if the node is selected."""
@@ -142,6 +144,11 @@ class NodeDetails(QScrollArea):
             pair = pairs[number // 2] if number // 2 < len(pairs) else ("", "")
             if label.text() != pair[number % 2]:
                 label.setText(pair[number % 2])
+
+    def _follow(self, keys: list[DeviceKey]) -> None:
+        """Show the clock, which only samples tell of."""
+        if any(key.node == self._name for key in keys):
+            self.show_node(self._context.cluster.nodes[self._name])
 
     def _add_pair(self) -> None:
         place = len(self._labels) // 2
@@ -185,7 +192,7 @@ class CheckResults(QWidget):
             context.theme,
             "Fix\u2026",
             self._open_repair,
-            icon="setup",
+            icon="repair",
             role="primary",
             tip="See what repairs the selected problem, apply it, and check again",
         )

@@ -140,11 +140,9 @@ class NodesPage(QWidget):
 
     def _make_head(self, actions: Actions) -> FlowLayout:
         head = FlowLayout(lead=make_label("Nodes", "title"))
-        for button in self._buttons.values():
+        self._head_buttons = [actions.button("check"), actions.button("add_node", role="primary")]
+        for button in (*self._buttons.values(), self.script, *self._head_buttons):
             head.addWidget(button)
-        head.addWidget(self.script)
-        head.addWidget(actions.button("check"))
-        head.addWidget(actions.button("add_node", role="primary"))
         return head
 
     def _make_split(self) -> QSplitter:
@@ -200,6 +198,9 @@ class NodesPage(QWidget):
             self._load_measured(node.name)
         for button in self._buttons.values():
             button.setEnabled(node is not None)
+        # An empty page has its own buttons in its middle.
+        for button in (*self._buttons.values(), *self._head_buttons):
+            button.setVisible(bool(cluster.nodes))
         self.script.show_node(node)
         # Offered where it may help: over SSH, to a PC that does not answer.
         is_silent = node is not None and node.transport == "ssh" and node.state == "unreachable"

@@ -85,9 +85,13 @@ class OverviewPage(QWidget):
 
     def _make_head(self, actions: Actions) -> FlowLayout:
         head = FlowLayout(lead=make_label("Overview", "title"))
-        head.addWidget(self.view)
-        head.addWidget(actions.button("add_node"))
-        head.addWidget(actions.button("new_run", role="primary"))
+        self._buttons = [
+            self.view,
+            actions.button("add_node"),
+            actions.button("new_run", role="primary"),
+        ]
+        for button in self._buttons:
+            head.addWidget(button)
         return head
 
     def _make_empty(self, actions: Actions) -> QWidget:
@@ -119,8 +123,9 @@ class OverviewPage(QWidget):
         # Before the core is open no nodes are known yet, which does not mean that there are none.
         is_empty = cluster.is_open and not cluster.nodes
         self._stack.setCurrentIndex(0 if is_empty else 2 if self._is_table else 1)
-        self.view.setVisible(not is_empty)
-        self.totals.setVisible(not is_empty)
+        # An empty page has its own buttons in the middle.
+        for widget in (*self._buttons, self.totals):
+            widget.setVisible(not is_empty)
 
     def _tick(self) -> None:
         if not self.isVisible():

@@ -61,7 +61,8 @@ class RunsPage(QWidget):
         head.addWidget(self.filter)
         for button in self._buttons.values():
             head.addWidget(button)
-        head.addWidget(actions.button("new_run", role="primary"))
+        self._new = actions.button("new_run", role="primary")
+        head.addWidget(self._new)
         column.addLayout(head)
         column.addWidget(self.banner)
         column.addWidget(self._stack, 1)
@@ -141,6 +142,8 @@ class RunsPage(QWidget):
         self._buttons["compare"].setEnabled(2 <= count <= MOST_RUNS)
         for widget in (*self._buttons.values(), self.filter):
             widget.setVisible(bool(self.model.rows()))
+        # An empty page has its own in the middle.
+        self._new.setVisible(bool(self.model.rows()) or not is_known)
 
     def _open(self) -> None:
         run = self.table.selected()

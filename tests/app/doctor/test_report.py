@@ -163,6 +163,10 @@ def test_a_fresh_pc_has_a_report_and_a_missing_node_is_refused(tmp_path: Path) -
     parts = asyncio.run(collect_report(home))
     names = [part.name for part in parts]
     assert {"README.txt", "versions.json", "system.json", "settings.json"} <= set(names)
+    # Nothing stored yet is no fault, which `not available` would sound like.
+    known = {part.name: part.what for part in parts}
+    assert known["settings.json"] == "settings: none stored yet"
+    assert known["last-check.json"] == "rows of the last check: none stored yet"
     with pytest.raises(UserError, match="no node zeta"):
         asyncio.run(collect_report(home, node="zeta"))
     file = tmp_path / "r.zip"
