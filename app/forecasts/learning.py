@@ -25,7 +25,7 @@ from app.planning.memory.forecast import MemorySetting, estimate_memory
 from app.planning.memory.gpu import GpuMemory
 from app.planning.misses import PastForecast
 from app.planning.model_shape import ModelShape, read_shape
-from app.runs.journals.history import AttemptHistory, RankHistory
+from app.runs.journals.attempt_history import AttemptHistory, RankHistory
 from app.runs.services import Services
 from app.storage.planning import CountedData, LinkRecord, PlanningStore
 from app.storage.runs import RunRecord

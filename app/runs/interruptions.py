@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from app.events import ACTIVE_STATES
 from app.interruption import Interruption
-from app.runs.journals.history import AttemptHistory, HeatPause, RunHistory
+from app.runs.journals.attempt_history import AttemptHistory, HeatPause
+from app.runs.journals.history import RunHistory
 from app.runs.rejoin import REJOIN
 from app.runs.services import Services
 from app.storage.recoveries import Loss

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from agents.contract.run import RankPlacement
 from app.events import ACTIVE_STATES, PhaseProgress, RankProgress, RunSnapshot, StepRecord
-from app.runs.journals.history import AttemptHistory, RankHistory, RunHistory
+from app.runs.journals.attempt_history import AttemptHistory, RankHistory
+from app.runs.journals.history import RunHistory
 from app.storage.runs import RunRecord, StoredProgress
 from app.text import show_share
 

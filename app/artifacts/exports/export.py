@@ -34,7 +34,7 @@ from app.provisioning.environment import python_of, read_lock
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.export_claims import claim_name
 from app.runs.inputs import Inputs, recall_inputs, send
-from app.runs.lifecycle.resume import choose_checkpoint
+from app.runs.lifecycle.start_point import choose_checkpoint
 from app.runs.node_pool import NodeAgent, OnMessage, OnProgress
 from app.runs.services import Services
 from app.storage.runs import RunRecord

@@ -13,7 +13,7 @@ from pathlib import Path
 from agents.contract.run import ControlRequest
 from app.errors import UsageError, UserError
 from app.events import ACTIVE_STATES, RESUMABLE_STATES, RankTrace, SaveResult, TraceResult
-from app.runs.journals.history import AttemptHistory
+from app.runs.journals.attempt_history import AttemptHistory
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.waiting import wait_for_journal
 from app.runs.services import Services

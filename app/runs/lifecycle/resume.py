@@ -14,21 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agents.contract.spec import RunSpec
-from app.errors import NodeUnreachable, RacklessError, UsageError, UserError
+from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.runs.attempt_status import active_attempts, list_attempts, stop_parts
-from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S, adopt_newer, reconcile_run
-from app.runs.lifecycle.resume_verification import (
-    choose_starts,
-    count_logged,
-    read_replay,
-    require_replayable,
-)
-from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
+from app.runs.lifecycle.resume_verification import count_logged, read_replay, require_replayable
+from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
 from app.runs.node_pool import OnMessage
 from app.runs.preflight import add_forecast, choose_named, find_fit, plan_launch
@@ -116,7 +110,7 @@ async def resume_run(
         spec = replace(run_spec, shares=shares)
         plan = await add_forecast(services, spec, plan)
         report("choosing a checkpoint and copying it to every node")
-        step, void = await _prepare_checkpoint(
+        step, void = await prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps
         )
         # It repeats these steps in any case; at another rate, their losses differ.
@@ -128,7 +122,7 @@ async def resume_run(
         folders = await send_inputs(services, plan.nodes, inputs, report, plan)
         if automatic is not None:
             _require_pending(services, run_id)
-        await _delete_all(services, void)  # last: everything else that can fail has succeeded
+        await delete_copies(services, void)  # last: everything else that can fail has succeeded
         report(f"launching on {show_list(plan.nodes)}")
         next_run = replace(run, attempt=attempt, spec=spec)
         await launch(services, next_run, plan, inputs, folders, step, replay)
@@ -220,9 +214,6 @@ async def _require_own(
     return is_shared
 
 
-# ---------------------------------------------------------------- who takes part
-
-
 async def _choose_nodes(
     services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
 ) -> tuple[str, ...]:
@@ -305,115 +296,3 @@ async def _stop_leftovers(
             for node, attempt in left
         )
     )
-
-
-# ---------------------------------------------------------------- from where
-
-
-async def _prepare_checkpoint(
-    services: Services,
-    run_id: str,
-    wanted: int | None,
-    nodes: Sequence[str],
-    answering: Sequence[str],
-    verify_steps: int | None,
-) -> tuple[int | None, list[Copy]]:
-    """Choose the step to resume from and copy its checkpoint to all `nodes`.
-
-    Returns:
-        The step (None when no checkpoint was ever saved), and the copies of later steps, which the
-        next attempt makes void.
-    """
-    copies = await find_copies(services, run_id, answering)
-    fitting = copies
-    known = {copy.info.step for copy in copies}
-    # A step that does not exist is left to `choose_checkpoint`, which lists the available ones.
-    if verify_steps is not None and (wanted is None or wanted in known):
-        steps = known if wanted is None else {wanted}
-        starts = choose_starts(services, run_id, steps, verify_steps, is_wanted=wanted is not None)
-        fitting = tuple(copy for copy in copies if copy.info.step in starts)
-    good = await choose_checkpoint(services, run_id, fitting, wanted)
-    if not good:
-        require_no_checkpoint(services, run_id, fitting, answering, verify_steps)
-        services.runs.add_event(
-            run_id, "warning", "there is no checkpoint yet: the run starts from the beginning"
-        )
-        return None, []
-    step = good[0].info.step
-    # A person who names a step accepts that later ones are discarded.
-    if wanted is None:
-        require_newest(services, run_id, step, answering)
-    holders = {copy.node for copy in good}
-    # A node has one folder per step: a damaged copy must go before an intact one arrives.
-    damaged = [c for c in copies if c.info.step == step and c.node not in holders]
-    await _delete_all(services, damaged)
-    lacking = [node for node in nodes if node not in holders]
-    if lacking:
-        services.runs.add_event(
-            run_id,
-            "checkpoint_copied",
-            f"copying the checkpoint of step {step} from {good[0].node} to {show_list(lacking)}",
-        )
-        for note in await services.pool.copy(good[0].node, lacking, good[0].info.path):
-            services.runs.add_event(run_id, "warning", note)
-    return step, [copy for copy in copies if copy.info.step > step]
-
-
-async def choose_checkpoint(
-    services: Services, run_id: str, copies: Sequence[Copy], wanted: int | None
-) -> tuple[Copy, ...]:
-    """Return the intact copies of step `wanted`, or of the newest step that has any.
-
-    Raises:
-        UserError: there is no checkpoint of step `wanted`, or none of its copies is intact.
-    """
-    steps = sorted({copy.info.step for copy in copies}, reverse=True)
-    if wanted is not None:
-        if wanted not in steps:
-            raise UserError(
-                f"there is no checkpoint of step {wanted} of run {run_id} on the nodes that answer",
-                f"Available steps: {', '.join(map(str, steps)) or 'none'}",
-            )
-        steps = [wanted]
-    for step in steps:
-        # Verifying hashes all files, so older steps are verified only when newer ones fail.
-        checked = await verify_copies(services.pool, [c for c in copies if c.info.step == step])
-        for copy in checked:
-            if not copy.info.verified:
-                services.runs.add_event(
-                    run_id,
-                    "checkpoint_damaged",
-                    f"the checkpoint of step {step} on {copy.node} is damaged: "
-                    f"{copy.info.problem or 'its files do not match their hashes'}",
-                )
-        good = [copy for copy in checked if copy.info.verified]
-        if good:
-            # Intact copies may still differ when a fenced attempt has written the same step.
-            newest = max(good, key=_age)
-            return tuple(c for c in good if c.info.manifest_sha256 == newest.info.manifest_sha256)
-    if wanted is not None:
-        raise UserError(
-            f"every copy of the checkpoint of step {wanted} is damaged",
-            f"Leave out --checkpoint to use the newest intact one: rackless runs resume {run_id}",
-            topic="checkpoint-damaged",
-        )
-    return ()
-
-
-def _age(copy: Copy) -> tuple[int, float]:
-    return copy.info.attempt, copy.info.created_s
-
-
-async def _delete_all(services: Services, copies: Sequence[Copy]) -> None:
-    await asyncio.gather(*(_delete(services, copy) for copy in copies))
-
-
-async def _delete(services: Services, copy: Copy) -> None:
-    try:
-        await services.pool.agent(copy.node).checkpoint_delete(copy.info.run_id, copy.info.step)
-    except RacklessError as error:
-        services.runs.add_event(
-            copy.info.run_id,
-            "checkpoint_failed",
-            f"the checkpoint of step {copy.info.step} on {copy.node} could not be removed: {error}",
-        )

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from app.errors import UserError
 from app.events import ACTIVE_STATES, StepRecord
-from app.runs.journals.history import AttemptHistory
+from app.runs.journals.attempt_history import AttemptHistory
 from app.runs.lifecycle.reconcile import reconcile_run, sync_run
 from app.runs.services import Services
 from app.storage.runs import RunRecord
