@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from PySide6.QtCore import QEvent, Qt, QTimer
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QPushButton, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
 
 from app.gui.kit.confirm import ConfirmDialog
 from app.gui.kit.theme import Theme
@@ -108,19 +108,25 @@ def open_dialog(kind: type[W]) -> W:
     return found
 
 
-def answer_question(name: str) -> None:
-    """Press a button of the question that the next click opens.
+def answer_question(name: str) -> list[str]:
+    """Press a button of the question that the next click opens; empty: press Enter there.
 
     Questions are modal and run an event loop of their own, so the answer must be scheduled first;
-    it waits for the question, which a busy PC opens late.
+    it waits for the question, which a busy PC opens late. Returns a list that gets its texts.
     """
     end_s = time.monotonic() + PATIENCE_S
+    texts: list[str] = []
 
     def answer() -> None:
         question = find_dialog(ConfirmDialog)
         if question is not None:
-            press(question, name)
+            texts.extend(label.text() for label in question.findChildren(QLabel))
+            if name:
+                press(question, name)
+            else:
+                QTest.keyClick(question, Qt.Key.Key_Return)
         elif time.monotonic() < end_s:
             QTimer.singleShot(20, answer)
 
     QTimer.singleShot(20, answer)
+    return texts

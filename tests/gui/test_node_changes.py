@@ -127,6 +127,62 @@ def test_a_repair_goes_on_after_its_dialog_was_closed(busy, monkeypatch):
     assert row.status == "pass"
 
 
+def test_closing_waits_for_what_changes_a_node(busy, monkeypatch):
+    busy.window.state.was_told_closing = True
+    busy.core.repairs.admin = "passwordless"
+    release_repair = hold(busy, monkeypatch, busy.core.repairs, "apply")
+    release_deletion = hold(busy, monkeypatch, busy.core.storage, "free")
+    open_clock_repair(busy)
+    dialog = open_dialog(RepairDialog)
+    press(dialog, "Apply")
+    press(dialog, "Close")
+    click_node(busy, "alpha")
+    click_tab(busy, "Storage")
+    pane = busy.window.nodes.storage
+    busy.wait_for(pane.leftovers.isEnabled)
+    answer_question("Delete")
+    press(pane, "Delete leftovers\u2026")
+    busy.wait_for(lambda: "Deleting on alpha" in pane.banner.message())
+    texts = answer_question("")  # Enter: what is the default waits
+    assert not busy.window.close()
+    assert "Repairing beta goes on there" in texts[1]
+    assert "Deleting on alpha stops after the present item" in texts[1]
+    release_repair()
+    busy.wait_for(lambda: len(busy.bridge.closing_notes()) == 1, "the repair has ended")
+    texts = answer_question("Wait for it")
+    assert not busy.window.close()
+    assert "Repairing" not in texts[1]
+    release_deletion()
+    busy.wait_for(lambda: "are free again on alpha" in pane.banner.message())
+    assert busy.window.close(), "nothing is under way, so nothing is asked"
+
+
+def test_closing_names_an_undo_and_a_set_up_and_can_leave_them(busy, monkeypatch):
+    busy.window.state.was_told_closing = True
+    busy.core.repairs.admin = "passwordless"
+    open_clock_repair(busy)
+    dialog = open_dialog(RepairDialog)
+    press(dialog, "Apply")
+    busy.wait_for(lambda: "Repaired on beta" in dialog.banner.message())
+    press(dialog, "Close")
+    click_node(busy, "beta")
+    click_tab(busy, "Changes")
+    pane = busy.window.nodes.changes
+    busy.wait_for(pane.undo.isEnabled)
+    hold(busy, monkeypatch, busy.core.repairs, "undo")
+    press(pane, "Undo")
+    hold(busy, monkeypatch, busy.core.nodes, "calibrate")
+    press(busy.window.nodes, "Measure")  # is done again at will, so nobody is asked about it
+    assert busy.bridge.closing_notes() == (
+        "Undoing on beta goes on there; its Changes tab says later what came of it.",
+    )
+    busy.core.delay_s = 60.0
+    press(busy.window.nodes, "Set up environment")
+    texts = answer_question("Close now")
+    assert busy.window.close()
+    assert "Setting up beta stops" in texts[1]
+
+
 def open_clock_repair(stage: Stage) -> None:
     """Open the repair of the clock of beta from the results of a check."""
     click_place(stage, "nodes")

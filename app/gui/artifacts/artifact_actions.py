@@ -51,6 +51,7 @@ class ArtifactActions:
             title=f"Copying {artifact.label}",
             hint=f"To {place}.",
             cancelled="No copy was added. Copying again continues where this one stopped.",
+            at_close=f"Copying {artifact.label} stops. Copying again continues from there.",
         )
 
     def push(self, artifact: ArtifactSnapshot) -> None:
@@ -72,6 +73,7 @@ class ArtifactActions:
             hint=f"To {name}.",
             cancelled=f"Check {name} on the hub: files already on their way may still appear "
             "there.",
+            at_close=f"Pushing {artifact.label} stops. Some of its files may be on the hub.",
         )
 
     def chat(self, artifact: ArtifactSnapshot) -> None:
@@ -125,6 +127,7 @@ class ArtifactActions:
             lambda core, report: core.artifacts.delete(artifact.label, place, even_last=True),
             success=self._show_deleted,
             failure=self._banner.show_error,
+            at_close=f"Deleting {what} stops. Copies not reached stay.",
         )
 
     def _show_deleted(self, done: DeletedArtifact) -> None:

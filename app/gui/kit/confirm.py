@@ -1,4 +1,4 @@
-"""Ask for confirmation; Cancel is the default where the action destroys something."""
+"""Ask for confirmation; the refusal is the default where the action destroys something."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.gui.kit.theme import Theme
 
 
 class ConfirmDialog(QDialog):
-    """Title, explanation, and two buttons: Cancel and the action."""
+    """Title, explanation, and two buttons: the refusal and the action."""
 
     def __init__(
         self,
@@ -20,6 +20,7 @@ class ConfirmDialog(QDialog):
         action: str,
         *,
         is_dangerous: bool,
+        refusal: str,
     ) -> None:
         super().__init__(parent)
         self.setWindowTitle(title)
@@ -35,20 +36,29 @@ class ConfirmDialog(QDialog):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addStretch(1)
-        cancel = Button(theme, "Cancel", self.reject)
+        refuse = Button(theme, refusal, self.reject)
         role = "danger" if is_dangerous else "primary"
         self.action = Button(theme, action, self.accept, role=role)
-        row.addWidget(cancel)
+        row.addWidget(refuse)
         row.addWidget(self.action)
         column.addLayout(row)
-        default = cancel if is_dangerous else self.action
+        default = refuse if is_dangerous else self.action
         default.setDefault(True)
         default.setFocus()  # so that Enter and Space both take the default
 
 
 def confirm(
-    parent: QWidget, theme: Theme, title: str, text: str, action: str, *, is_dangerous: bool = False
+    parent: QWidget,
+    theme: Theme,
+    title: str,
+    text: str,
+    action: str,
+    *,
+    is_dangerous: bool = False,
+    refusal: str = "Cancel",
 ) -> bool:
     """Block until the person answers; return whether they chose `action`, a button's label."""
-    question = ConfirmDialog(parent, theme, title, text, action, is_dangerous=is_dangerous)
+    question = ConfirmDialog(
+        parent, theme, title, text, action, is_dangerous=is_dangerous, refusal=refusal
+    )
     return question.exec() == QDialog.DialogCode.Accepted

@@ -167,6 +167,8 @@ class ChangesPane(ChangingPane):
             f"Undoing on {name}",
             lambda core, report: core.repairs.undo(name, numbers, password, report),
             partial(show_undone, name),
+            at_close=f"Undoing on {name} goes on there; its Changes tab says later what came of "
+            "it.",
         )
         self._show_steps()
 

@@ -103,13 +103,16 @@ class ChangingPane(NodePane):
         """Whether the node that is shown is neither read nor changed now."""
         return self._reading is None and self._shown not in self._works
 
-    def change(self, title: str, work: Work[T], tell: Callable[[T, Banner], None]) -> None:
+    def change(
+        self, title: str, work: Work[T], tell: Callable[[T, Banner], None], *, at_close: str
+    ) -> None:
         """Change the node that is shown, whatever is looked at meanwhile.
 
         Args:
             title: name of the work, in the progressive form.
             work: reports lines of text for people.
             tell: shows the result in a banner, of this tab or of a page.
+            at_close: what closing the window does to the work.
         """
         name = self._shown
         self._report(name, title, "")
@@ -118,6 +121,7 @@ class ChangingPane(NodePane):
             lambda result: self._end_change(name, partial(tell, result)),
             lambda error: self._end_change(name, lambda banner: banner.show_error(error)),
             partial(self._report, name, title),
+            at_close=at_close,
         )
 
     def show_work(self) -> None:

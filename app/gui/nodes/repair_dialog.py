@@ -226,7 +226,11 @@ class RepairDialog(QDialog):
     def _change(self, title: str, work: Work[RepairStage]) -> None:
         self._is_changing = True
         self._show(is_busy=True)
-        self._context.bridge.run(work, self._take, self._fail, self._report)
+        at_close = (
+            f"{title} goes on there, without the check afterwards; its Changes tab says later what "
+            "came of it."
+        )
+        self._context.bridge.run(work, self._take, self._fail, self._report, at_close=at_close)
         self.banner.show_message("busy", title)
 
     def _report(self, text: str) -> None:

@@ -153,6 +153,7 @@ class StoragePane(ChangingPane):
             f"Deleting on {name}",
             lambda core, report: core.storage.free(name, names, report),
             show_freed,
+            at_close=f"Deleting on {name} stops after the present item. Items not reached stay.",
         )
         self._enable()
 

@@ -69,6 +69,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     stopped: Callable[[], object] = lambda: None,
     failed: Callable[[RacklessError], None] | None = None,
     read: Callable[[object], str] = str,
+    at_close: str = "",
 ) -> None:
     """Run `work(core, report)` and show its reports, or its error, in the banner.
 
@@ -83,6 +84,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
         stopped: called after Cancel.
         failed: shows an error in the banner; None: it stays there until it is dismissed.
         read: returns the sentence of a report; empty: it has none to show.
+        at_close: what closing the window does to the work; empty: nobody is asked.
     """
 
     def show(report: object) -> None:
@@ -96,7 +98,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
 
     # The closures find `op` when they run: no button can be pressed before it is assigned.
     show(hint)
-    op = bridge.run(work, success, failed or banner.show_error, show)
+    op = bridge.run(work, success, failed or banner.show_error, show, at_close=at_close)
 
 
 def show_error_while(context: Context, banner: Banner, error: RacklessError) -> None:
@@ -126,4 +128,5 @@ def build_environment_in_banner(
         hint="This takes a few minutes the first time.",
         cancelled=f"{name} is unchanged. Packages already downloaded stay there for next time.",
         failed=partial(show_error_while, context, banner),
+        at_close=f"Setting up {name} stops. Packages already downloaded stay there for next time.",
     )

@@ -46,9 +46,11 @@ _log = logging.getLogger(__name__)
 class Op:
     """Handle of a running operation."""
 
-    def __init__(self, bridge: Bridge, callbacks: _Callbacks) -> None:
+    def __init__(self, bridge: Bridge, callbacks: _Callbacks, at_close: str) -> None:
         self._bridge = bridge
         self.callbacks = callbacks
+        self.at_close = at_close
+        """What closing the window does to the work; empty: nothing that a person would miss."""
         self.task: asyncio.Task[None] | None = None
         self.is_done = False
 
@@ -129,20 +131,28 @@ class Bridge(QObject):
         success: Callable[[T], None] | None = None,
         failure: Callable[[RacklessError], None] | None = None,
         progress: Callable[[Any], None] | None = None,
+        *,
+        at_close: str = "",
     ) -> Op:
         """Start `work(core, report)` on the core's thread and return at once.
 
         Each `report(value)` of the work calls `progress(value)` on the Qt thread. Without
         `failure`, a UserError goes to `failed`; any other exception always goes to `crashed`. A
-        callback that belongs to a deleted widget is skipped. References that the work and its
-        callbacks hold are released here, never on the core's thread, which must not be the one to
-        destroy a widget.
+        callback that belongs to a deleted widget is skipped. `at_close` is a sentence for people:
+        what closing the window does to the work; without it, nobody is asked. References that the
+        work and its callbacks hold are released here, never on the core's thread, which must not
+        be the one to destroy a widget.
         """
-        op = Op(self, _Callbacks(success, failure, progress))
+        op = Op(self, _Callbacks(success, failure, progress), at_close)
         key = next(self._keys)
         self._held[key] = (op, work)
         self.call_soon(functools.partial(self._start_op, op, work, key))
         return op
+
+    def closing_notes(self) -> tuple[str, ...]:
+        """Return what closing does to the work that is under way now, the oldest first."""
+        notes = (op.at_close for op, _ in self._held.values() if not op.is_done)
+        return tuple(dict.fromkeys(filter(None, notes)))
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Call `call` on the core's thread: queued until it runs, dropped once it has ended."""

@@ -77,6 +77,7 @@ class ExportBatch(QObject):
             lambda made: self._finish(row, made),
             lambda error: self._fail(row, error),
             lambda said: self._show_progress(row, cast(Progress, said)),
+            at_close=f"The export of {self.run_id} stops. Finished files are kept.",
         )
         self.changed.emit()
 
@@ -123,10 +124,6 @@ class ExportBoard:
     def __init__(self) -> None:
         self.drafts: dict[str, Draft] = {}
         self.batches: dict[str, ExportBatch] = {}
-
-    def is_busy(self) -> bool:
-        """Return whether any export is running."""
-        return any(not batch.is_over for batch in self.batches.values())
 
     def begin(
         self, bridge: Bridge, run_id: str, answers: ExportAnswers, now_s: Callable[[], float]

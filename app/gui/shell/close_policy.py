@@ -1,7 +1,8 @@
 """Decide whether closing the window quits Rackless or leaves it in the tray.
 
-Neither stops a run, and each explains that once. A running export needs confirmation first: unlike
-a run, it depends on this PC.
+Neither stops a run, and each explains that once. Work that depends on the window, such as an
+export, or whose result only the window shows, such as a repair, is named first and can be waited
+for.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class ClosePolicy:
         is_final, self.is_final = self.is_final, False
         wants_tray = self._context.preferences.get("when_closed") == "tray"
         if wants_tray and not is_final and self.has_tray():
-            # Exports continue while the window is hidden, so there is nothing to ask.
+            # Work continues while the window is hidden, so there is nothing to ask.
             return "hide"
-        # Exports first: a person who refuses there has not yet been shown the one-time message.
-        if self._may_end_exports() and self._knows_runs_go_on():
+        # Work first: a person who waits for it has not yet been shown the one-time message.
+        if self._may_leave_work() and self._knows_runs_go_on():
             return "end"
         return "stay"
 
@@ -71,13 +72,16 @@ class ClosePolicy:
         )
         return self._state.was_told_closing
 
-    def _may_end_exports(self) -> bool:
-        if not self._context.exports.is_busy():
+    def _may_leave_work(self) -> bool:
+        notes = self._context.bridge.closing_notes()
+        if not notes:
             return True
         return confirm(
             self._window,
             self._context.theme,
-            "Cancel the export?",
-            "An export is running and stops if you close this window. Finished files are kept.",
-            "Cancel export and close",
+            "Close while work is under way?",
+            "\n\n".join(("If you close Rackless now:", *notes)),
+            "Close now",
+            is_dangerous=True,
+            refusal="Wait for it" if len(notes) == 1 else "Wait for them",
         )
