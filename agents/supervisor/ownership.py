@@ -11,8 +11,11 @@ them at once if a newer attempt has replaced theirs, or if the first one had not
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from agents.contract.names import is_safe_name
@@ -21,6 +24,7 @@ from agents.errors import ExpectedError
 from agents.state import Home, boot_id, locked, read_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.leases import lease_devices, release
+from agents.supervisor.stalls import read_process_state
 from agents.supervisor.start import start_supervisor
 from agents.supervisor.sweep import Tag, Tagged, find_processes, read_tagged, sweep
 
@@ -28,6 +32,9 @@ LOCK_TIMEOUT_S = 40.0
 STRAY_S = 10.0
 """Time after the recorded end of an attempt in which its supervisor may still be there, and time
 between two searches for processes that nobody can own, in seconds."""
+STOPPED_LOOKS = 3
+"""Number of looks in a row that find a supervisor stopped before it is continued: programs that
+limit the use of a CPU stop processes for moments."""
 RETRY_S = 10.0
 """Time between two tries to start a supervisor that cannot start, in seconds."""
 
@@ -71,19 +78,24 @@ def keep_all_owned(home: Home, besides: str | None = None) -> bool:
         besides: id of a run that is left as it is; None: none.
     """
     are_owned = True
-    # The leases name the attempts: reading all folders each second would cost too much.
+    for attempt in _find_leasing(home):
+        if attempt.run_id != besides:
+            try:
+                keep_owned(attempt)
+            except ExpectedError:
+                are_owned = False
+    return are_owned
+
+
+def _find_leasing(home: Home) -> Iterator[AttemptFolder]:
+    """Return each attempt that a lease of this node names."""
+    # Reading all folders each second would cost too much.
     for path in home.leases.glob("*.lock"):
         named = read_json(path) or {}
         run_id, number = named.get("run_id"), named.get("attempt")
         # Other work on a device leaves no ids.
-        if not isinstance(run_id, str) or not isinstance(number, int) or run_id == besides:
-            continue
-        if is_safe_name(run_id):
-            try:
-                keep_owned(AttemptFolder(home, run_id, number))
-            except ExpectedError:
-                are_owned = False
-    return are_owned
+        if isinstance(run_id, str) and isinstance(number, int) and is_safe_name(run_id):
+            yield AttemptFolder(home, run_id, number)
 
 
 def end_strays(home: Home, tagged: Tagged | None = None) -> list[Tag]:
@@ -119,9 +131,12 @@ class OwnershipWatch:
         self._home = home
         self._due_s = 0.0
         self._strays_due_s = 0.0
+        self._stopped: dict[int, int] = {}
+        """Number of looks in a row that found a supervisor stopped, by its process id."""
 
     def look(self) -> None:
         """Look, unless a supervisor could not be started moments ago."""
+        self._continue_stopped()
         now_s = time.monotonic()
         if now_s >= self._strays_due_s:
             # Reads the environment of every process of this PC, so not each second.
@@ -129,3 +144,17 @@ class OwnershipWatch:
             end_strays(self._home)
         if now_s >= self._due_s and not keep_all_owned(self._home):
             self._due_s = now_s + RETRY_S
+
+    def _continue_stopped(self) -> None:
+        """Let supervisors that somebody has stopped go on: nobody else watches their ranks."""
+        found = {}
+        for attempt in _find_leasing(self._home):
+            supervisor = attempt.read_supervisor()
+            # Not "t", in which a debugger holds it.
+            if supervisor and supervisor.is_alive() and read_process_state(supervisor.pid) == "T":
+                found[supervisor.pid] = self._stopped.get(supervisor.pid, 0) + 1
+        self._stopped = found
+        for pid, num_looks in found.items():
+            if num_looks >= STOPPED_LOOKS:
+                with contextlib.suppress(OSError):  # it has ended
+                    os.kill(pid, signal.SIGCONT)

@@ -13,7 +13,14 @@ from agents.state import agent_command, archive_path, identity_from, read_json, 
 from agents.supervisor.attempt import AttemptFolder, is_over, read_journal, read_status
 from agents.supervisor.fence import raise_fence
 from agents.supervisor.leases import find_holder
-from agents.supervisor.ownership import end_strays, keep_all_owned, keep_owned
+from agents.supervisor.ownership import (
+    STOPPED_LOOKS,
+    OwnershipWatch,
+    end_strays,
+    keep_all_owned,
+    keep_owned,
+)
+from agents.supervisor.stalls import read_process_state
 from agents.supervisor.stop import stop
 from agents.supervisor.sweep import find_processes
 from tests.agents.supervisor.conftest import Node, kill_supervisor
@@ -225,3 +232,23 @@ def test_what_is_left_long_after_a_recorded_end_is_ended(node: Node) -> None:
     os.utime(attempt.file("exit.json"), (old_s, old_s))
     assert [tag.text for tag in end_strays(node.home)] == ["run-1.1"]
     assert left.wait(5) == -signal.SIGKILL
+
+
+def test_a_supervisor_that_was_stopped_is_continued_and_names_its_stopped_rank(node: Node) -> None:
+    attempt = node.launch("train", "train")
+    status = node.wait_step(attempt)
+    supervisor, rank = status.supervisor_pid, status.ranks[1].pid
+    assert supervisor is not None
+    assert rank is not None
+    for pid in (supervisor, rank):
+        os.kill(pid, signal.SIGSTOP)
+    watch = OwnershipWatch(node.home)
+    for _ in range(STOPPED_LOOKS - 1):
+        watch.look()
+        assert read_process_state(supervisor) == "T", "it may be for a moment"
+    watch.look()
+    end = time.monotonic() + 5.0
+    while "standing" not in kinds(attempt) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "The process was stopped (SIGSTOP)" in read_status(attempt).message
+    os.kill(rank, signal.SIGCONT)
