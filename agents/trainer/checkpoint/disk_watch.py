@@ -2,12 +2,14 @@
 
 A failed save comes minutes after the disk filled up, and would be told again at every checkpoint.
 So the room is compared with what a checkpoint needs all the time, and what people are told has how
-much to free. When there is room again after a failed save, the next step saves.
+much to free. A disk that takes no more writes, as the kernel leaves one that has failed, is told as
+soon. When there is room again after a failed save, the next step saves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -76,14 +78,16 @@ class DiskWatch:
             return self._failed_s is not None and now_s - self._failed_s >= self._retry_s
 
     def has_room(self) -> bool:
-        """Return whether a checkpoint fits on the disk, or its size is not known yet."""
-        return self._missing_bytes() <= 0 and self._missing_files() <= 0
+        """Return whether a checkpoint can be written: it fits, or its size is not known yet."""
+        return self._is_writable() and self._missing_bytes() <= 0 and self._missing_files() <= 0
 
     def note_failed(self, error: CannotWrite, step: int) -> CannotWrite:
         """Record that no checkpoint could be written; return the error with how much to free."""
         has_room = self.has_room()
         if isinstance(error, NoRoom) and not has_room:
             error = NoRoom(*self._describe())
+        elif not self._is_writable():
+            error = CannotWrite(*self._describe())
         with self._lock:
             # A quota, or a disk that refuses: trying at each look would only hold up the training.
             self._retry_s = min(2 * self._retry_s, MOST_RETRY_S) if has_room else LOOK_S
@@ -114,6 +118,10 @@ class DiskWatch:
         self._is_told = False
         self._journal.write("disk_room", free_bytes=self._free_bytes())
 
+    def _is_writable(self) -> bool:
+        folder = self._folder if self._folder.is_dir() else self._otherwise
+        return os.access(folder, os.W_OK)
+
     def _missing_bytes(self) -> int:
         free, tensors = self._free_bytes(), self._tensor_bytes()
         if free is None or not tensors:
@@ -134,6 +142,13 @@ class DiskWatch:
         return None
 
     def _describe(self) -> tuple[str, str]:
+        if not self._is_writable():
+            return (
+                f"The disk of node {self._node} is read-only, or the rights of {self._folder} have "
+                "changed: no checkpoint can be written.",
+                "See there whether the disk has failed: sudo dmesg. Once the folder can be written "
+                "again, the next step is saved. Training goes on meanwhile, and waits at its end",
+            )
         if self._missing_bytes() <= 0 < (files := self._missing_files()):
             return (
                 f"The disk of node {self._node} is full: it has room, but takes no more files (its "

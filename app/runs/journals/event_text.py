@@ -192,7 +192,7 @@ def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Desc
 
 def _describe_disk_room(line: Line, node: str, rank: int | None) -> Description:
     free = show_bytes(whole_of(line, "free_bytes"))
-    return "info", f"{node} has room for checkpoints again: {free} are free", True
+    return "info", f"{node} can store checkpoints again: {free} are free", True
 
 
 def _describe_paused(line: Line, node: str, rank: int | None) -> Description:

@@ -166,20 +166,37 @@ def test_room_that_returns_asks_for_a_save(disk, monkeypatch):
     assert journal.lines[3:] == [("checkpoint_failed", False)]
 
 
+def test_a_disk_that_is_read_only_is_named_before_a_save_fails(disk, monkeypatch):
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.0)
+    journal = Told()
+    watch = DiskWatch(disk / "checkpoints", disk, "alpha", journal, lambda: 100_000)  # type: ignore[arg-type]
+    assert not watch.look()
+    remount(disk, "ro")
+    assert not watch.look()
+    assert journal.lines == [("warning", False)]
+    error = watch.note_failed(CannotWrite("[Errno 30] Read-only file system"), 5)
+    assert "disk of node alpha is read-only" in error.message
+    assert not watch.look(), "no save is tried"
+    remount(disk, "rw")
+    assert watch.look(), "the failed save is made up for"
+    watch.note_saved()
+    assert journal.lines == [("warning", False), ("checkpoint_failed", True), ("disk_room", False)]
+
+
 def test_disk_that_takes_no_more_files_is_named_before_a_save_fails(disk, monkeypatch):
     monkeypatch.setattr(disk_watch, "LOOK_S", 0.0)
     journal = Told()
     watch = DiskWatch(disk / "checkpoints", disk, "alpha", journal, lambda: 100_000)  # type: ignore[arg-type]
     used = os.statvfs(disk)
-    limit_files(disk, used.f_files - used.f_ffree + 3)
+    remount(disk, f"nr_inodes={used.f_files - used.f_ffree + 3}")
     assert not watch.look()
     assert journal.lines == [("warning", False)]
     error = watch.note_failed(NoRoom("full"), 5)
     assert "takes no more files" in error.message
     assert "Delete at least 13 files" in error.hint
-    limit_files(disk, used.f_files)
+    remount(disk, f"nr_inodes={used.f_files}")
     assert watch.look(), "the failed save is made up for"
 
 
-def limit_files(disk: Path, num_files: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,nr_inodes={num_files}", str(disk)], check=True)
+def remount(disk: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)

@@ -345,7 +345,7 @@ def test_checkpoint_is_told_once_every_copy_is_saved(
         f"training is done up to step 15 and waits, since beta cannot save: {full} "
         "The run continues by itself once it can",
         "checkpoint of step 15 saved",
-        "beta has room for checkpoints again: 2.0 MiB are free",
+        "beta can store checkpoints again: 2.0 MiB are free",
     ]
     assert history.attempt(1).failed_saves == {10: full}
 
