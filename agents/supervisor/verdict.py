@@ -227,6 +227,8 @@ def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
     told = str(_read_failure(rank).get("message", ""))
     if told:
         return f"{where} failed in phase {phase}: {told}"
+    if rank.exit_code is not None and -rank.exit_code in KILL_SIGNALS:
+        return f"{where} {tell_exit(rank)}."  # its log knows nothing of a kill from outside
     last = (rank.read_log_tail() or ["nothing"])[-1]
     if rank.exit_code is None:
         how = f"was ended in phase {phase} and left no record of it; its exit code is not known, "
