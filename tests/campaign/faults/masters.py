@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import TYPE_CHECKING
 
@@ -91,11 +92,33 @@ class TwoMasters(Fault):
                 other.answer("nodes", "setup", node.name, "--python", sys.executable)
         with other.start("watch", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watch:
             try:
-                refused = other.rackless("start", str(site.run_file))
+                answer = other.rackless("start", str(site.run_file))
+                if answer.code != 1:
+                    self._judge_start(case, other, answer.document["run_id"])
             finally:
                 watch.kill()
-        if refused.code != 1:
-            case.breaks.append(f"the start of another master was not refused: {refused.output}")
+
+    def _judge_start(self, case: Case, other: Master, run_id: str) -> None:
+        """Note a start beside a run that had not ended, and end what it began."""
+        site = case.site
+        newest = {
+            node.name: max((site.run_folder(node, case.run_id) / "attempts").iterdir(), key=_number)
+            for node in site.nodes
+        }
+        last = max(map(_number, newest.values()))
+        exits = [f / "exit.json" for f in newest.values() if _number(f) == last]
+        began_s = min(
+            (site.run_folder(node, run_id) / "attempts/1/intent.json").stat().st_mtime
+            for node in site.nodes
+        )
+        other.rackless("runs", "stop", run_id)
+        other.rackless("runs", "delete", run_id)
+        if not all(path.exists() and path.stat().st_mtime <= began_s for path in exits):
+            case.breaks.append(f"the start of another master was not refused: {run_id}")
+
+
+def _number(attempt: Path) -> int:
+    return int(attempt.name)
 
 
 class TwoStarts(Fault):
