@@ -50,13 +50,19 @@ class Peer:
     port: int
     credential: str
 
-    def ask(self, kind: str, timeout_s: float = QUICK_TIMEOUT_S, **args: Any) -> dict[str, Any]:
+    def ask(
+        self,
+        kind: str,
+        timeout_s: float = QUICK_TIMEOUT_S,
+        connect_timeout_s: float = QUICK_TIMEOUT_S,
+        **args: Any,
+    ) -> dict[str, Any]:
         """Return the answer to a request.
 
         Raises:
             PeerError: the node cannot be reached, does not answer in time, or refuses.
         """
-        with self._asking({"kind": kind, **args}, timeout_s) as stream:
+        with self._asking({"kind": kind, **args}, timeout_s, connect_timeout_s) as stream:
             return _read_answer(stream, self.node)
 
     @contextlib.contextmanager
@@ -76,9 +82,15 @@ class Peer:
             yield stream
 
     @contextlib.contextmanager
-    def _asking(self, request: dict[str, Any], timeout_s: float) -> Iterator[BinaryIO]:
+    def _asking(
+        self,
+        request: dict[str, Any],
+        timeout_s: float,
+        connect_timeout_s: float = QUICK_TIMEOUT_S,
+    ) -> Iterator[BinaryIO]:
         try:
-            plain = socket.create_connection((self.address, self.port), QUICK_TIMEOUT_S)
+            plain = socket.create_connection((self.address, self.port), connect_timeout_s)
+            plain.settimeout(QUICK_TIMEOUT_S)
             with make_client_context(self.credential).wrap_socket(plain) as channel:
                 channel.settimeout(timeout_s)
                 channel.sendall(json.dumps(request).encode("ascii") + b"\n")

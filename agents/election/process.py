@@ -29,9 +29,9 @@ from agents.contract.election import (
     stands_still,
 )
 from agents.contract.run_layout import ELECTION_FILE
-from agents.contract.wire import WireError, from_wire
 from agents.election.channel import Listener, Peer, PeerError
 from agents.election.part import Part
+from agents.election.peer_states import PeerStates
 from agents.election.proposal import Proposal, RefusedError
 from agents.election.regrouping import Regrouping
 from agents.errors import ExpectedError
@@ -83,7 +83,8 @@ class ElectionWatch:
         self._said = ""
         # Where the recorder was killed, too, nobody else on this node looks.
         self._ownership = OwnershipWatch(part.home)
-        self._regrouping = Regrouping(part, self._ask_states, self._say)
+        self._others = PeerStates(part.peers)
+        self._regrouping = Regrouping(part, self._others, self._say)
 
     def run(self) -> None:
         """Return when there is nothing more to do."""
@@ -94,6 +95,7 @@ class ElectionWatch:
                     return
                 time.sleep(REGROUP_TICK_S if self._regrouping.is_under_way else TICK_S)
         finally:
+            self._others.close()
             if self._listener is not None:
                 self._listener.close()
 
@@ -150,7 +152,7 @@ class ElectionWatch:
 
     def _decide(self, own: NodeState, now_s: float) -> bool:
         part = self._part
-        states = {part.node: own, **self._ask_states()}
+        states = {part.node: own, **self._others.look().states}
         found = decide_election(part.node, part.nodes, states)
         if found.act == "close":
             self._await_confirmation()
@@ -189,22 +191,6 @@ class ElectionWatch:
             self._say(f"waiting: {len(recent)} recoveries within an hour")
             return False
         return True
-
-    def _ask_states(self) -> dict[str, NodeState]:
-        """Return the states of the other nodes that answer."""
-
-        def ask(peer: Peer) -> NodeState | None:
-            try:
-                return from_wire(NodeState, peer.ask("state"), "state")
-            except (PeerError, WireError):
-                return None
-
-        peers = list(self._part.peers.values())
-        if not peers:
-            return {}
-        with ThreadPoolExecutor(len(peers)) as pool:
-            answers = list(pool.map(ask, peers))
-        return {p.node: s for p, s in zip(peers, answers, strict=True) if s is not None}
 
     def _tell_others(self, reason: str) -> None:
         """Tell the other nodes once that the attempt is none of theirs to recover."""

@@ -1,9 +1,9 @@
 """Bring the ranks together that are left after a loss, while their processes live.
 
 Each node whose ranks wait asks the others what they know. Once all that still count wait at one
-step, the lowest of them asks each one to join a new group of the same attempt. A node that does not
-answer is given a moment before the others go on without it. After `PATIENCE_S` the ranks save and
-end, and the attempt is recovered as any other one.
+step, the lowest of them asks each one to join a new group of the same attempt. A node is left out
+once it gave no answer in the time for one, and the others have been the same for a moment. After
+`PATIENCE_S` the ranks save and end, and the attempt is recovered as any other one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from agents.contract.regroup import Regroup, decide_regroup
 from agents.contract.wire import WireError, to_wire
 from agents.election.channel import PeerError
 from agents.election.part import Part
+from agents.election.peer_states import Answers, PeerStates
 from agents.errors import ExpectedError
 from agents.node.probes import choose_port
 from agents.supervisor.attempt import read_regroup
@@ -24,8 +25,10 @@ from agents.supervisor.regrouping import give_up
 
 PATIENCE_S = 20.0
 """Time for ranks that wait until they are together again, in seconds."""
+LOOK_S = 0.5
+"""Time for answers in one look, in seconds; a node that takes longer counts in a later one."""
 SETTLE_S = 1.5
-"""Time for which nodes have to be silent before the others go on without them, in seconds."""
+"""Time for which the same ranks have to wait before they go on without silent nodes, in seconds."""
 ALONE_S = 5.0
 """Time for silent nodes without which the ranks cannot go on, in seconds."""
 JOIN_TIMEOUT_S = 8.0
@@ -38,11 +41,11 @@ class Regrouping:
     def __init__(
         self,
         part: Part,
-        ask_states: Callable[[], dict[str, NodeState]],
+        others: PeerStates,
         say: Callable[[str], None],
     ) -> None:
         self._part = part
-        self._ask_states = ask_states
+        self._others = others
         self._say = say
         self._since_s: float | None = None
         self._members: tuple[str, ...] = ()
@@ -60,21 +63,29 @@ class Regrouping:
             return
         if self._since_s is None:
             self._since_s = now_s
+            self._others.forget()
         joined = read_regroup(self._part.attempt)
         if joined is not None and joined.generation > own.generation:
             return  # the ranks are on their way, or fail and end
-        part, states = self._part, {own.node: own, **self._ask_states()}
+        part, answers = self._part, self._others.look(LOOK_S)
+        states = {own.node: own, **answers.states}
         found = decide_regroup(own.node, part.nodes, states, part.attempt.number)
         if found.nodes != self._members:
             self._members, self._members_since_s = found.nodes, now_s
-        patience_s = PATIENCE_S if found.is_certain else ALONE_S
+        lacks_others = found.act == "wait" and not found.is_certain
+        patience_s = ALONE_S if lacks_others else PATIENCE_S
         if found.act == "give_up" or now_s - self._since_s >= patience_s:
             self._say(f"the ranks do not regroup: {found.reason or 'it took too long'}")
             self._give_up()
         elif found.act == "wait":
             self._say(f"regrouping waits: {found.reason}")
-        elif found.is_certain or now_s - self._members_since_s >= SETTLE_S:
+        elif found.is_certain or self._are_away(states, answers, now_s):
             self._carry_out(found.nodes, own.generation + 1)
+
+    def _are_away(self, states: dict[str, NodeState], answers: Answers, now_s: float) -> bool:
+        """Return whether the nodes that have not answered can be left out."""
+        missing = set(self._part.nodes) - states.keys()
+        return missing <= answers.silent and now_s - self._members_since_s >= SETTLE_S
 
     def _carry_out(self, nodes: tuple[str, ...], generation: int) -> None:
         """Ask all nodes to join, this one last; none joins if one refuses that was asked before."""

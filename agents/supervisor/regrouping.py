@@ -132,6 +132,10 @@ class RegroupWatch:
         self.intent = replace(self.intent, addresses=kept, master_port=group.port)
         return True
 
+    def waits(self) -> bool:
+        """Return whether the ranks have lost others and wait until they may go on."""
+        return self._may_regroup and look_at_ranks(self._attempt).waits
+
     def interrupt(self) -> bool:
         """Ask the ranks to leave a group that has lost a node; return whether that was new."""
         if not self._may_regroup or self._interrupted == self._generation:

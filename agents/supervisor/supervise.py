@@ -263,6 +263,8 @@ class Supervisor:
         is_known = silent == self._standing_for or not silent
         if rank == self._standing_rank and is_known:
             return
+        if found is None and self._regroups.waits():
+            return  # They have left their group, and stand still until they are in another one.
         self._standing_rank, self._standing_for = rank, silent
         if found is None:
             self._journal.write("moving", message="All ranks on this node go on.")

@@ -14,14 +14,19 @@ import pytest
 
 from agents.contract.election import ClaimAnswer, NodeState, is_majority
 from agents.contract.regroup import Regroup, decide_regroup, may_regroup
-from agents.contract.run_layout import ELECTION_FILE, INTERRUPT_FILE
+from agents.contract.run_layout import (
+    ELECTION_FILE,
+    INTERRUPT_FILE,
+    REGROUP_FILE,
+    SUPERVISOR_JOURNAL,
+)
 from agents.contract.spec import CheckpointSpec
 from agents.contract.wire import to_wire
 from agents.election.channel import Peer, PeerError
 from agents.election.part import Part
 from agents.election.proposal import Proposal, RefusedError
 from agents.state import identity_from, read_json
-from agents.supervisor.attempt import read_regroup
+from agents.supervisor.attempt import read_journal, read_regroup
 from agents.supervisor.fence import claim_attempt
 from agents.supervisor.regrouping import RegroupWatch
 from agents.supervisor.sweep import find_processes
@@ -144,6 +149,12 @@ def test_ranks_that_wait_for_a_silent_node_are_freed_by_their_supervisor(nodes: 
         wait_generation(nodes, name, 1, 5)
         asked = read_json(nodes.attempt(name, 1).file(INTERRUPT_FILE)) or {}
         assert asked["generation"] == 0
+        # Ranks that have left their group stand still as before, until they are in another one.
+        decided_s = nodes.attempt(name, 1).file(REGROUP_FILE).stat().st_mtime
+        lines = read_journal(nodes.attempt(name, 1).file(SUPERVISOR_JOURNAL))
+        moved_s = [line["time_s"] for line in lines if line["kind"] == "moving"]
+        assert all(time_s >= decided_s for time_s in moved_s)
+        assert [line["rank"] for line in lines if line["kind"] == "standing"]
     assert find_processes(attempt.tag) == []
 
 
