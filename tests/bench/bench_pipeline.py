@@ -12,7 +12,9 @@ Needs root and iproute2.
 
 With `--memory` seven processes play cards of 11 GiB on one GPU, each with its own stage of random
 NF4 weights: what each stage takes at its peak, and what crosses the borders, are real; their speed
-is not. `--memory cpu` does it with a tiny shape.
+is not. `--beside cuda:1` trains the same rows streamed on another GPU, or the same, and compares
+losses. `--memory cpu --beside cpu` does it with a tiny shape. Without `nvidia-cuda-mps-control -d`
+the processes take turns on the GPU, and wait longer.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from agents.trainer.parallel.pipeline.wire_format import WireFormat
 from agents.trainer.rank.group import Group, Ranks
 from app.planning.strategies.pipeline_schedule import split_layers
 from tests.bench.bench_unlike import Links
-from tests.bench.stage_memory import run_stages
+from tests.bench.stage_memory import Trial, run_stages
 from tests.cluster.namespaces import SYSTEM_PATH
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +57,8 @@ UNEVEN = (87.9, 87.9, 58.3, 58.3, 58.3, 43.5, 43.5)
 """TFLOP/s of two RTX 5070 Ti, three RTX 4070 and two RTX 3070 Ti."""
 NUM_LAYERS = 80
 MOST_GIB, MOST_BYTES_OFF = 10.5, 0.03
+MOST_LOSS_OFF = 2**-8
+"""Largest relative difference of a loss: the step between two neighbours in bf16."""
 GOALS = {"of unshaped": 0.92, "of perfect": 0.85}
 
 
@@ -195,15 +200,21 @@ def split_unevenly() -> tuple[tuple[int, ...], list[float]]:
     return layers, [time / max(times) for time in times]
 
 
-def measure_memory(device: str, num_layers: int, tokens: list[int], cap_gib: float) -> int:
-    """Print a JSON line for each length; 1: a stage takes more than `MOST_GIB`, or sends more."""
+def measure_memory(
+    device: str, num_stages: int, trials: Sequence[Trial], beside: str | None
+) -> int:
+    """Print a JSON line for each trial; 1: a stage takes more than `MOST_GIB`, sends more, or a
+    loss is another one than the streamed run's.
+    """
     missed = 0
-    for length in tokens:
-        found = run_stages(device, NUM_STAGES, num_layers, length, 16, cap_gib)
+    place = "cpu" if device == "cpu" else "cuda:0"
+    for trial in trials:
+        found = run_stages(trial, place, num_stages, beside)
         print(json.dumps(found), flush=True)
         ratio = found["sent_mb"] / found["features_mb"]
         is_met = max(found["peak_gib"]) <= MOST_GIB and abs(ratio - 1) <= MOST_BYTES_OFF
         missed += device == "cuda" and not is_met
+        missed += found.get("loss_difference", 0.0) > MOST_LOSS_OFF
     return min(missed, 1)
 
 
@@ -215,6 +226,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=0.1, help="of passes and messages")
     parser.add_argument("--rank-of", choices=("ours", "torch"), help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=("cuda", "cpu"), help="measure stages instead")
+    parser.add_argument("--beside", help="device of a streamed run of the same, with --memory")
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="of the model in --memory")
     parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 2048])
     parser.add_argument("--cap-gib", type=float, default=11.0)
@@ -222,7 +234,11 @@ def main() -> int:
     if args.rank_of:
         be_rank(args.rank_of, args.micro, args.scale)
     if args.memory:
-        return measure_memory(args.memory, args.layers, args.tokens, args.cap_gib)
+        trials = [
+            Trial(num_layers=args.layers, tokens=one, num_micro=16, cap_gib=args.cap_gib)
+            for one in args.tokens
+        ]
+        return measure_memory(args.memory, args.stages, trials, args.beside)
     print(json.dumps({"cores": os.cpu_count(), "torch": torch.__version__, **vars(args)}))
     found = {}
     for name in CASES:

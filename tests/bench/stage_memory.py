@@ -1,34 +1,28 @@
-"""Seven processes on one GPU play seven cards: the memory of each stage of a 70B, and its bytes."""
+"""Seven processes on one GPU play seven cards: the memory of each stage of a 70B, and its bytes.
+
+The same rows trained by one rank whose layers are streamed show what its losses have to be.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.contract.run import RankPlacement
 from agents.contract.spec import AdapterSpec, CheckpointSpec
 from tests.agents.trainer.ranks import Run, make_environ, make_spec
-from tests.bench.random_stage import write_shape
+from tests.bench.chat_rows import make_rows, write_rows
+from tests.bench.engine_shapes import GIB, SHAPES, Size, list_values
+from tests.bench.random_model import save_outline
 
 ROOT = Path(__file__).parents[2]
-SHAPE_70B = {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-SHAPE_TINY = {**SHAPE_70B, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "vocab_size": 1024}  # fmt: skip
+SHAPE = "llama-2-70b"
 NUM_STEPS = 3
 SHARED_GPU = {
     "NCCL_P2P_DISABLE": "1",
@@ -40,10 +34,20 @@ SHARED_GPU = {
 """With a host id each, ranks of NCCL take one GPU for several."""
 
 
-def write_rows(path: Path, num_rows: int, num_words: int) -> None:
-    """Write rows of text that are cut at the run's length."""
-    text = " ".join(f"Brenford {number}" for number in range(num_words))
-    path.write_text("".join(json.dumps({"text": f"{n} {text}"}) + "\n" for n in range(num_rows)))
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Three steps over rows of one length, one of them in each micro-batch.
+
+    On a `cpu` the shape is a tiny one, and nothing is limited.
+    """
+
+    num_layers: int
+    tokens: int
+    """Of each row."""
+    num_micro: int
+    """Rows of a step."""
+    cap_gib: float
+    """GPU memory of a rank."""
 
 
 def count_sent_bytes() -> int:
@@ -51,66 +55,108 @@ def count_sent_bytes() -> int:
     return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
 
 
-def run_stages(
-    device: str, num_stages: int, num_layers: int, tokens: int, num_micro: int, cap_gib: float
-) -> dict[str, Any]:
-    """Train three steps; return peak memory of each stage, losses, and bytes by their forecast.
+def run_stages(trial: Trial, device: str, num_stages: int, beside: str | None) -> dict[str, Any]:
+    """Train as a pipeline; return peak memory of each stage, losses, and bytes by their forecast.
 
     Args:
-        device: `cuda` for the 70B shape, `cpu` for a tiny one.
-        num_stages: ranks.
-        num_layers: of the model, at least one for each rank.
-        tokens: of each sequence, and of each micro-batch.
-        num_micro: sequences of a step.
-        cap_gib: GPU memory of a rank.
+        trial: What to train.
+        device: Of all stages.
+        num_stages: Ranks.
+        beside: Device that trains the same in one rank with streamed layers at the same time, for
+            `loss_difference`, the largest relative one of a step; None: none does.
+
+    Raises:
+        RuntimeError: a rank failed; contains the end of its log.
     """
-    shape = SHAPE_70B if device == "cuda" else SHAPE_TINY
     with tempfile.TemporaryDirectory(prefix="rackless-stages-") as folder:
-        model = write_shape(Path(folder) / "model", {**shape, "num_hidden_layers": num_layers})
+        home = Path(folder)
+        size = _size_on(device)
+        save_outline(home / "model", SHAPE, layers=trial.num_layers, size=size)
+        before = count_sent_bytes()
+        stages = _Started(home, trial, "pipeline", [device] * num_stages)
+        alone = _Started(home, trial, "streamed", [beside]) if beside is not None else None
+        steps = stages.finish()
+        sent = count_sent_bytes() - before
+        expected = alone.finish()[0] if alone is not None else {}
+    width = list_values(SHAPE, size=size)["hidden_size"] * (4 if device == "cpu" else 2)
+    # Features there, and gradients back, over each border.
+    forecast = 2 * (num_stages - 1) * NUM_STEPS * trial.num_micro * trial.tokens * width
+    found = steps[0]
+    return {
+        "tokens": trial.tokens,
+        "layers": trial.num_layers,
+        "peak_gib": [round(_find_peak(one) / GIB, 2) for one in steps],
+        "loss": [line["loss"] for _, line in sorted(found.items())],
+        "step_s": [round(line["step_s"], 2) for _, line in sorted(found.items())],
+        "sent_mb": round(sent / 1e6, 1),
+        "features_mb": round(forecast / 1e6, 1),
+        **_compare(found, expected),
+    }
+
+
+class _Started:
+    """Ranks of one run on this PC."""
+
+    def __init__(self, home: Path, trial: Trial, parallel: str, devices: Sequence[str]) -> None:
+        size = _size_on(devices[0])
         spec = make_spec(
-            adapter=AdapterSpec(kind="qlora", rank=16, targets=("q_proj", "k_proj", "v_proj",
-                                                                "o_proj")),
-            sequence_tokens=tokens, batch_sequences=num_micro, max_steps=NUM_STEPS,
-            parallel="pipeline", recompute="all",
-            memory_gib=cap_gib if device == "cuda" else None,
+            adapter=AdapterSpec(kind="qlora", rank=16, targets=SHAPES[SHAPE].targets),
+            sequence_tokens=trial.tokens, batch_sequences=trial.num_micro, max_steps=NUM_STEPS,
+            parallel=parallel, recompute="all",
+            memory_gib=trial.cap_gib if size == "full" else None,
             checkpoint=CheckpointSpec(every_minutes=None, every_steps=None),
         )  # fmt: skip
-        spec = replace(spec, data=replace(spec.data, format="text"))
-        run = Run(Path(folder) / "run", model, spec, num_stages)
-        write_rows(run.train, 2 * num_micro, tokens)
-        placed = "cuda:0" if device == "cuda" else "cpu"
+        self._run = Run(home / parallel, home / "model", spec, len(devices))
+        words = list_values(SHAPE, size=size)["vocab_size"]
+        write_rows(self._run.train, make_rows([trial.tokens] * (2 * trial.num_micro), words))
         ranks = tuple(
-            RankPlacement(rank=rank, local_rank=rank, node="here", device=placed)
-            for rank in range(num_stages)
+            RankPlacement(rank=rank, local_rank=rank, node="here", device=device)
+            for rank, device in enumerate(devices)
         )
-        intent = run.intend(ranks=ranks)
-        path = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-        before = count_sent_bytes()
-        started = [
+        intent = self._run.intend(ranks=ranks)
+        folder = self._run.attempt_folder
+        shared = {**SHARED_GPU, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+        self._processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.bench.random_stage"],
                 env={
-                    **os.environ, **make_environ(intent, rank, run.attempt_folder), **SHARED_GPU,
-                    "NCCL_HOSTID": f"host{rank}", "PYTHONPATH": path,
+                    **os.environ, **make_environ(intent, rank, folder), **shared,
+                    "NCCL_HOSTID": f"host{rank}",
                 },
                 cwd=ROOT,
             )
-            for rank in range(num_stages)
+            for rank in range(len(devices))
         ]  # fmt: skip
-        codes = [process.wait() for process in started]
-        sent = count_sent_bytes() - before
+
+    def finish(self) -> list[dict[int, dict[str, Any]]]:
+        """Wait for all ranks; return the steps of each.
+
+        Raises:
+            RuntimeError: a rank failed; contains the end of its log.
+        """
+        codes = [process.wait() for process in self._processes]
         if any(codes):
-            raise RuntimeError("\n".join(run.read_log(rank)[-1500:] for rank in range(num_stages)))
-        steps = [run.steps(rank) for rank in range(num_stages)]
-    width = shape["hidden_size"] * (2 if device == "cuda" else 4)
-    # Features there, and gradients back, over each border.
-    forecast = 2 * (num_stages - 1) * NUM_STEPS * num_micro * tokens * width
+            logs = [self._run.read_log(rank)[-1500:] for rank in range(len(codes))]
+            raise RuntimeError("\n".join(logs))
+        return [self._run.steps(rank) for rank in range(len(codes))]
+
+
+def _size_on(device: str) -> Size:
+    return "tiny" if device == "cpu" else "full"
+
+
+def _find_peak(steps: dict[int, dict[str, Any]]) -> int:
+    return max(line["memory_bytes"] for line in steps.values())
+
+
+def _compare(
+    found: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    if not expected:
+        return {}
+    worst = max(abs(found[step]["loss"] / line["loss"] - 1) for step, line in expected.items())
     return {
-        "tokens": tokens,
-        "peak_gib": [round(max(s["memory_bytes"] for s in one.values()) / 2**30, 2)
-                     for one in steps],
-        "loss": [line["loss"] for _, line in sorted(steps[0].items())],
-        "step_s": [round(line["step_s"], 2) for _, line in sorted(steps[0].items())],
-        "sent_mb": round(sent / 1e6, 1),
-        "features_mb": round(forecast / 1e6, 1),
-    }  # fmt: skip
+        "streamed_loss": [line["loss"] for _, line in sorted(expected.items())],
+        "streamed_peak_gib": round(_find_peak(expected) / GIB, 2),
+        "loss_difference": worst,
+    }

@@ -30,7 +30,7 @@ from tests.agents.trainer.test_two_gpus import make_run, require_gpus, start, tr
 
 pytestmark = pytest.mark.gpu
 
-NUM_STEPS = 300
+NUM_STEPS = 100
 BACK_S = 10.0
 """Longest time from a loss to the next step, in seconds."""
 
