@@ -89,7 +89,7 @@ def how_to_add_alone(outcome: NodeOutcome) -> str:
 
 
 def summarise_outcomes(outcomes: Sequence[NodeOutcome]) -> str:
-    """Return how many were added, wait and failed.
+    """Return how many were added, wait, want a password, and failed.
 
     >>> line = NodeLine(number=1, name="a", target="a")
     >>> summarise_outcomes([NodeOutcome(line=line, state="added", message="")])
@@ -103,6 +103,9 @@ def summarise_outcomes(outcomes: Sequence[NodeOutcome]) -> str:
         parts.append(f"{count_of(by_state['added'], 'PC')} {is_are} added")
     if waiting:
         parts.append(f"{count_of(waiting, 'fingerprint')} to compare")
-    if by_state["failed"]:
-        parts.append(f"{by_state['failed']} could not be added")
+    locked = sum(o.state == "failed" and bool(o.account) for o in outcomes)
+    if locked:
+        parts.append(f"{locked} {'wants' if locked == 1 else 'want'} a password")
+    if by_state["failed"] > locked:
+        parts.append(f"{by_state['failed'] - locked} could not be added")
     return f"{', '.join(parts) or 'No PC is listed'}."

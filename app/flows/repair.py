@@ -17,6 +17,7 @@ from agents.contract.repair import (
 )
 from app.provisioning.check_row import CheckRow
 from app.provisioning.repairs import Repair, ask_administrator, show_command
+from app.telemetry.state import Status, Tone
 from app.text import count_of, show_moment
 
 RESTARTED = "Restart {node}, then check again: what was installed works only after that."
@@ -140,6 +141,23 @@ def show_state(change: Change) -> str:
     if change.problem:
         return "failed in part" if change.did_something else "failed"
     return "in force" if change.did_something else "nothing was changed"
+
+
+def judge_change(change: Change) -> Status:
+    """Return what has become of a change, and how much it matters.
+
+    >>> change = Change(number=1, repair="a", title="A", by="me", began_s=0, ended_s=1, undone_s=2)
+    >>> judge_change(change)
+    Status(tone='calm', text='undone')
+    """
+    tone: Tone = "good" if change.did_something else "calm"
+    if change.undo_problem:
+        tone = "warning"
+    elif change.undone_s is not None:
+        tone = "calm"
+    elif change.problem or change.ended_s is None:
+        tone = "error" if change.problem else "warning"
+    return Status(tone, show_state(change))
 
 
 def can_undo(change: Change) -> bool:

@@ -9,10 +9,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
+from app.events import NodeRemoved
 from app.gui.kit.primitives import Button
 from app.gui.nodes.add_node_dialog import AddNodeDialog
 from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
 from app.nodes.discovery.candidate import Candidate
+from app.provisioning.check_row import make_row
 from tests.fakes.core import FINGERPRINT, PASSWORD, make_node, publish_history
 from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
@@ -152,7 +154,7 @@ def test_a_list_asks_for_passwords_once_one_for_all_or_one_for_each(empty, dialo
     press(pane, "Add all")
     empty.wait_for(lambda: pane.confirm.isVisible())
     press(pane, "All fingerprints match, add")
-    empty.wait_for(lambda: "1 PC is added, 3 could not" in pane.banner.message())
+    empty.wait_for(lambda: "1 PC is added, 3 want a password." in pane.banner.message())
     box = pane.passwords
     choices = [box.account.itemText(place) for place in range(box.account.count())]
     assert [pane.table.model().index(row, 0).data() for row in range(3)] == ["password"] * 3
@@ -165,7 +167,7 @@ def test_a_list_asks_for_passwords_once_one_for_all_or_one_for_each(empty, dialo
     assert box.password.text() == ""
     QTest.keyClicks(box.password, PASSWORD)
     press(pane, "Copy key and add")
-    empty.wait_for(lambda: "2 PCs are added, 2 could not" in pane.banner.message())
+    empty.wait_for(lambda: "2 PCs are added, 2 want a password." in pane.banner.message())
     assert box.account.currentText() == "All 2 accounts"
     QTest.keyClicks(box.password, "wrong")
     QTest.keyClick(box.password, Qt.Key.Key_Return)
@@ -250,6 +252,19 @@ def test_a_linux_of_this_pc_is_offered_where_there_is_one(empty, dialog):
     empty.wait_for(dialog.found.isVisible)
     assert empty.called("nodes.add") == [("this-pc", "Debian", None)]
     press(dialog, "Done")
+
+
+def test_what_comes_late_interrupts_no_adding(empty, dialog):
+    assert dialog.focusWidget() is dialog.form.target
+    empty.core.delay_s = 60.0
+    QTest.keyClicks(dialog.form.target, "anna@192.168.1.31")
+    QTest.keyClick(dialog.form.target, Qt.Key.Key_Return)
+    empty.wait_for(lambda: "Connecting" in dialog.banner.message())
+    dialog._show_distros(("Ubuntu",))
+    enabled = [one.accessibleName() for one in dialog.findChildren(Button) if one.isEnabled()]
+    shown = [name for name in enabled if name in ("Add", "Cancel", "Choose\u2026", "Find PCs")]
+    assert shown == ["Cancel"]
+    assert dialog.focusWidget().accessibleName() == "Cancel"
 
 
 def test_windows_without_a_linux_says_how_to_get_one(empty, monkeypatch):
@@ -350,6 +365,48 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
     assert results.table.selected().status == "fail"
     press(results, "Copy fix")
     assert application.clipboard().text() == "sudo ufw allow from 192.168.1.0/24"
+    message = "packets of more than 1472 bytes do not arrive there " * 8
+    results.show_rows((make_row("all-reduce", "beta", "unknown", message, "wait"),))
+    results.table.selectRow(0)
+    shown = [label.text() for label in results.findChildren(QLabel) if label.isVisible()]
+    assert message in shown, "the table cuts it"
+
+
+def test_a_second_check_ends_the_first(busy, monkeypatch):
+    check, gates = busy.core.nodes.check, [asyncio.Event(), asyncio.Event()]
+    ended = []
+
+    async def held_check(names=(), on_row=None, progress=None):
+        number = len(ended)
+        ended.append("under way")
+        try:
+            await gates[number].wait()
+        except asyncio.CancelledError:
+            ended[number] = "cancelled"
+            raise
+        return await check(names, on_row, progress)
+
+    monkeypatch.setattr(busy.core.nodes, "check", held_check)
+    busy.window.go_to("nodes")
+    press(busy.window.nodes, "Check all nodes")
+    busy.wait_for(lambda: ended == ["under way"])
+    press(busy.window.nodes, "Check again")
+    busy.wait_for(lambda: ended == ["cancelled", "under way"])
+    busy.core.on_loop(gates[1].set)
+    busy.wait_for(lambda: len(busy.window.nodes.results.model.rows()) == 7)
+
+
+def test_the_table_of_nodes_takes_no_more_height_than_its_rows(busy):
+    busy.window.go_to("nodes")
+    page = busy.window.nodes
+    busy.settle(0.1)
+    for number in (5, 4):
+        last = page.table.model().index(number - 1, 0)
+        below_px = page.table.viewport().height() - page.table.visualRect(last).bottom()
+        assert 0 <= below_px < 2 * page.table.rowHeight(0), "all rows show, and little else"
+        busy.core.on_loop(busy.core.events.publish, NodeRemoved("delta"))
+        busy.wait_for(lambda: len(page.model.rows()) == 4)
+        busy.settle(0.1)
 
 
 def test_rows_of_a_check_appear_while_it_runs(busy, monkeypatch):

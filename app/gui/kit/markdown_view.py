@@ -22,6 +22,10 @@ from PySide6.QtGui import (
 from app.gui.kit.reader import Reader, is_web_page
 
 MARGIN_PX = 20
+INDENT_PX = 20
+"""Width of one level of a list, in pixels; Qt's own is 40."""
+ITEM_PX = 6
+"""Space below an item of a list, in pixels."""
 ABOVE_HEADING_PX = 16
 BELOW_PX = 8
 CELL_PX = 5
@@ -48,6 +52,7 @@ class MarkdownView(Reader):
             return
         document.setMarkdown(text, _FEATURES)
         document.setDocumentMargin(MARGIN_PX)
+        document.setIndentWidth(INDENT_PX)
         cursor = QTextCursor(document)
         # One edit: otherwise each change would lay out the document again.
         cursor.beginEditBlock()
@@ -118,7 +123,7 @@ def _space_blocks(document: QTextDocument) -> None:
         form = QTextBlockFormat()
         is_heading = cursor.blockFormat().headingLevel() > 0
         form.setTopMargin(ABOVE_HEADING_PX if is_heading and number else 0)
-        form.setBottomMargin(2 if cursor.currentList() is not None else BELOW_PX)
+        form.setBottomMargin(ITEM_PX if cursor.currentList() is not None else BELOW_PX)
         # Merged, so that heading level and indent of the block stay.
         cursor.mergeBlockFormat(form)
     for table in tables.values():

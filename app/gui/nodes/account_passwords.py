@@ -43,7 +43,7 @@ class AccountPasswords(QWidget):
         column.setSpacing(8)
         column.addWidget(
             make_label(
-                "No key of yours is let in there. With the password, Rackless adds your key to "
+                "These accounts accept none of your keys. With the password, Rackless adds one to "
                 "~/.ssh/authorized_keys there, as ssh-copy-id does.",
                 "caption",
                 wraps=True,

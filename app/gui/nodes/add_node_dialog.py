@@ -112,6 +112,7 @@ class AddNodeDialog(QDialog):
         column.addWidget(self.banner)
         column.addWidget(self.password)
         column.addStretch(1)
+        column.addSpacing(8)
         column.addLayout(self._make_foot())
         self.form.edited.connect(self._edited)
         self.form.find_wanted.connect(self._find)
@@ -132,13 +133,16 @@ class AddNodeDialog(QDialog):
         )
         self.finished.connect(lambda code: self._op.cancel() if self._op else None)
         self._ask_again()
+        self.form.target.setFocus()  # most people come to type one
 
     def choose_this_pc(self) -> None:
         self.form.choose_this_pc()
 
     def _show_distros(self, names: tuple[str, ...]) -> None:
         self.form.show_distros(names)
-        self._ask_again()
+        # The answer may come while a PC is being added, or its fingerprint compared.
+        if self._op is None:
+            self._ask_again()
 
     # ------------------------------------------------------------ layout
 
@@ -245,6 +249,8 @@ class AddNodeDialog(QDialog):
 
     def _set_busy(self, is_busy: bool) -> None:
         # Cancel stays enabled: a connection may take until its timeout to fail.
+        if is_busy:
+            self._cancel.setFocus()
         self.form.set_busy(is_busy)
         for widget in (self.add, self.confirm, self.allow, self.copy_key, self.password):
             widget.setEnabled(not is_busy)
@@ -300,6 +306,7 @@ class AddNodeDialog(QDialog):
             case _:
                 self._fingerprint = ""
                 self._offer(self.add)
+                self.form.target.setFocus()
                 # A changed key may be an attack, so there is no button to accept it here.
                 self.add.setEnabled(not isinstance(error, HostKeyChanged))
                 self.banner.show_error(error)

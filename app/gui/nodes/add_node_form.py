@@ -109,7 +109,7 @@ class AddNodeForm(QWidget):
 
     def set_busy(self, is_busy: bool) -> None:
         asked = (self.target, self.key, self.name, self.distro)
-        for widget in (*asked, self.over_ssh, self.this_pc, self.in_wsl):
+        for widget in (*asked, *self._buttons, self.over_ssh, self.this_pc, self.in_wsl):
             widget.setEnabled(not is_busy)
 
     # ------------------------------------------------------------ inside
@@ -134,6 +134,7 @@ class AddNodeForm(QWidget):
             )
         )
         ways = QGridLayout()
+        self._buttons: list[Button] = []
         for place, (words, wanted, icon) in enumerate(
             (
                 ("Find PCs on this network", self.find_wanted, "search"),
@@ -143,6 +144,7 @@ class AddNodeForm(QWidget):
         ):
             button = Button(self._context.theme, words, wanted.emit, icon=icon, role="link")
             ways.addWidget(button, place // 2, place % 2, Qt.AlignmentFlag.AlignLeft)
+            self._buttons.append(button)
         ways.setColumnStretch(1, 1)
         column.addLayout(ways)
         column.addSpacing(8)
@@ -152,6 +154,7 @@ class AddNodeForm(QWidget):
         row.addWidget(self.key, 1)
         browse = Button(self._context.theme, "Choose\u2026", self._choose_key, icon="folder")
         row.addWidget(browse)
+        self._buttons.append(browse)
         column.addLayout(row)
         return part
 

@@ -15,6 +15,7 @@ from app.flows.repair import (
     describe_change_steps,
     describe_undone,
     find_problems,
+    judge_change,
     show_state,
     summarise_changes,
     wants_password,
@@ -72,6 +73,7 @@ class ChangesPane(ChangingPane):
         else:
             self.stop_reading()
         self.show_work()
+        self.table.say_when_empty("")
         self._take(_NOTHING)
 
     # ------------------------------------------------------------ layout
@@ -89,10 +91,10 @@ class ChangesPane(ChangingPane):
                 title="When",
                 text=lambda one: show_moment(one.began_s, self._context.cluster.now_s()),
                 sort=lambda one: one.began_s,
-                width_px=92,
+                width_px=88,
             ),
-            Column(title="By", text=lambda one: one.by, width_px=120),
-            Column(title="State", text=show_state, width_px=124),
+            Column(title="By", text=lambda one: one.by, width_px=100),
+            Column(title="State", text=show_state, status=judge_change, width_px=124),
         ]
 
     def _lay_out(self) -> None:
@@ -103,8 +105,8 @@ class ChangesPane(ChangingPane):
             head.addWidget(button)
         body = QHBoxLayout()
         body.setSpacing(12)
-        body.addWidget(self.table, 3)
-        body.addWidget(self.steps, 2)
+        body.addWidget(self.table, 5)
+        body.addWidget(self.steps, 3)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 12, 0, 0)
         column.setSpacing(8)
@@ -116,6 +118,7 @@ class ChangesPane(ChangingPane):
     def _take_named(self, log: ChangeList) -> None:
         self._take(log)
         self.summary.setText(summarise_changes(self._name, log.changes))
+        self.table.say_when_empty("Repairs that the Check tab offers are listed here, with Undo.")
 
     def _take(self, log: ChangeList) -> None:
         self._log = log
@@ -155,7 +158,8 @@ class ChangesPane(ChangingPane):
             self,
             self._context.theme,
             f"Undo all changes on {self._shown}?",
-            "Taken back, in this order:\n" + "\n".join(undoable),
+            "Taken back, in this order:\n"
+            + "\n".join(f"{place}. {title}" for place, title in enumerate(undoable, 1)),
             "Undo all",
             is_dangerous=True,
         ):

@@ -10,6 +10,7 @@ from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.nodes.node_details import CheckResults
 from app.gui.session.banner_task import run_in_banner, show_error_while
+from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.provisioning.check_row import CheckRow
 
@@ -17,7 +18,10 @@ Rows = tuple[CheckRow, ...]
 
 
 class NodeCheck:
-    """Checks of the Nodes page; `ended` is called after each that came to its end."""
+    """Checks of the Nodes page; `ended` is called after each that came to its end.
+
+    A check that is begun ends an earlier one: their rows would mix, and their all-reduces meet.
+    """
 
     def __init__(
         self, context: Context, banner: Banner, results: CheckResults, ended: Callable[[], object]
@@ -26,6 +30,7 @@ class NodeCheck:
         self._banner = banner
         self._results = results
         self._ended = ended
+        self._op: Op | None = None
 
     def check_all(self) -> None:
         """Check all nodes."""
@@ -36,8 +41,10 @@ class NodeCheck:
         self._run((name,), f"Checking {name}", success)
 
     def _run(self, names: tuple[str, ...], title: str, success: Callable[[Rows], None]) -> None:
+        if self._op is not None:
+            self._op.cancel()
         self._results.begin()
-        run_in_banner(
+        self._op = run_in_banner(
             self._context.bridge,
             self._banner,
             lambda core, report: core.nodes.check(names, report, report),

@@ -109,7 +109,7 @@ class NodeDetails(QScrollArea):
         self._name = ""
         self._measured: dict[str, Mapping[str, Calibration]] = {}
         column = QVBoxLayout(self._body)
-        column.setContentsMargins(4, 12, 4, 4)
+        column.setContentsMargins(0, 12, 0, 4)
         column.setSpacing(12)
         column.addWidget(self._problem)
         column.addLayout(self._grid)
@@ -178,7 +178,12 @@ class CheckResults(QWidget):
         self.model: RowsModel[CheckRow] = RowsModel(check_columns(), key=_key_of)
         self.table = TableView(context.theme, self.model, "Check results")
         self.table.sort_by("Result", Qt.SortOrder.AscendingOrder)
+        self.table.say_when_empty(
+            "A check tests versions, clocks, every connection and a small all-reduce. It changes "
+            "nothing."
+        )
         self._summary = make_label("Not checked yet.", "muted", wraps=True)
+        self._message = make_selectable(make_label(wraps=True))
         self._evidence = make_selectable(make_label(role="muted", wraps=True))
         self._fix = make_selectable(make_label(role="code", wraps=True))
         self._copy = Button(
@@ -208,9 +213,11 @@ class CheckResults(QWidget):
         column.setSpacing(8)
         head = QHBoxLayout()
         head.addWidget(self._summary, 1)
-        head.addWidget(Button(context.theme, "Check again", check, icon="refresh", role="link"))
+        self._again = Button(context.theme, "Check now", check, icon="refresh", role="link")
+        head.addWidget(self._again)
         column.addLayout(head)
         column.addWidget(self.table, 1)
+        column.addWidget(self._message)
         column.addWidget(self._evidence)
         foot = QHBoxLayout()
         foot.addWidget(self._fix, 1)
@@ -224,6 +231,8 @@ class CheckResults(QWidget):
     def begin(self) -> None:
         """Clear the table for the rows of a new check."""
         self.model.reset(())
+        self.table.say_when_empty("")
+        self._again.setText("Check again")
         self._summary.setText("Checking; rows appear as they are known.")
         self._show_fix()
 
@@ -250,6 +259,11 @@ class CheckResults(QWidget):
         row = self.table.selected()
         fix = row.fix if row is not None else ""
         self._fix.setText(fix)
+        self._fix.setVisible(bool(fix))
+        # A tooltip shows it too, though not to a person at the keyboard.
+        message = row.message if row is not None else ""
+        self._message.setText(message)
+        self._message.setVisible(self.table.is_cut("Details", message))
         evidence = row.evidence if row is not None else ""
         self._evidence.setText(f"Read there: {show_foreign(evidence)}")
         self._evidence.setVisible(bool(evidence))

@@ -18,6 +18,7 @@ from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.session.bridge import Op, Work
 from app.gui.session.context import Context
+from app.text import capitalize
 
 T = TypeVar("T")
 Tell = Callable[[Banner], None]
@@ -130,7 +131,7 @@ class ChangingPane(NodePane):
         self.banner.show_notice(("busy", *work) if work is not None else None)
 
     def _report(self, name: str, title: str, text: str) -> None:
-        self._works[name] = title, text
+        self._works[name] = title, capitalize(text)
         if name == self._shown:
             self.show_work()
 

@@ -6,7 +6,6 @@ from functools import partial
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
-    QSplitter,
     QStackedWidget,
     QTabWidget,
     QVBoxLayout,
@@ -31,6 +30,7 @@ from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
 from app.gui.nodes.node_pane import Tell
 from app.gui.nodes.node_settings_pane import NodeSettingsPane
+from app.gui.nodes.node_split import NodeSplit
 from app.gui.nodes.preparation import Preparation
 from app.gui.nodes.storage_pane import StoragePane
 from app.gui.nodes.windows_script_button import WindowsScriptButton
@@ -85,7 +85,7 @@ class NodesPage(QWidget):
         self.tabs.addTab(self.settings, "Settings")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
-        self._stack.addWidget(self._make_split())
+        self._stack.addWidget(NodeSplit(self.table, self.tabs))
         self._stack.addWidget(Waiting(LOOKING_FOR_NODES))
         self._buttons = make_node_buttons(
             context.theme, self._ask_remove, self._prepare, self._setup, self._wake, self._measure
@@ -144,16 +144,6 @@ class NodesPage(QWidget):
         for button in (*self._buttons.values(), self.script, *self._head_buttons):
             head.addWidget(button)
         return head
-
-    def _make_split(self) -> QSplitter:
-        split = QSplitter(Qt.Orientation.Vertical)
-        split.addWidget(self.table)
-        split.addWidget(self.tabs)
-        split.setStretchFactor(0, 3)
-        split.setStretchFactor(1, 2)
-        split.setChildrenCollapsible(False)
-        split.setHandleWidth(16)
-        return split
 
     def _make_empty(self, actions: Actions) -> QWidget:
         return EmptyState(

@@ -20,7 +20,7 @@ from app.gui.nodes.sudo_password import SudoPassword
 from app.gui.session.bridge import Op, Report, Work
 from app.gui.session.context import Context
 from app.provisioning.check_row import CheckRow
-from app.text import show_foreign
+from app.text import capitalize, show_foreign
 
 
 async def look_at(core: CoreApi, stage: RepairStage) -> RepairStage:
@@ -183,6 +183,8 @@ class RepairDialog(QDialog):
 
     def _fail(self, error: RacklessError) -> None:
         self._end(lambda banner: banner.show_error(error))
+        if self.password.isVisible():  # it is typed again
+            self.password.setFocus()
 
     def _judge(self) -> Verdict | None:
         """Return what to say of it; where the dialog is closed, with the name of the repair."""
@@ -225,6 +227,8 @@ class RepairDialog(QDialog):
 
     def _change(self, title: str, work: Work[RepairStage]) -> None:
         self._is_changing = True
+        # The focus would go to the field with the steps from what is disabled now.
+        self._exits[0].setFocus()
         self._show(is_busy=True)
         at_close = (
             f"{title} goes on there, without the check afterwards; its Changes tab says later what "
@@ -234,4 +238,4 @@ class RepairDialog(QDialog):
         self.banner.show_message("busy", title)
 
     def _report(self, text: str) -> None:
-        self.banner.show_message("busy", f"Working on {self.stage.offer.node}", text)
+        self.banner.show_message("busy", f"Working on {self.stage.offer.node}", capitalize(text))

@@ -55,6 +55,8 @@ class StoragePane(ChangingPane):
         column.addLayout(head)
         column.addWidget(self.banner)
         column.addWidget(self.table, 1)
+        self.reason = make_label(role="muted", wraps=True)
+        column.addWidget(self.reason)
         self.table.chosen.connect(self._enable)
         self._enable()
         self.show_node("")
@@ -63,6 +65,7 @@ class StoragePane(ChangingPane):
         """Ask the node what lies on its disk."""
         name = self._shown = self._name
         self._storage = None
+        self.table.say_when_empty("")
         self.model.reset(())
         self.summary.setText(
             f"Reading from {name}\u2026" if name else "Select a node to see its disk."
@@ -107,6 +110,7 @@ class StoragePane(ChangingPane):
 
     def _take(self, storage: NodeStorage) -> None:
         self._storage = storage
+        self.table.say_when_empty("Nothing of Rackless lies on this disk.")
         self.model.reset(storage.items)
         self.summary.setText(describe_storage(storage))
         self._enable()
@@ -118,6 +122,9 @@ class StoragePane(ChangingPane):
 
     def _enable(self) -> None:
         item = self.table.selected()
+        protected = item.protected if item is not None else ""
+        self.reason.setText(f"It is not deleted: {show_foreign(protected)}.")
+        self.reason.setVisible(bool(protected))
         is_idle = self.is_idle
         self.delete.setEnabled(is_idle and item is not None and not item.protected)
         self.leftovers.setEnabled(is_idle and bool(self._find_leftovers()))

@@ -9,7 +9,7 @@ from typing import TypeVar
 from agents.contract.node import EnvironmentReport
 from app.errors import RacklessError, UserError
 from app.gui.kit.banner import Banner
-from app.gui.session.bridge import Bridge, Work
+from app.gui.session.bridge import Bridge, Op, Work
 from app.gui.session.context import Context
 from app.text import capitalize
 
@@ -70,7 +70,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     failed: Callable[[RacklessError], None] | None = None,
     read: Callable[[object], str] = str,
     at_close: str = "",
-) -> None:
+) -> Op:
     """Run `work(core, report)` and show its reports, or its error, in the banner.
 
     Args:
@@ -99,6 +99,7 @@ def run_in_banner(  # noqa: PLR0913 - all that a banner says of its work
     # The closures find `op` when they run: no button can be pressed before it is assigned.
     show(hint)
     op = bridge.run(work, success, failed or banner.show_error, show, at_close=at_close)
+    return op
 
 
 def show_error_while(context: Context, banner: Banner, error: RacklessError) -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QSplitter,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.gui.kit.markdown_view import MarkdownView
 from app.gui.kit.primitives import Button, make_label
@@ -46,8 +54,8 @@ class HelpDialog(QDialog):
             key=lambda section: section.topic,
         )
         self.table = TableView(theme, self.model, "Problems")
+        self.table.horizontalHeader().hide()  # one column, in the order of the page
         self.table.chosen.connect(self._show_selected)
-        self._nothing = make_label("", "muted", wraps=True)
         self.reader = MarkdownView()
         self.reader.setAccessibleName("Explanation")
         self._lay_out(theme)
@@ -61,6 +69,12 @@ class HelpDialog(QDialog):
         section = find_section(topic)
         if section is not None:
             self.table.select(section.topic)
+            # Deferred by one turn: a list that was never shown has no height yet.
+            QTimer.singleShot(0, self, self._centre)
+
+    def _centre(self) -> None:
+        middle = QAbstractItemView.ScrollHint.PositionAtCenter
+        self.table.scrollTo(self.table.currentIndex(), middle)
 
     def _lay_out(self, theme: Theme) -> None:
         left = QWidget()
@@ -68,7 +82,6 @@ class HelpDialog(QDialog):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
         column.addWidget(self.field)
-        column.addWidget(self._nothing)
         column.addWidget(self.table, 1)
         split = QSplitter(Qt.Orientation.Horizontal)
         split.addWidget(left)
@@ -96,8 +109,7 @@ class HelpDialog(QDialog):
         self._order = {section.topic: number for number, section in enumerate(found)}
         self.model.reset(found)
         self.table.sort_by("Problem", Qt.SortOrder.AscendingOrder)
-        self._nothing.setText(f"Nothing on this page has: {words}" if not found else "")
-        self._nothing.setVisible(not found)
+        self.table.say_when_empty(f"Nothing on this page has: {words}\nTry fewer words.")
         if found:
             self.table.select(found[0].topic)
         self._show_selected()

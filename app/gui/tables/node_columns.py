@@ -97,7 +97,7 @@ def check_columns() -> list[Column[Any]]:
             title="Result",
             text=lambda r: r.status,
             status=lambda r: Status(tones.get(r.status, "calm"), r.status),
-            width_px=96,
+            width_px=112,
             # What needs action first.
             sort=lambda r: ("fail", "warn", "unknown", "pass").index(r.status),
         ),

@@ -6,7 +6,7 @@ import re
 from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QRectF, QRegularExpression, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtGui import QFontMetricsF, QKeyEvent, QPainter, QResizeEvent
+from PySide6.QtGui import QFontMetricsF, QKeyEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -125,7 +125,8 @@ class TableView(QTableView, Generic[T]):
 
     def __init__(self, theme: Theme, model: RowsModel[T], name: str) -> None:
         super().__init__()
-        self._rows = model
+        self._rows, self._theme = model, theme
+        self._words = ""
         # Rows of the proxy are those on screen; every index is mapped before it meets the model.
         self._proxy = QSortFilterProxyModel(self)
         self._proxy.setSortRole(SORT_ROLE)
@@ -157,6 +158,25 @@ class TableView(QTableView, Generic[T]):
         self.setSortingEnabled(True)
         self.sortByColumn(titles.index(title), order)
 
+    def say_when_empty(self, words: str) -> None:
+        """Set what stands in the middle of the table while it has no rows."""
+        self._words = words
+        self.viewport().update()
+
+    def keep_to_rows(self, num_least: int) -> None:
+        """Take no more height than the present rows need, or `num_least` of them."""
+        bar_px = self.horizontalScrollBar().sizeHint().height()
+        head_px = self.horizontalHeader().sizeHint().height() + 2 * self.frameWidth()
+        rows_px = max(self._proxy.rowCount(), num_least) * ROW_HEIGHT_PX
+        self.setMaximumHeight(head_px + rows_px + bar_px)
+
+    def is_cut(self, title: str, text: str) -> bool:
+        """Return whether the column with this title is too narrow for a text."""
+        number = [column.title for column in self._rows.columns].index(title)
+        return (
+            self.fontMetrics().horizontalAdvance(text) > self.columnWidth(number) - 2 * CELL_PAD_PX
+        )
+
     def select_several(self) -> None:
         """Allow selecting several rows, with Ctrl and Shift."""
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -184,6 +204,15 @@ class TableView(QTableView, Generic[T]):
         if place is not None:
             self.clearSelection()  # in a multi-selection, selectRow would add to it
             self.selectRow(self._proxy.mapFromSource(self._rows.index(place, 0)).row())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if self._words and not self._proxy.rowCount():
+            painter = QPainter(self.viewport())
+            painter.setPen(self._theme.palette.color("muted"))
+            area = self.viewport().rect().adjusted(CELL_PAD_PX, 0, -CELL_PAD_PX, 0)
+            flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
+            painter.drawText(area, int(flags), self._words)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.selected() is not None:

@@ -69,7 +69,7 @@ def test_each_account_is_asked_for_and_one_can_be_skipped(add: Add) -> None:
     assert asked == [ONE_FOR_ALL, f"Password of anna@10.0.0.2{each[0][24:]}", *each, each[0]]
     assert code == 1
     assert "bob@10.0.0.3 does not accept this password" in text
-    assert "2 PCs are added, 2 could not be added." in text
+    assert "2 PCs are added, 2 want a password." in text
     assert "rackless nodes add old --ssh bob@10.0.0.4" in text
 
 
