@@ -5,13 +5,12 @@
     python installers/lock.py --check      write nothing; fail where a lock would change
 
 Names after the option (`train torch-cpu`) restrict it to those locks. It needs uv
-(`python -m pip install uv`) and packaging, and asks the index that UV_DEFAULT_INDEX names, else
+(`python -m pip install uv`), and asks the index that UV_DEFAULT_INDEX names, else
 PyPI; PyTorch's own index has the builds that are not on PyPI. Direct needs stand in
 pyproject.toml. A lock whose index cannot be reached stays as it is, and is named at the end.
 
-uv resolves for all systems at once. What it finds is cut down to the systems that Rackless
-supports, and to wheels: a source package runs code while it is built, so it is locked only where
-its release has no wheel, and stands in the lock by name (`--no-binary`).
+uv resolves for all systems at once. `app/provisioning/lock_text.py` cuts that down to what Rackless
+supports; so it runs where Rackless is installed, as `installers/setup.sh` does it.
 """
 
 from __future__ import annotations
@@ -26,24 +25,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import tomllib
-from packaging.markers import Environment, Marker, default_environment
-from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
+
+from app.provisioning.lock_text import NoWheel, lock_text
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES = ROOT / "resources" / "environments"
-PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
-NEWEST_GLIBC = 41
-"""Newest glibc 2.x whose wheels are accepted; pip itself refuses what is too new for a PC."""
 COOLING_OFF = "7 days"
 """Minimum age of a release that an upgrade takes: most hijacked ones are found within days."""
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 OF_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
 """Packages that depend on the build of torch, and so stand in its lock."""
-MADE_BY = "# Made by `python installers/lock.py` (see CONTRIBUTING.md); not edited by hand."
+MADE_BY = "Made by `python installers/lock.py` (see CONTRIBUTING.md); not edited by hand."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,68 +242,7 @@ def resolve(lock: Lock, upgrade: bool) -> list[dict[str, Any]]:
         return packages
 
 
-def environments(lock: Lock) -> list[Environment]:
-    """Return the marker variables of every system and Python that a lock is for."""
-    systems = [("linux", "Linux", "x86_64"), ("linux", "Linux", "aarch64")]
-    systems += [("win32", "Windows", "AMD64")] if lock.windows else []
-    made = []
-    for platform, system, machine in systems:
-        for major, minor in PYTHONS:
-            variables = default_environment()
-            variables["sys_platform"], variables["platform_system"] = platform, system
-            variables["platform_machine"] = machine
-            variables["os_name"] = "nt" if platform == "win32" else "posix"
-            variables["python_version"] = f"{major}.{minor}"
-            variables["python_full_version"] = f"{major}.{minor}.0"
-            made.append(variables)
-    return made
-
-
-def marker_for(text: str | None, lock: Lock) -> str | None:
-    """Return the marker that a lock needs: empty where it always holds; None: it never does."""
-    if text is None:
-        return ""
-    marker = Marker(text)
-    holds = {marker.evaluate(dict(one)) for one in environments(lock)}
-    return (text if False in holds else "") if True in holds else None
-
-
-def supported_tags(lock: Lock) -> frozenset[Tag]:
-    """Return the tags of all wheels that some supported PC takes."""
-    platforms: list[str] = ["win_amd64"] if lock.windows else []
-    for machine in ("x86_64", "aarch64"):
-        platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(5, NEWEST_GLIBC + 1)]
-        platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]
-    platforms += ["manylinux1_x86_64", "manylinux2010_x86_64"]
-    tags: set[Tag] = set()
-    for version in PYTHONS:
-        interpreter = f"cp{version[0]}{version[1]}"
-        tags.update(cpython_tags(version, [interpreter], platforms))
-        tags.update(compatible_tags(version, interpreter, platforms))
-    return frozenset(tags)
-
-
 # ---------------------------------------------------------------- writing
-
-
-def file_name(file: dict[str, Any]) -> str:
-    """Return the name of a wheel: its own, or the end of its address."""
-    return str(file.get("name") or unquote(urlsplit(file["url"]).path.rsplit("/", 1)[1]))
-
-
-def hashes_of(package: dict[str, Any], tags: frozenset[Tag]) -> tuple[list[str], bool]:
-    """Return the SHA-256 of each file that may be installed, and whether it is a source package.
-
-    Raises:
-        SystemExit: there is neither a wheel for any supported PC nor a source package.
-    """
-    wheels: list[dict[str, Any]] = package.get("wheels", [])
-    fitting = [file for file in wheels if parse_wheel_filename(file_name(file))[3] & tags]
-    if fitting:
-        return sorted({file["hashes"]["sha256"] for file in fitting}), False
-    if wheels or "sdist" not in package:
-        raise SystemExit(f"{package['name']} {package['version']} has no wheel for our systems")
-    return [package["sdist"]["hashes"]["sha256"]], True
 
 
 def names_elsewhere(lock: Lock) -> Callable[[str], bool]:
@@ -320,23 +254,13 @@ def names_elsewhere(lock: Lock) -> Callable[[str], bool]:
     return lambda name: bool(OF_TORCH.fullmatch(name)) and (name == "torch" or name not in own)
 
 
-def lock_text(lock: Lock, packages: Iterable[dict[str, Any]]) -> str:
-    """Return the text of a lock file, which is a requirements file of pip and uv."""
-    tags = supported_tags(lock)
-    elsewhere = names_elsewhere(lock)
-    sources: list[str] = []
-    entries: list[str] = []
-    for package in sorted(packages, key=lambda package: str(package["name"])):
-        name = package["name"]
-        marker = marker_for(package.get("marker"), lock)
-        if marker is None or elsewhere(name):
-            continue
-        hashes, is_source = hashes_of(package, tags)
-        sources += [name] if is_source else []
-        pin = f"{name}=={package['version']}" + (f" ; {marker}" if marker else "")
-        entries.append(" \\\n".join([pin, *(f"    --hash=sha256:{one}" for one in hashes)]))
-    built = [f"--no-binary {name}" for name in sources]
-    return "\n".join([f"# {lock.about}", "#", MADE_BY, *built, *entries]) + "\n"
+def text_of(lock: Lock, packages: Iterable[dict[str, Any]]) -> str:
+    """Return the text of a lock file."""
+    about = (lock.about, "", MADE_BY)
+    try:
+        return lock_text(about, packages, windows=lock.windows, elsewhere=names_elsewhere(lock))
+    except NoWheel as error:
+        raise SystemExit(f"{lock.path.name}: {error}") from error
 
 
 def renew(names: Sequence[str], *, upgrade: bool, check: bool) -> int:
@@ -345,7 +269,7 @@ def renew(names: Sequence[str], *, upgrade: bool, check: bool) -> int:
     for name in names:
         lock = LOCKS[name]
         try:
-            text = lock_text(lock, resolve(lock, upgrade))
+            text = text_of(lock, resolve(lock, upgrade))
         except Unreachable as error:
             print(f"{name}: left as it is, its index cannot be reached ({error})", file=sys.stderr)
             failed = True
