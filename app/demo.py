@@ -23,10 +23,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
+from agents.contract.node import EnvironmentReport
 from agents.contract.python_child import SAFE_FOLDER, python_environ
 from app.artifacts.exports.request import ExportRequest
 from app.core.core import Core
-from app.errors import HostKeyUnknown, UserError
+from app.errors import HostKeyUnknown, UnshippedLock, UserError
 from app.events import ACTIVE_STATES, Event, RunChanged, RunSnapshot
 from app.nodes.transport.loopback import LoopbackNode, power_cut
 from app.nodes.transport.loopback_site import LoopbackSite
@@ -162,12 +163,23 @@ class Demo:
             self._next("the training environment is downloaded and built")
             assert self._limit is not None
             self._limit.reschedule(None)  # as long as the download takes
-            report = await core.nodes.setup(self._names[0], None, self._note)
+            report = await self._build_environment(core)
             self._python = report.python
             self._limit.reschedule(asyncio.get_running_loop().time() + STEP_TIMEOUT_S * 2)
         else:
             self._next(f"every node trains with {self._python}")
         await asyncio.gather(*(core.nodes.setup(name, self._python) for name in self._names))
+
+    async def _build_environment(self, core: Core) -> EnvironmentReport:
+        try:
+            return await core.nodes.setup(self._names[0], None, self._note)
+        except UnshippedLock as error:
+            # The demo asks nothing: who wants that build agrees at a node of their own.
+            hint = (
+                "Update the driver, or let this PC train as a node: rackless nodes add here --local"
+            )
+            error.reword(error.message, hint)
+            raise
 
     async def _tell(self, core: Core) -> DemoOutcome:
         self._next(f"{len(self._names)} SSH servers on loopback, each with its own home folder")

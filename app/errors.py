@@ -9,6 +9,7 @@
      |    +-- HostKeyUnknown  first contact: the fingerprint waits to be confirmed
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
      |    +-- RunsPrograms    the SSH configuration names a program that needs a yes
+     |    +-- UnshippedLock   a build of torch whose hashes Rackless does not ship needs a yes
      |    +-- LoginRefused    the node answers, but lets none of our keys in
      |    +-- AdminRefused    a node's sudo did not take the password, or allows nothing
      |    +-- NotAvailableYet a command of a later version
@@ -145,6 +146,25 @@ class RunsPrograms(UserError):
             "If that is yours, add --run-ssh-config; it then runs as 'ssh' would run it",
         )
         self.command = command
+
+
+class UnshippedLock(UserError):
+    """Raised when a node's build of torch is not locked yet: the caller asks, and tries again."""
+
+    code = topic = "unshipped-lock"
+
+    def __init__(self, node: str, build: str, index: str) -> None:
+        self.build = build
+        self.question = f"Lock the build {build} of torch by the hashes that {index} names today?"
+        self.advice = "Cards from RTX 20 on need no such build once their driver is 580 or newer"
+        """What else to do, for those who are asked."""
+        super().__init__(
+            f"The GPUs of {node} need the build {build} of torch, whose hashes Rackless does not "
+            f"ship: they would be those that {index} names today. A file that changes later is "
+            "refused, on every node",
+            f"If you trust that index: rackless nodes setup {node} --accept-index. {self.advice}",
+            where=node,
+        )
 
 
 class LoginRefused(UserError):

@@ -116,6 +116,11 @@ class Paths:
         return self.home / "wheels"
 
     @property
+    def environments(self) -> Path:
+        """Locks of builds of torch that this PC has made."""
+        return self.home / "environments"
+
+    @property
     def recipes(self) -> Path:
         """Recipes that the user saved."""
         return self.home / "recipes"

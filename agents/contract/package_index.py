@@ -62,6 +62,8 @@ class IndexedFile:
     sha256: str | None = None
     """Hash that the index claims; None: it claims none."""
     size_bytes: int | None = None
+    is_yanked: bool = False
+    """Whether its makers have withdrawn it, except for those who name its very version."""
 
 
 def read_index_settings(
@@ -189,6 +191,7 @@ class PackageIndex:
                 url=_with_login(address, url),
                 sha256=hashed if _SHA256.fullmatch(hashed) else None,
                 size_bytes=file.size_bytes,
+                is_yanked=file.is_yanked,
             )
 
     def _get(self, url: str, headers: Mapping[str, str], method: str = "GET") -> Any:
@@ -273,27 +276,31 @@ def _read_json(data: bytes) -> list[IndexedFile]:
             url=str(file["url"]),
             sha256=file.get("hashes", {}).get("sha256"),
             size_bytes=size if isinstance(size := file.get("size"), int) else None,
+            is_yanked=bool(file.get("yanked")),
         )
         for file in files
     ]
 
 
 class _Links(HTMLParser):
-    """Addresses of a page's links."""
+    """Addresses of a page's links, each with whether its file is yanked."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.found: list[tuple[str, bool]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
-            self.found += [value for name, value in attrs if name == "href" and value]
+            is_yanked = any(name == "data-yanked" for name, _ in attrs)
+            self.found += [(value, is_yanked) for name, value in attrs if name == "href" and value]
 
 
 def _read_html(data: bytes) -> list[IndexedFile]:
     links = _Links()
     links.feed(data.decode("utf-8", "replace"))
     return [
-        IndexedFile(name=unquote(urlsplit(link).path.rpartition("/")[2]), url=link)
-        for link in links.found
+        IndexedFile(
+            name=unquote(urlsplit(link).path.rpartition("/")[2]), url=link, is_yanked=is_yanked
+        )
+        for link, is_yanked in links.found
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.command import Commands, add_command, add_verbs, with_core
 from app.cli.node_list import add_from_list, discover_nodes
 from app.cli.node_login import act_asking, add_login_options, resolve_target
+from app.cli.node_setup import set_up
 from app.cli.output import Output, confirm, plain
 from app.cli.repairs import add_repair_verbs
 from app.cli.windows import add_windows_verb
@@ -45,6 +46,11 @@ def add_parser(commands: Commands) -> None:
     _named(verbs, "remove", "remove a node from the list; nothing on it is deleted", _remove)
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
     setup.add_argument("--python", metavar="FILE", help="use this interpreter on the node instead")
+    setup.add_argument(
+        "--accept-index",
+        action="store_true",
+        help="lock a build of torch that Rackless ships no hashes of by those of PyTorch's index",
+    )
     prune = _named(verbs, "prune", "delete environments that nothing needs on a node", _prune)
     prune.add_argument("--yes", action="store_true", help="delete without asking")
     _add_storage(verbs)
@@ -207,7 +213,7 @@ async def _remove(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.presentation.environment_text import describe_environment, describe_trial
 
-    report = await core.nodes.setup(args.name, args.python, out.progress)
+    report = await set_up(core, args.name, args.python, args.accept_index, out)
     out.document(report)
     out.text(f"{args.name} trains with {report.python} ({describe_environment(report)})")
     for said in describe_trial(report):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from app.cli.command import Commands, add_command, with_core
+from app.cli.node_setup import set_up
 from app.cli.output import Output, ask_password, confirm
 from app.errors import AdminRefused, UsageError, UserError
 
@@ -227,7 +228,7 @@ async def _prepare(core: Core, args: argparse.Namespace, out: Output) -> int:
     rows = await core.nodes.check((args.name,))
     repaired = await repair_rows(core, rows, args, out)
     is_built = needs_environment(repaired.rows)
-    report = await core.nodes.setup(args.name, None, out.progress) if is_built else None
+    report = await set_up(core, args.name, None, args.yes, out) if is_built else None
     is_changed = is_built or bool(repaired.changes)
     if is_changed:
         rows = await core.nodes.check((args.name,))

@@ -328,11 +328,19 @@ class CoreNodes:
         self._background.run_beside("addresses", self._follow_addresses())
 
     async def setup(
-        self, name: str, python: str | None = None, progress: OnMessage | None = None
+        self,
+        name: str,
+        python: str | None = None,
+        progress: OnMessage | None = None,
+        *,
+        accept_index: bool = False,
     ) -> EnvironmentReport:
         """Build the training environment on a node from the lock file, or adopt `python`.
 
+        `accept_index`: whether the user agrees to hashes that PyTorch's index names.
+
         Raises:
+            UnshippedLock: the build of torch has no lock yet; ask the user, then call again.
             UserError: it cannot be built there, or `python` does not fit.
         """
         from app.provisioning.environment import setup_environment
@@ -340,10 +348,18 @@ class CoreNodes:
 
         places = WheelPlaces(
             store=self._services.paths.wheels,
+            locks=self._services.paths.environments,
             peers=tuple(self._fleet.client(one) for one in self._fleet.names() if one != name),
         )
         try:
-            return await setup_environment(self._fleet.client(name), places, python, progress)
+            return await setup_environment(
+                self._fleet.client(name),
+                places,
+                python,
+                progress,
+                others=[n.facts for n in self.all() if n.name != name and n.facts is not None],
+                accept_index=accept_index,
+            )
         finally:
             # Also after a failed trial: there is another environment then.
             with contextlib.suppress(RacklessError):

@@ -18,7 +18,7 @@ from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.torch_build import (
     DRIVERS,
     TorchBuild,
-    choose_torch,
+    fitting_builds,
     is_of_other_build,
     numbers_of,
     serves,
@@ -57,9 +57,10 @@ def judge_environment(node: CheckedNode) -> tuple[CheckRow, ...]:
             card = tried.failed[0]
             text = f"{card.name} could not train with it: {card.problem}"
             return (make_row("environment", node.name, "fail", text, fix),)
-        wanted = choose_torch(node.facts)
-        if tried is not None and report.built_with and is_of_other_build(tried, wanted):
-            text = f"its torch is {tried.torch}, and the GPUs of this node need {wanted.value}"
+        wanted = fitting_builds(node.facts)
+        if tried is not None and report.built_with and is_of_other_build(tried, *wanted):
+            builds = " or ".join(one.value for one in wanted)
+            text = f"its torch is {tried.torch}, and the GPUs of this node need {builds}"
             return (make_row("environment", node.name, "fail", text, fix),)
         return (make_row("environment", node.name, "pass", text),)
     if report.python is None:
@@ -103,7 +104,7 @@ def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
         return (make_row("gpu", name, "fail", facts.gpu_problem, fix, repair),)
     if not facts.gpus:
         return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)
-    build = choose_torch(facts)
+    build = fitting_builds(facts)[0]
     return tuple(_judge_gpu(node, gpu, build) for gpu in facts.gpus)
 
 
@@ -202,21 +203,30 @@ def _judge_gpu(node: CheckedNode, gpu: GpuFacts, build: TorchBuild) -> CheckRow:
     if not numbers_of(gpu.driver):
         return make_row("gpu", node.name, "unknown", text, "Run there: nvidia-smi")
     if serves(build, gpu):
-        older = "" if build is TorchBuild.CUDA_13 else f"; gets the build of torch {build.value}"
-        return make_row("gpu", node.name, "pass", f"{text}{older}")
+        return make_row("gpu", node.name, "pass", text + _describe_build(build))
     # Without its driver: no update helps a card that a build has no kernels for.
     card = replace(gpu, driver=None)
     if not any(serves(one, card) for one in DRIVERS):
         old = f"{gpu.name} is too old for this version of torch"
         return make_row("gpu", node.name, "fail", old, leave_out)
     if not serves(build, card):
-        why = "its other cards need another one"
-        if not any(serves(one, card) for one in DRIVERS if one.is_shipped):
-            why = "the one with CUDA 12.6 does not ship with this version"
-        old = f"{gpu.name} has no kernels in the build of torch that this node gets: {why}"
+        old = (
+            f"{gpu.name} has no kernels in the build of torch that this node gets: its other cards "
+            "need another one"
+        )
         return make_row("gpu", node.name, "fail", old, leave_out)
-    # A build of CUDA 12 in an environment of the user's own still runs on it.
-    too_old = numbers_of(gpu.driver)[0] < min(DRIVERS.values())
+    # A build of CUDA 12.8 in an environment of the user's own still runs on it.
+    is_own = node.environment.fits and node.environment.built_with is None
+    too_old = not is_own or numbers_of(gpu.driver)[0] < min(DRIVERS.values())
     status: Status = "fail" if too_old else "warn"
     old = f"{text} is older than {DRIVERS[build]}, which the build of torch {build.value} needs"
+    if build is TorchBuild.CUDA_13 and not serves(TorchBuild.CUDA_12, card):
+        old += "; no build for older drivers has kernels for this card"
     return make_row("gpu", node.name, status, old, update, repair)
+
+
+def _describe_build(build: TorchBuild) -> str:
+    if build is TorchBuild.CUDA_13:
+        return ""
+    source = "" if build.is_shipped else f", with hashes of {build.index_url}, not of Rackless"
+    return f"; gets the build of torch {build.value}{source}"

@@ -9,17 +9,24 @@ the same for all builds of torch.
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents.contract.environments import WheelQuery
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
-from app.errors import NodeUnreachable, UserError
+from app.errors import NodeUnreachable, UserError, describe_error
 from app.nodes.client import NodeClient, OnMessage
 from app.program import own_pythons
-from app.provisioning.torch_build import TorchBuild, choose_torch, is_of_other_build
+from app.provisioning.torch_build import (
+    BESIDE_TORCH,
+    DRIVERS,
+    TorchBuild,
+    choose_torch,
+    is_of_other_build,
+    serves,
+    shipped_text,
+)
 
 if TYPE_CHECKING:
     from app.provisioning.wheels import WheelPlaces
@@ -38,17 +45,18 @@ class EnvironmentLock:
     """Hash over the sorted requirements."""
 
 
-def read_train_lock(torch: TorchBuild | None = None) -> EnvironmentLock:
+def read_train_lock(torch: TorchBuild | None = None, made: str | None = None) -> EnvironmentLock:
     """Return the lock that this version of Rackless trains with, with one build of torch.
 
     Args:
         torch: build of torch; None: the one for current drivers. It changes the text alone.
+        made: lock of that build, where none ships.
     """
-    build = _lock_text((torch or TorchBuild.CUDA_13).lock)
+    build = made or shipped_text((torch or TorchBuild.CUDA_13).lock)
     # First, so that a build which the index lacks is missed before the others are fetched. pip, as
     # packages of exports come by it; environments are not compared by it.
-    text = build + _lock_text("train") + _lock_text("pip")
-    train = parse_lock(_lock_text("train")).requirements
+    text = build + "".join(map(shipped_text, BESIDE_TORCH))
+    train = parse_lock(shipped_text("train")).requirements
     # What its build brings, such as CUDA's libraries, is torch's own business.
     version = parse_lock(build).requirements["torch"].partition("+")[0]
     return _lock(text, {**train, "torch": version})
@@ -56,12 +64,7 @@ def read_train_lock(torch: TorchBuild | None = None) -> EnvironmentLock:
 
 def read_lock(name: str) -> EnvironmentLock:
     """Return a lock that ships with Rackless: `train`, or extra packages of an export format."""
-    return read_train_lock() if name == "train" else parse_lock(_lock_text(name))
-
-
-def _lock_text(name: str) -> str:
-    file = importlib.resources.files("resources").joinpath("environments", f"{name}.lock")
-    return file.read_text("utf-8")
+    return read_train_lock() if name == "train" else parse_lock(shipped_text(name))
 
 
 def parse_lock(text: str) -> EnvironmentLock:
@@ -96,6 +99,8 @@ async def setup_environment(
     *,
     lock: EnvironmentLock | None = None,
     candidates: Sequence[str] = own_pythons(),
+    others: Sequence[NodeFacts] = (),
+    accept_index: bool = False,
 ) -> EnvironmentReport:
     """Make sure that a node has an environment that fits the lock, and have the node store it.
 
@@ -110,13 +115,27 @@ async def setup_environment(
         lock: packages to fit; None: those of this version's trainer.
         candidates: interpreters to try before gigabytes are downloaded. The master's own exists
             on the node if the node is this PC.
+        others: facts of the other nodes, which should get the same build of torch.
+        accept_index: whether a person agrees to hashes that come from PyTorch's index, where
+            Rackless ships none.
 
     Raises:
+        UnshippedLock: nobody has agreed to that yet, and the node needs it; nothing is changed.
         UserError: `python` does not fit (with the differences), the build failed (with why), or
             training does not work with what was built.
     """
+    from app.provisioning.torch_locks import NoTorchLock  # here and below: most commands build none
+
     say = progress or _say_nothing
-    report = await _find_or_build(client, places, python, say, lock, candidates)
+    trouble: UserError | None = None
+    try:
+        report = await _find_or_build(
+            client, places, python, say, lock, candidates, others, accept_index
+        )
+    except NoTorchLock as error:
+        trouble = error
+        say(f"{describe_error(error)} Until then, the build for current drivers has to do")
+        report = await _find_or_build(client, places, None, say, read_train_lock(), (), (), False)
     # What was adopted is known to somebody; a stand-in for the lock has no torch to try.
     if report.built_with is None or (lock and "torch" not in lock.requirements):
         return report
@@ -124,6 +143,8 @@ async def setup_environment(
         say("trying it: imports, and one tiny training step on each device")
         report = await client.try_environment(progress)
     failed = report.trial.failed if report.trial else ()
+    if failed and trouble is not None:
+        raise trouble
     if failed:
         raise UserError(
             f"the environment of {client.name} is built, but {failed[0].name} cannot train with "
@@ -145,7 +166,11 @@ async def _find_or_build(
     say: OnMessage,
     given: EnvironmentLock | None,
     candidates: Sequence[str],
+    others: Sequence[NodeFacts],
+    accept_index: bool,
 ) -> EnvironmentReport:
+    from app.provisioning.torch_locks import has_lock, provide_lock
+
     lock = given or read_train_lock()
     if python is not None:
         report = await client.environment_find(_adopting(lock, python))
@@ -153,15 +178,24 @@ async def _find_or_build(
             raise misfit(client.name, report)
         return report
     report = await find_environment(client, lock)
-    torch = None if given else choose_torch(await client.facts())
+    facts = await client.facts()
+    # Before it is agreed to, a node that needs no such build gets none for the sake of others.
+    is_agreed = accept_index or has_lock(TorchBuild.CUDA_12, places.locks)
+    torch = None if given else choose_torch(facts, others if is_agreed else ())
     if report.fits and not _is_for_other_gpus(report, torch):
         return report
-    # Adopting an interpreter takes seconds, building an environment downloads gigabytes.
-    for candidate in () if report.fits else candidates:
+    # Adopting an interpreter takes seconds, building an environment downloads gigabytes. The
+    # master's own has the build for current drivers.
+    may_adopt = not report.fits and torch is not TorchBuild.CUDA_12
+    for candidate in candidates if may_adopt else ():
         report = await _find(client, _adopting(lock, candidate))
         if report.fits:
             return report
-    return await _build(client, places, lock, torch, say)
+    if torch is None:
+        return await _build(client, places, lock, lock, None, say)
+    _name_unserved(facts, say)
+    made = await provide_lock(torch, client.name, places.locks, accept_index=accept_index, say=say)
+    return await _build(client, places, lock, read_train_lock(torch, made), torch, say)
 
 
 def _is_for_other_gpus(report: EnvironmentReport, torch: TorchBuild | None) -> bool:
@@ -172,20 +206,29 @@ def _is_for_other_gpus(report: EnvironmentReport, torch: TorchBuild | None) -> b
     return is_ours and torch is not None and is_of_other_build(report.trial, torch)
 
 
+def _name_unserved(facts: NodeFacts, say: OnMessage) -> None:
+    for gpu in facts.gpus:
+        if not any(serves(build, gpu) for build in DRIVERS):
+            say(
+                f"no build of torch serves {gpu.name} with driver {gpu.driver or 'not known'}: "
+                "rackless check says what to update"
+            )
+
+
 async def _build(
     client: NodeClient,
     places: WheelPlaces,
     lock: EnvironmentLock,
+    first: EnvironmentLock,
     torch: TorchBuild | None,
     say: OnMessage,
 ) -> EnvironmentReport:
-    """Build `lock`, or the trainer's own with one build of torch."""
+    """Build `first`, which is `lock` with one build of torch; without a GPU, `lock` does, too."""
     # Here: most commands build none.
     from app.provisioning.build_tools import prepare_tools
     from app.provisioning.wheels import NoWheels, bring_wheels
 
     tools = await prepare_tools(client, places, say)
-    first = lock if torch is None else read_train_lock(torch)
     index_url = None if torch is None else torch.index_url
     query = WheelQuery(lock_text=first.text, target=tools.target, index_url=index_url)
     try:

@@ -1,18 +1,24 @@
 """Which build of torch a node gets: one per family of CUDA, each with a lock of its own.
 
 The build for current drivers is the one on PyPI. The others are on PyTorch's own index, under the
-same version with a local part (`2.13.0+cpu`).
+same version with a local part (`2.13.0+cpu`). A build whose lock does not ship is locked at first
+need, by `torch_locks.py`.
 """
 
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from importlib.resources.abc import Traversable
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.node import GpuFacts, NodeFacts
+from app.text import show_list
 
 _PYTORCH_INDEX = "https://download.pytorch.org/whl/"
+BESIDE_TORCH = ("train", "pip")
+"""Shipped locks that are installed beside each build of torch."""
 
 
 class TorchBuild(Enum):
@@ -35,33 +41,69 @@ class TorchBuild(Enum):
     @property
     def is_shipped(self) -> bool:
         """Whether this version of Rackless comes with its lock."""
-        folder = importlib.resources.files("resources").joinpath("environments")
-        return folder.joinpath(f"{self.lock}.lock").is_file()
+        return _shipped_file(self.lock).is_file()
+
+
+def shipped_text(name: str) -> str:
+    """Return the text of a lock that ships with Rackless."""
+    return _shipped_file(name).read_text("utf-8")
+
+
+def _shipped_file(name: str) -> Traversable:
+    return importlib.resources.files("resources").joinpath("environments", f"{name}.lock")
 
 
 DRIVERS = {TorchBuild.CUDA_13: 580, TorchBuild.CUDA_12: 525}
-"""Oldest driver of each build of CUDA."""
+"""Oldest driver of each build of CUDA, the newest build first."""
 _CARDS = {TorchBuild.CUDA_13: ((7, 5), (99, 0)), TorchBuild.CUDA_12: ((5, 0), (10, 0))}
 """Compute capabilities that each build has kernels for: from, and below. CUDA 13 begins with
 Turing; the build with 12.6 has Maxwell to Hopper, and nothing for Blackwell (PyTorch's
 RELEASE.md)."""
 
 
-def choose_torch(facts: NodeFacts) -> TorchBuild:
-    """Return the newest shipped build that serves the most of a node's GPUs.
+def fitting_builds(facts: NodeFacts) -> tuple[TorchBuild, ...]:
+    """Return the builds that serve the most of a node's GPUs, the newest first.
 
     A node whose GPUs no build serves gets the newest one: the check of the node says what is
     wrong with the driver or the card, and an update of the driver mends it without a new build.
     """
     if not facts.gpus and facts.gpu_problem is None:
-        return TorchBuild.CPU
-    builds = [build for build in (TorchBuild.CUDA_13, TorchBuild.CUDA_12) if build.is_shipped]
-    # The first of equals.
-    return max(
-        builds,
-        key=lambda build: sum(serves(build, gpu) for gpu in facts.gpus),
-        default=TorchBuild.CUDA_13,
-    )
+        return (TorchBuild.CPU,)
+    return _serving_builds(facts) or (TorchBuild.CUDA_13,)
+
+
+def _serving_builds(facts: NodeFacts) -> tuple[TorchBuild, ...]:
+    served = {build: sum(serves(build, gpu) for gpu in facts.gpus) for build in DRIVERS}
+    most = max(served.values())
+    return tuple(build for build in DRIVERS if most and served[build] == most)
+
+
+def choose_torch(facts: NodeFacts, others: Iterable[NodeFacts] = ()) -> TorchBuild:
+    """Return the build that a node gets: of those that serve it, the one that its cluster needs.
+
+    NCCL refuses to connect ranks with different versions of itself, which each build brings. So
+    one build for all is worth more than the newest one, where one serves all cards.
+
+    Args:
+        facts: of the node.
+        others: facts of the other nodes.
+    """
+    own = fitting_builds(facts)
+    needed = {one[0] for other in others if len(one := _serving_builds(other)) == 1}
+    return next((build for build in own if needed == {build}), own[0])
+
+
+def tried_builds(nodes: Mapping[str, NodeFacts]) -> dict[str, str]:
+    """Return the build of torch that each node with GPUs was tried with, such as `cu130`.
+
+    Nodes whose build is not known are left out.
+    """
+    found = {}
+    for name, facts in nodes.items():
+        trial = facts.environment.trial if facts.environment else None
+        if facts.gpus and trial is not None and (build := trial.torch.partition("+")[2]):
+            found[name] = build
+    return found
 
 
 def serves(build: TorchBuild, gpu: GpuFacts) -> bool:
@@ -76,13 +118,32 @@ def serves(build: TorchBuild, gpu: GpuFacts) -> bool:
     )
 
 
-def is_of_other_build(trial: EnvironmentTrial | None, wanted: TorchBuild) -> bool:
-    """Return whether a tried environment has another build of torch than GPUs need.
+def advise_one_build(nodes: Mapping[str, NodeFacts], builds: Mapping[str, str]) -> str:
+    """Return how nodes with several builds of torch get one, so that NCCL connects them.
+
+    Args:
+        nodes: facts of the nodes.
+        builds: build that each node with GPUs has, such as `cu130`.
+    """
+    wanted = {
+        name: choose_torch(nodes[name], [nodes[one] for one in builds if one != name])
+        for name in builds
+    }
+    if len(set(wanted.values())) > 1:
+        newest = [name for name, build in wanted.items() if build is TorchBuild.CUDA_13]
+        few = min(newest, [name for name in wanted if name not in newest], key=len)
+        return f"No build serves all cards: to use NCCL, leave {show_list(few)} out of the run"
+    changed = [name for name, build in wanted.items() if builds[name] != build.value]
+    return "; ".join(f"rackless nodes setup {name}" for name in changed)
+
+
+def is_of_other_build(trial: EnvironmentTrial | None, *wanted: TorchBuild) -> bool:
+    """Return whether a tried environment has none of the builds of torch that will do.
 
     Not for a node without GPUs, where every build runs.
     """
     local = trial.torch.partition("+")[2] if trial else ""
-    return wanted is not TorchBuild.CPU and local not in ("", wanted.value)
+    return TorchBuild.CPU not in wanted and local not in ("", *(one.value for one in wanted))
 
 
 def numbers_of(version: str | None) -> tuple[int, ...]:

@@ -42,6 +42,8 @@ class WheelPlaces:
 
     store: Path
     """Folder of this PC for what it fetches."""
+    locks: Path
+    """Folder of this PC for locks that it makes."""
     peers: Sequence[NodeClient] = ()
     """Other nodes."""
 

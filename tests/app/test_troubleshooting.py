@@ -48,6 +48,7 @@ SYMPTOMS = {
     "slow-link": "gigabit network slow",
     "gpu": "nvidia-smi: command not found",
     "gpu-too-new": "no kernel image is available for execution on the device",
+    "unshipped-lock": "GTX 1080 needs the build cu126 of torch",
     "environment": "other versions of torch on one PC",
     "python": "different Python on nodes",
     "compiler": "Failed to find C compiler",

@@ -134,7 +134,7 @@ async def measure(cache: Path) -> int:
             client, hello_s = await stack.enter_async_context(connected(folder, name, cache=source))
             seconds = {"hello": hello_s}
             timed: Any = TimedClient(client, seconds)
-            places = WheelPlaces(store=folder / "store", peers=tuple(peers))
+            places = WheelPlaces(store=folder / "store", locks=folder / "locks", peers=tuple(peers))
             began_s = time.perf_counter()
             report = await setup_environment(timed, places, candidates=())
             total_s = time.perf_counter() - began_s

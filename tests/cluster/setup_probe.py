@@ -29,7 +29,9 @@ async def main(options: argparse.Namespace) -> None:
         for name in [name for name, _, _ in named] * 2:
             said: list[str] = []
             peers = tuple(fleet.client(one) for one in fleet.names() if one != name)
-            places = WheelPlaces(store=options.home / "wheels", peers=peers)
+            places = WheelPlaces(
+                store=options.home / "wheels", locks=options.home / "environments", peers=peers
+            )
             report = await setup_environment(
                 fleet.client(name), places, progress=said.append, lock=lock, candidates=()
             )

@@ -502,9 +502,14 @@ class FakeNodes:
         self._core.events.publish(NodeRemoved(name))
 
     async def setup(
-        self, name: str, python: str | None = None, progress: Callable[[str], None] | None = None
+        self,
+        name: str,
+        python: str | None = None,
+        progress: Callable[[str], None] | None = None,
+        *,
+        accept_index: bool = False,
     ) -> EnvironmentReport:
-        await self._core.act("nodes.setup", name)
+        await self._core.act("nodes.setup", name, *([accept_index] if accept_index else []))
         if progress is not None:
             progress("Collecting torch==2.13.0")
         return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)

@@ -9,6 +9,7 @@ import json
 import shutil
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,9 +29,15 @@ class PackageSite:
         """Bytes after which each answer with a file breaks off; None: none does."""
         self.may_break: Callable[[], bool] = lambda: True
         """Asked again and again before an answer breaks off, until it returns True."""
+        self.before_page: Callable[[], object] = lambda: None
+        """Called before a page is sent."""
         self.pause_s = 0.0
         """Time between two blocks of a file, in seconds."""
         self.with_html = False
+        self.with_metadata = False
+        """Whether METADATA of a wheel can be had beside it (PEP 658)."""
+        self.yanked: set[str] = set()
+        """Names of files that are yanked."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
@@ -67,13 +74,18 @@ def _handler(site: PackageSite) -> type[BaseHTTPRequestHandler]:
 
         def _page(self, name: str) -> None:
             site.pages.append(name)
+            site.before_page()
             found = site.named(name)
             if not found:
                 self.send_error(404)
                 return
             hashes = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in found}
             if site.with_html:
-                links = (f'<a href="/file/{f.name}#sha256={h}">x</a>' for f, h in hashes.items())
+                links = (
+                    f'<a href="/file/{f.name}#sha256={h}"'
+                    f"{' data-yanked' * (f.name in site.yanked)}>x</a>"
+                    for f, h in hashes.items()
+                )
                 self._answer("text/html", "".join(links).encode())
                 return
             files = [
@@ -82,6 +94,7 @@ def _handler(site: PackageSite) -> type[BaseHTTPRequestHandler]:
                     "url": f"../../file/{file.name}",
                     "hashes": {"sha256": sha256},
                     "size": file.stat().st_size,
+                    "yanked": "broken" if file.name in site.yanked else False,
                 }
                 for file, sha256 in hashes.items()
             ]
@@ -95,7 +108,18 @@ def _handler(site: PackageSite) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(data)
 
+        def _metadata(self, wheel: Path) -> None:
+            if not site.with_metadata:
+                self.send_error(404)
+                return
+            with zipfile.ZipFile(wheel) as opened:
+                (name,) = (one for one in opened.namelist() if one.endswith("/METADATA"))
+                self._answer("text/plain", opened.read(name))
+
         def _file(self, file: Path) -> None:
+            if file.suffix == ".metadata":
+                self._metadata(file.with_suffix(""))
+                return
             site.files.append(file.name)
             data, asked = file.read_bytes(), self.headers.get("Range", "")
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0

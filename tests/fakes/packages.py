@@ -6,6 +6,7 @@ import hashlib
 import io
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 NO_HASH = "0" * 64
@@ -17,13 +18,13 @@ def make_wheel(
     version: str = "1.5",
     *,
     tag: str = "py3-none-any",
-    needs: str = "",
+    needs: Sequence[str] = (),
 ) -> Path:
     """Write the smallest wheel that pip installs: one module named like the package."""
     about = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-{tag}.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += f"Requires-Dist: {needs}\n" if needs else ""
+    metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
     kind = f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{name}.py", "VALUE = 7\n")

@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QDialog, QLabel
 
-from app.errors import HostKeyChanged, NodeUnreachable, UserError
+from app.errors import HostKeyChanged, NodeUnreachable, UnshippedLock, UserError
 from app.events import NodeRemoved
 from app.gui.kit.primitives import Button
 from app.gui.nodes.add_node_dialog import AddNodeDialog
@@ -355,6 +355,20 @@ def test_set_up_shows_its_end_and_its_failure(busy):
     busy.core.failure = UserError("The disk of alpha is full.", "Free 8 GiB.")
     press(busy.window.nodes, "Set up environment")
     busy.wait_for(lambda: "Free 8 GiB" in busy.window.nodes.banner.message())
+
+
+def test_hashes_of_an_index_are_taken_after_a_press_of_their_button(busy):
+    busy.window.go_to("nodes")
+    page = busy.window.nodes
+    page.table.select("alpha")
+    busy.core.failure = UnshippedLock("alpha", "cu126", "https://index.example/cu126")
+    press(page, "Set up environment")
+    busy.wait_for(lambda: "hashes Rackless does not ship" in page.banner.message())
+    assert "--accept-index" not in page.banner.message()
+    assert busy.called("nodes.setup") == [("alpha",)]
+    press(page, "Lock cu126 and set up")
+    busy.wait_for(lambda: "ready to train" in page.banner.message())
+    assert busy.called("nodes.setup") == [("alpha",), ("alpha", True)]
 
 
 def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):

@@ -162,7 +162,7 @@ def test_no_setting_of_a_nodes_uv_loosens_a_lock(
 ) -> None:
     (index / "more.txt").write_text("stowaway==9\n")
     (index / "uv.toml").write_text("[pip]\nno-deps = false\nverify-hashes = false\n")
-    wheel = make_wheel(index, needs="stowaway")
+    wheel = make_wheel(index, needs=("stowaway",))
     make_wheel(index, "stowaway", "9")
     monkeypatch.setenv(name, value.format(index=index))
     monkeypatch.setattr(environment, "find_uv", lambda home, children: (uv, "1"))
@@ -252,7 +252,7 @@ def test_no_setting_of_a_nodes_pip_loosens_a_lock(
 ) -> None:
     canary = tmp_path / "ran"
     make_sdist(index, setup=f"open({str(canary)!r}, 'w').close()")
-    wheel = make_wheel(index, needs="stowaway")
+    wheel = make_wheel(index, needs=("stowaway",))
     make_wheel(index, "stowaway", "9")
     (tmp_path / "more.txt").write_text("stowaway==9\n")
     config = tmp_path / "pip.conf"
@@ -325,7 +325,7 @@ def test_a_source_package_runs_nothing_where_only_wheels_are_locked(
 def test_what_a_package_asks_for_but_the_lock_does_not_name_is_not_installed(
     home: Home, index: Path, attack: Attack
 ) -> None:
-    wheel = make_wheel(index, needs="stowaway")
+    wheel = make_wheel(index, needs=("stowaway",))
     make_wheel(index, "stowaway", "9")
     path = put(home, lock_of(wheel), tiny_thing="1.5")
     assert path is not None

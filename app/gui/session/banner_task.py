@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from agents.contract.node import EnvironmentReport
-from app.errors import RacklessError, UserError
+from app.errors import RacklessError, UnshippedLock, UserError
 from app.gui.kit.banner import Banner
 from app.gui.session.bridge import Bridge, Op, Work
 from app.gui.session.context import Context
@@ -119,15 +119,38 @@ def show_run_error(context: Context, banner: Banner, run_id: str, error: Rackles
 def build_environment_in_banner(
     context: Context, banner: Banner, name: str, success: Callable[[EnvironmentReport], None]
 ) -> None:
-    """Build the training environment on node `name`, with progress in the banner."""
+    """Build the training environment on node `name`, with progress in the banner.
+
+    Hashes that Rackless does not ship are taken once a person has pressed the button for that.
+    """
+
+    def show_failure(error: RacklessError) -> None:
+        if not isinstance(error, UnshippedLock):
+            show_error_while(context, banner, error)
+            return
+        button = (f"Lock {error.build} and set up", partial(_build, context, banner, name, success))
+        banner.show_message("warning", error.message, error.advice, button, topic=error.topic)
+        last_with_node(context, banner, name)
+
+    _build(context, banner, name, success, show_failure)
+
+
+def _build(
+    context: Context,
+    banner: Banner,
+    name: str,
+    success: Callable[[EnvironmentReport], None],
+    failed: Callable[[RacklessError], None] | None = None,
+) -> None:
+    """Build an environment; without `failed`, hashes that Rackless does not ship are agreed to."""
     run_in_banner(
         context.bridge,
         banner,
-        lambda core, report: core.nodes.setup(name, progress=report),
+        lambda core, report: core.nodes.setup(name, progress=report, accept_index=failed is None),
         success,
         title=f"Setting up {name}",
         hint="This takes a few minutes the first time.",
         cancelled=f"{name} is unchanged. Packages already downloaded stay there for next time.",
-        failed=partial(show_error_while, context, banner),
+        failed=failed or partial(show_error_while, context, banner),
         at_close=f"Setting up {name} stops. Packages already downloaded stay there for next time.",
     )

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from app.cli import output, repairs
+from app.cli import node_setup, output, repairs
 from app.cli.main import build_parser
 from app.cli.output import Output
-from app.errors import AdminRefused, UsageError
+from app.errors import AdminRefused, UnshippedLock, UsageError
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair, install_driver
 from app.provisioning.system_repairs import synchronise_clock
@@ -165,6 +165,50 @@ def test_prepare_repairs_sets_up_and_checks_again(core: FakeCore) -> None:
     code, text = run(core, *words, checks=[(BROKEN,), (BROKEN,)])
     assert code == 1
     assert "alpha is not ready: 1 problem left" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "is_done"),
+    [
+        (("nodes", "setup", "alpha"), True, True),
+        (("nodes", "setup", "alpha"), False, False),
+        (("nodes", "setup", "alpha"), None, False),  # there is no terminal
+        (("nodes", "setup", "alpha", "--json"), True, False),
+        (("nodes", "prepare", "alpha"), True, True),
+    ],
+)
+def test_hashes_of_an_index_are_taken_after_a_yes_only(
+    core: FakeCore,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    answer: bool | None,
+    is_done: bool,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(node_setup, "can_ask", lambda: answer is not None)
+    monkeypatch.setattr(node_setup, "confirm", lambda question: asked.append(question) or answer)
+    core.failure = UnshippedLock("alpha", "cu126", "https://index.example/cu126")
+    first, again = ("nodes.setup", "alpha"), ("nodes.setup", "alpha", True)
+    as_json = "--json" in words
+    checks = [(BROKEN,), (WELL,)]
+    if is_done:
+        assert run(core, *words, checks=checks)[0] == 0
+        assert core.calls == [first, again]
+    else:
+        with pytest.raises(UnshippedLock, match=r"would be those that https://index.example/cu126"):
+            run(core, *words, checks=checks, as_json=as_json)
+        assert core.calls == [first]
+    assert bool(asked) is (answer is not None and not as_json)
+
+
+@pytest.mark.parametrize(
+    "words", [("setup", "alpha", "--accept-index"), ("prepare", "alpha", "--yes")]
+)
+def test_hashes_of_an_index_are_agreed_to_beforehand(
+    core: FakeCore, words: tuple[str, ...]
+) -> None:
+    assert run(core, "nodes", *words, checks=[(BROKEN,), (WELL,)])[0] == 0
+    assert core.calls == [("nodes.setup", "alpha", True)]
 
 
 def test_changes_are_listed_and_undone(core: FakeCore, typed: list[str]) -> None:

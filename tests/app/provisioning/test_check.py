@@ -26,7 +26,7 @@ from tests.fakes.ssh import address_of, connect, loopback_node, tools_without
 NAMES = ("a", "b", "c")
 
 
-PLACES = WheelPlaces(store=Path("/no/such/folder"))
+PLACES = WheelPlaces(store=Path("/no/such/folder"), locks=Path("/no/such/folder"))
 
 
 def summed(ended_s: float = 1.0, sum_ok: bool = True) -> ReduceOutcome:

@@ -131,10 +131,10 @@ def test_the_clock_of_wsl_is_set_in_another_way() -> None:
     ("card", "status"),
     [
         (CARD, "pass"),
-        (replace(CARD, driver="560.1"), "warn"),
+        (replace(CARD, driver="560.1"), "pass"),
         (replace(CARD, driver="470.1"), "fail"),
         (replace(CARD, driver=None), "unknown"),
-        (replace(CARD, capability="6.1"), "fail"),
+        (replace(CARD, capability="6.1"), "pass"),
         (replace(CARD, capability="12.0"), "pass"),
         (replace(CARD, capability=None), "pass"),
     ],
@@ -152,21 +152,39 @@ def test_one_card(card: GpuFacts, status: str) -> None:
         ((replace(CARD, driver="560.1"),), ["pass"]),
         ((replace(CARD, capability="6.1"),), ["pass"]),
         ((replace(CARD, driver="470.1"),), ["fail"]),
-        ((replace(CARD, driver="560.1", capability="12.0"),), ["warn"]),
+        ((replace(CARD, driver="560.1", capability="12.0"),), ["fail"]),
         ((replace(CARD, capability="3.5"),), ["fail"]),
         ((replace(CARD, capability="6.1"), replace(CARD, capability="12.0")), ["fail", "pass"]),
     ],
 )
-def test_with_a_lock_for_cuda_12_a_row_passes_with_the_build_that_is_chosen(
+def test_a_row_passes_with_the_build_that_serves_most_cards_and_says_whose_hashes_it_has(
     cards: tuple[GpuFacts, ...], statuses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchBuild, "is_shipped", True)
-    rows = rules.judge_gpus(node(replace(FACTS, gpus=cards)))
+    built = replace(BUILT, built_with="uv 0.13.9")
+    rows = rules.judge_gpus(node(replace(FACTS, gpus=cards), built))
     assert [row.status for row in rows] == statuses
     assert all(row.fix for row in rows if row.status != "pass")
-    if len(cards) == 1 and statuses == ["pass"]:
-        is_older = cards[0] != CARD
-        assert rows[0].message.endswith("gets the build of torch cu126") is is_older
+    if len(cards) > 1 or statuses != ["pass"] or cards[0] == CARD:
+        assert "cu126" not in rows[0].message
+        return
+    index = "https://download.pytorch.org/whl/cu126"
+    assert rows[0].message.endswith(f"torch cu126, with hashes of {index}, not of Rackless")
+    monkeypatch.setattr(TorchBuild, "is_shipped", True)
+    (row,) = rules.judge_gpus(node(replace(FACTS, gpus=cards)))
+    assert row.message.endswith("gets the build of torch cu126")
+
+
+def test_a_card_that_no_build_serves_with_its_driver_fails_but_in_the_users_own_environment() -> (
+    None
+):
+    gpu = replace(CARD, driver="560.1", capability="12.0")
+    pc = node(replace(FACTS, gpus=(gpu,)), replace(BUILT, built_with="uv 0.13.9"))
+    (row,) = rules.judge_gpus(pc)
+    assert row.status == "fail"
+    assert row.message.endswith("no build for older drivers has kernels for this card")
+    assert "driver 560.1 is older than 580" in row.message
+    (row,) = rules.judge_gpus(replace(pc, environment=replace(BUILT, built_with=None)))
+    assert row.status == "warn"
 
 
 def test_an_environment_that_cannot_train_or_is_for_other_gpus_fails() -> None:

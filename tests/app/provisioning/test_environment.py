@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from agents.contract.node import (
     NodeFacts,
 )
 from agents.contract.wheel_tags import WheelTarget
-from app.errors import NodeUnreachable, UserError
+from app.errors import NodeUnreachable, UnshippedLock, UserError
 from app.provisioning.environment import (
     EnvironmentLock,
     find_environment,
@@ -36,6 +37,7 @@ from app.provisioning.environment import (
     setup_environment,
 )
 from app.provisioning.torch_build import TorchBuild
+from app.provisioning.torch_locks import NoTorchLock, made_lock
 from app.provisioning.wheels import WheelPlaces
 from tests.fakes.packages import NO_HASH, lock_line
 from tests.fakes.ssh import nodes
@@ -63,9 +65,9 @@ def test_what_a_marker_limits_is_installed_but_not_compared() -> None:
     assert f"b==2 ; python_version < '3.12' --hash=sha256:{NO_HASH}\n" in lock.text
 
 
-def make_facts(*drivers: str) -> NodeFacts:
+def make_facts(*drivers: str, capability: str = "8.9") -> NodeFacts:
     gpus = (
-        GpuFacts(uuid=driver, index=index, name="RTX 4070", driver=driver, capability="8.9")
+        GpuFacts(uuid=driver, index=index, name="RTX 4070", driver=driver, capability=capability)
         for index, driver in enumerate(drivers)
     )
     return NodeFacts(
@@ -148,7 +150,7 @@ class FakeNode:
 LOCK: EnvironmentLock = parse_lock(f"{lock_line('scipy', '2.13.0')}\n{lock_line('numpy', '2')}\n")
 
 
-PLACES = WheelPlaces(store=Path("/no/such/folder"))
+PLACES = WheelPlaces(store=Path("/no/such/folder"), locks=Path("/no/such/folder"))
 
 
 def set_up(node: FakeNode, python: str | None = None, *candidates: str) -> EnvironmentReport:
@@ -204,6 +206,109 @@ def test_where_pytorchs_index_is_not_reached_a_cpu_gets_the_build_of_pypi() -> N
     assert node.built is not None
     assert node.built.lock_text == read_train_lock().text
     assert any("Taking the build of PyPI instead" in line for line in said)
+
+
+MADE = lock_line("torch", "2.13.0+cu126") + "\n"
+
+
+def old_driver_node(places: WheelPlaces) -> FakeNode:
+    """Return a node that needs the build for CUDA 12.6, whose lock is not made yet."""
+    made_lock(places.locks, TorchBuild.CUDA_12).unlink(missing_ok=True)
+    node = FakeNode(set())
+    node.facts_now = make_facts("560.35.03")
+    return node
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelPlaces:
+    """Return places of a PC that reaches no index."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    return WheelPlaces(store=tmp_path / "wheels", locks=tmp_path)
+
+
+def test_a_lock_that_this_pc_made_is_used_without_a_question(places: WheelPlaces) -> None:
+    node = old_driver_node(places)
+    node.fitting = {"/masters/own"}  # which has the build for current drivers
+    with pytest.raises(UnshippedLock):
+        asyncio.run(setup_environment(node, places, candidates=("/masters/own",)))  # type: ignore[arg-type]
+    assert node.asked == []
+    made_lock(places.locks, TorchBuild.CUDA_12).write_text(MADE)
+    asyncio.run(setup_environment(node, places, candidates=()))  # type: ignore[arg-type]
+    (query,) = node.asked
+    assert query.lock_text == read_train_lock(TorchBuild.CUDA_12, MADE).text
+    assert query.index_url == "https://download.pytorch.org/whl/cu126"
+    assert node.built is not None
+    assert node.built.lock_sha256 == read_train_lock().sha256
+
+
+def test_without_a_lock_it_is_the_newest_build_and_the_reason_is_not_lost(
+    places: WheelPlaces,
+) -> None:
+    node, said = old_driver_node(places), list[str]()
+
+    async def work() -> EnvironmentReport:
+        return await setup_environment(
+            node,  # type: ignore[arg-type]
+            places,
+            progress=said.append,
+            candidates=(),
+            accept_index=True,
+        )
+
+    asyncio.run(work())
+    assert [query.lock_text for query in node.asked] == [read_train_lock().text]
+    assert any("this PC cannot lock: no index has torch==2.13.0+cu126" in line for line in said)
+    node.problem = "the driver is too old"
+    with pytest.raises(NoTorchLock, match="GPUs of pc need the build cu126") as caught:
+        asyncio.run(work())
+    assert "from another PC" in caught.value.hint
+
+
+def test_an_environment_that_is_there_is_kept_where_no_better_one_can_be_locked(
+    places: WheelPlaces,
+) -> None:
+    node = old_driver_node(places)
+    trial = EnvironmentTrial(import_s=1.0, torch="2.13.0+cu130", devices=())
+    there = EnvironmentReport(python="/old", fits=True, built_with="uv 1", trial=trial)
+
+    async def find(query: EnvironmentQuery) -> EnvironmentReport:
+        return there
+
+    node.environment_find = find  # type: ignore[method-assign]
+    work = setup_environment(node, places, accept_index=True)  # type: ignore[arg-type]
+    assert asyncio.run(work) == there
+    assert node.built is None
+
+
+def test_a_node_takes_the_build_of_its_cluster_once_that_is_agreed_to(places: WheelPlaces) -> None:
+    old_card = make_facts("580.95.05", capability="6.1")
+    node = old_driver_node(places)
+    node.facts_now = make_facts("580.95.05")
+
+    def built(accept_index: bool) -> str:
+        work = setup_environment(
+            node,  # type: ignore[arg-type]
+            places,
+            candidates=(),
+            others=[old_card],
+            accept_index=accept_index,
+        )
+        asyncio.run(work)
+        return node.asked[-1].lock_text
+
+    assert built(accept_index=False) == read_train_lock().text
+    made_lock(places.locks, TorchBuild.CUDA_12).write_text(MADE)
+    assert built(accept_index=False) == read_train_lock(TorchBuild.CUDA_12, MADE).text
+
+
+def test_a_card_that_no_build_serves_is_named_before_the_download(places: WheelPlaces) -> None:
+    node, said = old_driver_node(places), list[str]()
+    node.facts_now = make_facts("560.35.03", capability="12.0")
+    asyncio.run(setup_environment(node, places, progress=said.append, candidates=()))  # type: ignore[arg-type]
+    assert "no build of torch serves RTX 4070 with driver 560.35.03" in said[0]
+    assert node.asked[0].lock_text == read_train_lock().text
 
 
 def test_a_device_that_cannot_train_is_an_error_that_names_it() -> None:

@@ -6,7 +6,12 @@ import pytest
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.node import GpuFacts, NodeFacts
-from app.provisioning.torch_build import TorchBuild, choose_torch, is_of_other_build
+from app.provisioning.torch_build import (
+    TorchBuild,
+    advise_one_build,
+    choose_torch,
+    is_of_other_build,
+)
 
 
 def node(*drivers: str | None, capability: str = "8.9", problem: str | None = None) -> NodeFacts:
@@ -41,10 +46,7 @@ def node(*drivers: str | None, capability: str = "8.9", problem: str | None = No
         (node("470.1"), TorchBuild.CUDA_13),  # the driver has to be updated
     ],
 )
-def test_the_oldest_gpu_of_a_node_decides(
-    facts: NodeFacts, build: TorchBuild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TorchBuild, "is_shipped", True)
+def test_the_oldest_gpu_of_a_node_decides(facts: NodeFacts, build: TorchBuild) -> None:
     assert choose_torch(facts) is build
 
 
@@ -56,6 +58,33 @@ def test_an_environment_is_of_another_build_only_where_gpus_mind() -> None:
     assert not is_of_other_build(None, TorchBuild.CUDA_12)
 
 
-def test_a_build_whose_lock_does_not_ship_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchBuild, "is_shipped", False)
-    assert choose_torch(node("560.35.03")) is TorchBuild.CUDA_13
+NEW, OLD = node("580.95.05"), node("580.95.05", capability="6.1")
+BLACKWELL = node("580.95.05", capability="12.0")
+
+
+@pytest.mark.parametrize(
+    ("facts", "others", "build"),
+    [
+        (NEW, [OLD], TorchBuild.CUDA_12),
+        (NEW, [NEW, BLACKWELL, node()], TorchBuild.CUDA_13),
+        (NEW, [OLD, BLACKWELL], TorchBuild.CUDA_13),  # no build serves both
+        (BLACKWELL, [OLD], TorchBuild.CUDA_13),
+        (OLD, [BLACKWELL], TorchBuild.CUDA_12),
+        (NEW, [node("470.1")], TorchBuild.CUDA_13),  # which no build serves
+        (node(), [OLD], TorchBuild.CPU),
+    ],
+)
+def test_nodes_get_one_build_where_one_serves_all_cards(
+    facts: NodeFacts, others: list[NodeFacts], build: TorchBuild
+) -> None:
+    assert choose_torch(facts, others) is build
+
+
+def test_it_is_said_how_several_builds_become_one() -> None:
+    nodes = {"a": NEW, "b": OLD, "c": NEW}
+    builds = {"a": "cu130", "b": "cu126", "c": "cu130"}
+    commands = "rackless nodes setup a; rackless nodes setup c"
+    assert advise_one_build(nodes, builds) == commands
+    said = advise_one_build({**nodes, "c": BLACKWELL}, builds)
+    assert said == "No build serves all cards: to use NCCL, leave b out of the run"
+    assert advise_one_build(nodes, dict.fromkeys("abc", "cu126")) == ""

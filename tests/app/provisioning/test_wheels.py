@@ -48,7 +48,7 @@ async def set_up(
     said: list[str] = []
     report = await setup_environment(
         client,
-        WheelPlaces(store=tmp_path / "master-wheels", peers=peers),
+        WheelPlaces(store=tmp_path / "master-wheels", locks=tmp_path / "locks", peers=peers),
         progress=said.append,
         lock=lock,
         candidates=(),
