@@ -17,6 +17,7 @@ from app.nodes.client import NodeClient, OnMessage
 from app.nodes.credential import make_credential
 from app.provisioning.check_row import CheckedGroup, CheckRow, OnRow, make_row
 from app.provisioning.checks.torch import judge_torch
+from app.provisioning.torch_build import tried_builds
 
 # How long the other ranks may report what they saw once one rank has failed.
 _GRACE_S = 5.0
@@ -73,8 +74,15 @@ async def _reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
 
 
 def can_use_nccl(facts: Sequence[NodeFacts]) -> bool:
-    """Return whether NCCL can be tried: several nodes, all with GPUs that no work has leased."""
-    return len(facts) > 1 and all(one.gpus and not one.gpu_uses for one in facts)
+    """Return whether NCCL can be tried: several nodes with one build of torch, all with GPUs that
+    no work has leased.
+    """
+    builds = tried_builds({str(number): one for number, one in enumerate(facts)})
+    return (
+        len(facts) > 1
+        and all(one.gpus and not one.gpu_uses for one in facts)
+        and len(set(builds.values())) <= 1
+    )
 
 
 def judge_nccl(results: Mapping[str, AllReduceResult]) -> tuple[CheckRow, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from agents.contract.node import TorchFacts
 from app.provisioning.check_row import CheckedGroup, CheckRow, make_row
 from app.provisioning.check_rules import find_odd
-from app.provisioning.torch_build import numbers_of
+from app.provisioning.torch_build import advise_one_build, numbers_of
 from app.text import show_list
 
 _CARD = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
@@ -25,6 +25,8 @@ def _judge_versions(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> li
     odd_torch = find_odd({name: one.version.partition("+")[0] for name, one in builds.items()})
     odd_cuda = find_odd({name: one.cuda or "none" for name, one in on_gpus.items()})
     odd_nccl = find_odd({name: one.nccl or "none" for name, one in on_gpus.items()})
+    facts = {name: node.facts for name, node in group.nodes.items()}
+    families = {name: one.version.partition("+")[2] for name, one in on_gpus.items()}
     rows = []
     for name, one in builds.items():
         text = f"torch {one.version}, CUDA {one.cuda or 'none'}, NCCL {one.nccl or 'none'}"
@@ -34,7 +36,8 @@ def _judge_versions(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> li
             rows.append(make_row("torch", name, "fail", said, fix, evidence=text))
         elif name in odd_cuda or name in odd_nccl:
             usual = f"CUDA {odd_cuda[name]}" if name in odd_cuda else f"NCCL {odd_nccl[name]}"
-            said = f"{text}, while most nodes have {usual}; runs between them need Gloo"
+            said = f"{text}, while most nodes have {usual}; runs between them use Gloo"
+            fix = advise_one_build(facts, families) or fix
             rows.append(make_row("torch", name, "warn", said, fix, evidence=text))
         else:
             rows.append(make_row("torch", name, "pass", text, "", evidence=text))

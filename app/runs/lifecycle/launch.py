@@ -22,7 +22,6 @@ from agents.contract.run import (
     AttemptIntent,
     HeatRule,
     MasterIdentity,
-    RankPlacement,
     Replay,
     choose_checkpoint_ranks,
 )
@@ -30,6 +29,7 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
+from app.provisioning.torch_build import advise_one_build, tried_builds
 from app.runs.attempt_status import stop_parts
 from app.runs.inputs import (
     Inputs,
@@ -194,7 +194,25 @@ def _advise(services: Services, spec: RunSpec, plan: LaunchPlan) -> list[str]:
 
     devices = [place.device for place in plan.ranks]
     found = advise(spec, devices, model=known_model(services, spec))
-    return [f"{one.key}: {one.text}" for one in found]
+    return [*(f"{one.key}: {one.text}" for one in found), *_advise_builds(plan)]
+
+
+def _advise_builds(plan: LaunchPlan) -> list[str]:
+    builds = _builds(plan)
+    if len(set(builds.values())) < 2:
+        return []
+    shown = show_list([f"{name} has {build}" for name, build in builds.items()])
+    advice = advise_one_build(plan.facts, builds)
+    return [
+        f"nodes: their builds of torch differ ({shown}), so they exchange over Gloo, which is "
+        f"slower than NCCL on fast links. {advice}"
+    ]
+
+
+def _builds(plan: LaunchPlan) -> dict[str, str]:
+    """Return the build of torch of each node with GPUs that takes part, as far as it is known."""
+    used = {place.node for place in plan.ranks if place.device != "cpu"}
+    return {name: one for name, one in tried_builds(plan.facts).items() if name in used}
 
 
 def record_intent(
@@ -275,21 +293,24 @@ def _intent(
         resume_step=resume_step,
         cut=plan.forecast.cut,
         checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),
-        environ=_environ(plan.ranks),
+        environ=_environ(plan),
         master=master,
         addresses={name: endpoint.address for name, endpoint in plan.endpoints.items()},
         confirm_s=CONFIRM_S,
     )
 
 
-def _environ(ranks: Sequence[RankPlacement]) -> dict[str, str]:
+def _environ(plan: LaunchPlan) -> dict[str, str]:
+    ranks = plan.ranks
     if all(place.device == "cpu" for place in ranks):
         return {}
     # By default CUDA numbers the fastest card first, NVML by slot: `cuda:0` must mean one card.
     environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    # NCCL has no CPU tensors and refuses two ranks on one GPU; Gloo does both, more slowly.
+    # NCCL has no CPU tensors, and refuses two ranks on one GPU and two versions of itself, as two
+    # builds of torch have them; Gloo does all of that, more slowly.
     mixed = any(place.device == "cpu" for place in ranks)
-    return {**environ, "RACKLESS_BACKEND": "gloo"} if mixed or shares_a_gpu(ranks) else environ
+    needs_gloo = mixed or shares_a_gpu(ranks) or len(set(_builds(plan).values())) > 1
+    return {**environ, "RACKLESS_BACKEND": "gloo"} if needs_gloo else environ
 
 
 async def _launch_everywhere(

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from agents.contract.node import AllReduceResult, GpuFacts, GpuUse, TorchFacts
+from agents.contract.environments import EnvironmentTrial
+from agents.contract.node import (
+    AllReduceResult,
+    EnvironmentReport,
+    GpuFacts,
+    GpuUse,
+    TorchFacts,
+)
 from app.provisioning.checks.gpu import judge_driver
 from app.provisioning.checks.reduce import can_use_nccl, judge_nccl
 from app.provisioning.checks.torch import judge_torch
@@ -91,6 +98,21 @@ def test_torch(changes: dict[str, Any], check: str, status: str, says: str) -> N
     assert says in rows[2].message
 
 
+def test_what_gives_all_nodes_one_build_is_the_fix() -> None:
+    old = replace(ON_GPU, gpus=(replace(GPU, capability="6.1"),))
+    new = replace(ON_GPU, gpus=(replace(GPU, capability="8.6"),))
+    of_old = replace(BUILD, version="2.13.0+cu126", cuda="12.6", nccl="2.29.3")
+    found = {"a": BUILD, "b": BUILD, "c": of_old}
+    for cards, fix in (
+        (new, "rackless nodes setup a; rackless nodes setup b"),
+        (ON_GPU, "No build serves all cards: to use NCCL, leave c out of the run"),
+    ):
+        facts = {"a": cards, "b": cards, "c": old}
+        group = group_of(*(checked(name=name, facts=one) for name, one in facts.items()))
+        (row,) = (one for one in judge_torch(group, found) if one.status == "warn")
+        assert (row.node, row.fix) == ("c", fix)
+
+
 def test_a_build_for_cpus_fits_those_for_gpus() -> None:
     group = group_of(*(checked(name=name, facts=ON_GPU) for name in "ab"), checked(name="c"))
     rows = judge_torch(group, builds(version="2.13.0+cpu", cuda=None, nccl=None, num_gpus=0))
@@ -104,5 +126,11 @@ def test_nccl() -> None:
     assert [(row.node, row.status) for row in rows] == [("a", "pass"), ("b", "fail")]
     busy = replace(ON_GPU, gpu_uses=(GpuUse(uuid="u", name="run r"),))
     assert can_use_nccl([ON_GPU, ON_GPU])
+    trials = [
+        EnvironmentTrial(import_s=1, torch=f"2.13.0+{b}", devices=()) for b in ("cu130", "cu126")
+    ]
+    tried = [replace(ON_GPU, environment=EnvironmentReport(trial=trial)) for trial in trials]
+    assert can_use_nccl([tried[0], tried[0], ON_GPU])
+    assert not can_use_nccl(tried)
     for facts in ([ON_GPU], [ON_GPU, FACTS], [ON_GPU, busy]):
         assert not can_use_nccl(facts)

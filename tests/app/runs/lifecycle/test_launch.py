@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.environments import EnvironmentTrial
 from agents.contract.model_cut import ModelCut
 from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse
 from agents.contract.run import AttemptStatus
@@ -18,7 +19,7 @@ from app.runs.lifecycle.launch import make_run_id, start_run
 from app.runs.lifecycle.resume import resume_run
 from app.runs.preflight import require_supported
 from app.runs.services import LaunchForecast, Services
-from tests.fakes.cluster import FakeCluster, make_facts
+from tests.fakes.cluster import ENVIRONMENT, FakeCluster, make_facts
 
 
 def start(services: Services, spec: RunSpec) -> str:
@@ -123,6 +124,41 @@ def test_gpu_node_gets_a_rank_per_gpu_in_slot_order(
     intent = cluster["alpha"].intents[0]
     assert [place.device for place in intent.ranks] == ["cuda:0", "cuda:1"]
     assert intent.environ == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize(
+    ("builds", "capability", "advice"),
+    [
+        (("cu130", "cu126"), "6.1", "rackless nodes setup alpha"),
+        (("cu130", "cu126"), "12.0", "No build serves all cards"),
+        (("cu126", "cu126"), "6.1", None),
+        (("cu130", ""), "6.1", None),  # an environment that was adopted: its build is not known
+    ],
+)
+def test_nodes_with_several_builds_of_torch_meet_over_gloo_and_it_is_said_how_to_change_that(
+    services: Services,
+    cluster: FakeCluster,
+    spec: RunSpec,
+    builds: tuple[str, str],
+    capability: str,
+    advice: str | None,
+) -> None:
+    cards = ("8.6" if capability == "6.1" else capability, "6.1")
+    for node, build, card in zip(("alpha", "beta"), builds, cards, strict=True):
+        trial = EnvironmentTrial(import_s=1.0, torch=f"2.13.0+{build}", devices=())
+        gpu = GpuFacts(uuid=node, index=0, name="GPU", driver="580.95", capability=card)
+        environment = replace(ENVIRONMENT, trial=trial if build else None)
+        cluster[node].facts_now = make_facts(gpus=(gpu,), environment=environment)
+    run_id = start(services, replace(spec, nodes=("alpha", "beta")))
+    environs = [cluster[node].intents[0].environ for node in ("alpha", "beta")]
+    said = [e.text for e in services.runs.events(run_id) if "builds of torch differ" in e.text]
+    assert environs[0] == environs[1]
+    assert ("RACKLESS_BACKEND" in environs[0]) is (advice is not None)
+    assert len(said) == (advice is not None)
+    if advice is not None:
+        assert environs[0]["RACKLESS_BACKEND"] == "gloo"
+        assert "alpha has cu130 and beta has cu126" in said[0]
+        assert advice in said[0]
 
 
 def test_single_takes_the_first_device_alone(
