@@ -14,9 +14,10 @@ import time
 
 from agents.contract.python_child import python_environ
 from agents.contract.run import AttemptIntent
-from agents.contract.run_layout import CLOSED_FILE, ELECTION_FILE, KEPT_FILE
+from agents.contract.run_layout import CLOSED_FILE, ELECTION_FILE, EXIT_FILE, KEPT_FILE
 from agents.state import agent_command, archive_path, identity_from, read_json, write_json
 from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.fence import read_fence
 
 ELECTION_LOG = "election.log"
 END_TIMEOUT_S = 5.0
@@ -43,6 +44,20 @@ def start_election(attempt: AttemptFolder, intent: AttemptIntent) -> None:
             start_new_session=True,
         )
         process.wait()  # its first process ends at once; without a wait it would stay a zombie
+
+
+def keep_election(attempt: AttemptFolder) -> None:
+    """Start the process again if it was killed while a supervisor watches ranks of the attempt."""
+    process = identity_from(read_json(attempt.file(ELECTION_FILE)))
+    # Without a file it is still being started, or the attempt has none.
+    if process is None or process.is_alive():
+        return
+    supervisor, intent = attempt.read_supervisor(), attempt.read_intent()
+    is_watched = supervisor is not None and supervisor.is_alive()
+    is_over = any(attempt.file(name).exists() for name in (CLOSED_FILE, EXIT_FILE))
+    newest = read_fence(attempt.home, attempt.run_id)
+    if intent is not None and is_watched and not is_over and newest <= attempt.number:
+        start_election(attempt, intent)
 
 
 def keep(attempt: AttemptFolder) -> None:

@@ -23,6 +23,7 @@ from agents.contract.run_layout import EXIT_FILE, INTENT_FILE, attempt_of_folder
 from agents.errors import ExpectedError
 from agents.state import Home, boot_id, locked, read_json
 from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.election_process import keep_election
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.stalls import read_process_state
 from agents.supervisor.start import start_supervisor
@@ -137,6 +138,8 @@ class OwnershipWatch:
     def look(self) -> None:
         """Look, unless a supervisor could not be started moments ago."""
         self._continue_stopped()
+        for attempt in _find_leasing(self._home):
+            keep_election(attempt)
         now_s = time.monotonic()
         if now_s >= self._strays_due_s:
             # Reads the environment of every process of this PC, so not each second.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 
 from agents.contract.regroup import Regroup, may_regroup
-from agents.contract.run_layout import LOSS_FILE, REGROUP_FILE
+from agents.contract.run_layout import CLOSED_FILE, LOSS_FILE, REGROUP_FILE
 from agents.contract.wire import WireError, from_wire
 from agents.state import read_json
 from agents.trainer.parallel.strategy import Strategy
@@ -85,7 +85,7 @@ class Regrouping:
         context = self._context
         folder, deadline = context.attempt.folder, time.monotonic() + WAIT_S
         while time.monotonic() < deadline and not context.control.stop_requested:
-            if (folder / LOSS_FILE).exists():
+            if any((folder / name).exists() for name in (LOSS_FILE, CLOSED_FILE)):
                 break
             decision = self._read_decision()
             if decision is not None and decision.generation > context.group.generation:

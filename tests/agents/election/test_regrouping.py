@@ -28,6 +28,7 @@ from agents.election.proposal import Proposal, RefusedError
 from agents.state import identity_from, read_json
 from agents.supervisor.attempt import read_journal, read_regroup
 from agents.supervisor.fence import claim_attempt
+from agents.supervisor.ownership import OwnershipWatch
 from agents.supervisor.regrouping import RegroupWatch
 from agents.supervisor.sweep import find_processes
 from tests.agents.election.conftest import RUN, Nodes
@@ -139,6 +140,22 @@ def test_one_rank_that_is_killed_takes_its_node_out(nodes: Nodes) -> None:
     for name in ("a", "b"):
         wait_generation(nodes, name, 1, 5)
     assert nodes.wait("c", 1, lambda status: status.state == "failed").cause == "killed"
+
+
+def test_a_killed_process_is_started_again_so_that_survivors_regroup(nodes: Nodes) -> None:
+    killed = nodes.helper("b")
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    nodes.wait_gone("b")
+    watch = OwnershipWatch(nodes.home("b"))
+    watch.look()
+    nodes.wait("b", 1, lambda status: nodes.helper("b") not in (None, killed))
+    restarted = nodes.helper("b")
+    watch.look()
+    assert nodes.helper("b") == restarted, "there is one"
+    kill(nodes, "a")
+    for name in ("b", "c"):
+        wait_generation(nodes, name, 1, 5)
 
 
 def test_ranks_that_wait_for_a_silent_node_are_freed_by_their_supervisor(nodes: Nodes) -> None:

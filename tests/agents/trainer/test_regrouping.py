@@ -13,9 +13,10 @@ import pytest
 
 from agents.contract.regroup import Regroup
 from agents.contract.run import ElectionPlan, RankPlacement
-from agents.contract.run_layout import INTERRUPT_FILE, REGROUP_FILE
+from agents.contract.run_layout import CLOSED_FILE, INTERRUPT_FILE, LOSS_FILE, REGROUP_FILE
 from agents.contract.spec import CheckpointSpec
 from agents.contract.wire import to_wire
+from agents.trainer.regrouping import WAIT_S
 from tests.agents.trainer.ranks import Run, finish, free_port, make_spec, wait_until
 
 NODES = ("a", "b", "c")
@@ -123,7 +124,7 @@ def test_ranks_that_wait_for_a_silent_one_are_freed_and_go_on(tmp_path, tiny_mod
     assert max(run.steps(1)) < 10
 
 
-@pytest.mark.parametrize("decision", ["none", "without it", "recovery: resume"])
+@pytest.mark.parametrize("decision", [LOSS_FILE, CLOSED_FILE, "without it", "recovery: resume"])
 def test_ranks_that_may_not_go_on_save_and_end(tmp_path, tiny_model, decision):
     recovery = "resume" if decision == "recovery: resume" else "auto"
     run = Run(tmp_path, tiny_model, replace(SPEC, recovery=recovery), 3)
@@ -132,11 +133,12 @@ def test_ranks_that_may_not_go_on_save_and_end(tmp_path, tiny_model, decision):
     os.kill(ranks[2].pid, signal.SIGKILL)
     if recovery == "auto":
         wait_for_survivors(run, 0, 1)
-        if decision == "none":
-            write(run.attempt_folder / "loss.json", {})
-        else:
+        if decision == "without it":
             decide(run, "c")
-    assert finish(ranks) == [3, 3, -signal.SIGKILL]
+        else:
+            write(run.attempt_folder / decision, {})
+    # Long before they would give up by themselves.
+    assert finish(ranks, WAIT_S / 2) == [3, 3, -signal.SIGKILL]
     assert "lost its connection to" in run.journal(0)[-1]["message"]
     (saved,) = (run.folder / "checkpoints").glob("step-*")
     assert int(saved.name[-8:]) >= max(run.steps(0)) - 1
