@@ -64,6 +64,8 @@ class IndexedFile:
     size_bytes: int | None = None
     is_yanked: bool = False
     """Whether its makers have withdrawn it, except for those who name its very version."""
+    uploaded: str = ""
+    """Moment of its upload in ISO 8601; empty: the index does not say."""
 
 
 def read_index_settings(
@@ -192,6 +194,7 @@ class PackageIndex:
                 sha256=hashed if _SHA256.fullmatch(hashed) else None,
                 size_bytes=file.size_bytes,
                 is_yanked=file.is_yanked,
+                uploaded=file.uploaded,
             )
 
     def _get(self, url: str, headers: Mapping[str, str], method: str = "GET") -> Any:
@@ -277,6 +280,7 @@ def _read_json(data: bytes) -> list[IndexedFile]:
             sha256=file.get("hashes", {}).get("sha256"),
             size_bytes=size if isinstance(size := file.get("size"), int) else None,
             is_yanked=bool(file.get("yanked")),
+            uploaded=str(file.get("upload-time") or ""),
         )
         for file in files
     ]

@@ -182,7 +182,7 @@ async def _find_or_build(
     # Before it is agreed to, a node that needs no such build gets none for the sake of others.
     is_agreed = accept_index or has_lock(TorchBuild.CUDA_12, places.locks)
     torch = None if given else choose_torch(facts, others if is_agreed else ())
-    if report.fits and not _is_for_other_gpus(report, torch):
+    if await _keeps(client, report, torch, say):
         return report
     # Adopting an interpreter takes seconds, building an environment downloads gigabytes. The
     # master's own has the build for current drivers.
@@ -198,12 +198,24 @@ async def _find_or_build(
     return await _build(client, places, lock, read_train_lock(torch, made), torch, say)
 
 
-def _is_for_other_gpus(report: EnvironmentReport, torch: TorchBuild | None) -> bool:
-    """Return whether an environment of ours has a build of torch that no longer suits the GPUs,
-    such as after a card was added or the driver changed.
+async def _keeps(
+    client: NodeClient, report: EnvironmentReport, torch: TorchBuild | None, say: OnMessage
+) -> bool:
+    """Return whether a node keeps the environment that it has.
+
+    One of ours is built again for other GPUs, such as after a card was added or the driver changed.
+    An interpreter that was adopted is left alone, unless GPUs that need an older build of torch
+    cannot train with it.
     """
-    is_ours = report.built_with is not None
-    return is_ours and torch is not None and is_of_other_build(report.trial, torch)
+    if not report.fits or torch is None:
+        return report.fits
+    if report.built_with is not None:
+        return not is_of_other_build(report.trial, torch)
+    if torch is not TorchBuild.CUDA_12:
+        return True
+    say(f"trying {report.python}, since an older build of torch is needed here")
+    trial = report.trial or (await client.try_environment(say)).trial
+    return trial is None or not trial.failed
 
 
 def _name_unserved(facts: NodeFacts, say: OnMessage) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +31,10 @@ from app.provisioning.wheel_metadata import requirements_of
 
 _MAX_PASSES = 8
 """Maximum number of times that new limits may change a choice that was made."""
+
+
+COOLING_OFF = timedelta(days=7)
+"""Minimum age of a release that no limit names: most hijacked ones are found within days."""
 
 
 class Unresolvable(Exception):
@@ -163,12 +168,11 @@ class _Resolver:
     def _choose(self, name: str, limits: SpecifierSet, parent: str) -> _Wanted:
         """Return the version to take of a package: of the first index that has one."""
         for versions in self._versions_of(name):
-            # A version that is named exactly may be a yanked one.
             fitting = {
                 version: kept
                 for version, files in versions.items()
                 if limits.contains(version)
-                and (kept := [one for one in files if not one.is_yanked or _is_exact(limits)])
+                and (kept := [one for one in files if _is_exact(limits) or _is_sound(one)])
             }
             if fitting:
                 newest = max(fitting, key=Version)
@@ -215,6 +219,17 @@ def _by_version(files: list[IndexedFile], name: str) -> dict[str, list[IndexedFi
 
 def _is_exact(limits: SpecifierSet) -> bool:
     return any(one.operator == "==" and not one.version.endswith("*") for one in limits)
+
+
+def _is_sound(file: IndexedFile) -> bool:
+    """Return whether a file may be taken that no limit names by its very version."""
+    if file.is_yanked:
+        return False
+    try:
+        uploaded = datetime.fromisoformat(file.uploaded)
+    except ValueError:
+        return True  # the index does not say when
+    return uploaded.tzinfo is None or datetime.now(UTC) - uploaded >= COOLING_OFF
 
 
 def _best_file(files: list[IndexedFile], target: WheelTarget) -> IndexedFile | None:

@@ -36,6 +36,8 @@ class PackageSite:
         self.with_html = False
         self.with_metadata = False
         """Whether METADATA of a wheel can be had beside it (PEP 658)."""
+        self.uploaded: dict[str, str] = {}
+        """Moments of uploads in ISO 8601, by the name of the file."""
         self.yanked: set[str] = set()
         """Names of files that are yanked."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -95,6 +97,7 @@ def _handler(site: PackageSite) -> type[BaseHTTPRequestHandler]:
                     "hashes": {"sha256": sha256},
                     "size": file.stat().st_size,
                     "yanked": "broken" if file.name in site.yanked else False,
+                    "upload-time": site.uploaded.get(file.name),
                 }
                 for file, sha256 in hashes.items()
             ]

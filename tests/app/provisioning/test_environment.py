@@ -243,6 +243,23 @@ def test_a_lock_that_this_pc_made_is_used_without_a_question(places: WheelPlaces
     assert node.built.lock_sha256 == read_train_lock().sha256
 
 
+@pytest.mark.parametrize("problem", ["", "no kernel image is available"])
+def test_an_adopted_interpreter_is_kept_where_old_gpus_can_train_with_it(
+    places: WheelPlaces, problem: str
+) -> None:
+    node = old_driver_node(places)
+    made_lock(places.locks, TorchBuild.CUDA_12).write_text(MADE)
+    node.fitting, node.remembered, node.problem = {"/own"}, "/own", problem
+    work = setup_environment(node, places)  # type: ignore[arg-type]
+    if not problem:
+        assert asyncio.run(work).python == "/own"
+        assert node.built is None
+        return
+    with pytest.raises(UserError, match="the environment of pc is built, but RTX cannot train"):
+        asyncio.run(work)  # the fake fails in every environment
+    assert node.built is not None
+
+
 def test_without_a_lock_it_is_the_newest_build_and_the_reason_is_not_lost(
     places: WheelPlaces,
 ) -> None:

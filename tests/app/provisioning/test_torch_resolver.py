@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,16 @@ def test_all_needs_are_found_in_the_newest_version_that_every_limit_allows(
     put_torch(site.folder)
     site.with_metadata = with_metadata
     site.yanked = {"cuda_bindings-12.9.9-py3-none-any.whl"}
+    now = datetime.now(UTC)
+    # Younger than a week, but torch names this very version.
+    site.uploaded["nvidia_nccl_cu12-2.29.3-py3-none-manylinux_2_18_x86_64.whl"] = now.isoformat()
+    for version, days in (("12.9.8", 6), ("12.9.7", 8)):
+        wheel = make_wheel(site.folder, "cuda_bindings", version, needs=("cuda-pathfinder~=1.1",))
+        site.uploaded[wheel.name] = (now - timedelta(days=days)).isoformat()
     found = resolve(site)
     assert {name: one["version"] for name, one in found.items()} == {
         "torch": BUILD,
-        "cuda-bindings": "12.9.7",  # the newest below 13 that is not yanked
+        "cuda-bindings": "12.9.7",  # the newest below 13 that is neither yanked nor of this week
         "cuda-pathfinder": "1.9.0",  # as in the lock for current drivers
         "cuda-toolkit": "12.6.3",
         "nvidia-cublas-cu12": "12.6.4.1",
