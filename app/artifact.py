@@ -36,7 +36,8 @@ class Verdict:
     perplexity: float
     original_perplexity: float
     size_bytes: int
-    tokens_per_s: float
+    tokens_per_s: float | None
+    """Generation speed on the node that made it; None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

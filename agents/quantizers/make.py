@@ -21,15 +21,7 @@ from agents.errors import ExpectedError
 from agents.quantizers.formats import calibrated
 from agents.quantizers.formats.registry import WriteRequest, find_writer
 from agents.quantizers.inference.llama_cpp import LlamaCpp, name_runtime
-from agents.quantizers.inference.models import (
-    ANSWER_TOKENS,
-    continue_prompts,
-    load_model,
-    name_transformers,
-    time_answer,
-    weigh,
-    widen,
-)
+from agents.quantizers.inference.models import ANSWER_TOKENS, weigh
 from agents.quantizers.job.job import (
     JobProgress,
     appearing,
@@ -43,13 +35,8 @@ from agents.quantizers.job.meter import Phase, weigh_folder
 from agents.quantizers.job.reuse import LINEAGE_FILE, MOST_REFERENCE_BYTES, find_reference, using
 from agents.quantizers.job.texts import MOST_TOKENS, Texts, read_texts
 from agents.quantizers.proof.card import write_card
-from agents.quantizers.proof.compare import ModelPredictor
-from agents.quantizers.proof.reference_model import (
-    Original,
-    answers_at_once,
-    look_at_original,
-    recall,
-)
+from agents.quantizers.proof.folder_proof import prove_folder
+from agents.quantizers.proof.reference_model import Original, look_at_original, recall
 from agents.quantizers.proof.verdict import Proof, find_lost_tokens, share_of_same_tokens
 from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
@@ -136,7 +123,7 @@ def _make(
     else:
         # The lineage names the content of the merged model, which the result no longer has.
         copy_companions(model, folder, leave=(LINEAGE_FILE,))
-        proofs = [_prove_folder(job, folder, first, progress)]
+        proofs = [prove_folder(job, folder, first, progress)]
     if not stays or weigh_folder(place) > MOST_REFERENCE_BYTES:
         shutil.rmtree(place)
     return proofs
@@ -158,30 +145,6 @@ def count_rows(size_bytes: int) -> int:
     (12, 2, 2)
     """
     return max(_FEWEST_ROWS, min(_LLAMA_CPP_ROWS, _LLAMA_CPP_ROWS * _LLAMA_CPP_BYTES // size_bytes))
-
-
-def _name(job: MakeJob) -> str:
-    return " ".join((job.method, *job.types))
-
-
-def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
-    progress.begin("proof", "Loading the result in Transformers and measuring it")
-    times = None
-    if job.method == "nf4" and job.device == "cpu":  # layers keep unpacked weights after a use
-        times = time_answer(load_model(folder, job.device), first.prompts[0])
-    made = load_model(folder, job.device)
-    if times is None:
-        times = time_answer(made, first.prompts[0])
-    else:
-        widen(made)
-    return first.prove(
-        _name(job),
-        ModelPredictor(made),
-        continue_prompts(made, first.prompts, at_once=answers_at_once(job.device)),
-        times,
-        weigh(folder),
-        name_transformers(),
-    )
 
 
 def _prove_gguf(

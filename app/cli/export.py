@@ -101,6 +101,7 @@ def _plan_document(plan: ExportPlan) -> dict[str, Any]:
             "ram_bytes": one.ram_bytes,
             "vram_bytes": one.vram_bytes,
             "node_bytes": one.node_bytes,
+            "is_unpacked": one.is_unpacked,
             "problems": one.problems,
             "note": one.note,
             "learned": one.learned,

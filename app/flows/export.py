@@ -327,7 +327,7 @@ def _join(node: str, places: Sequence[PlacePlan]) -> PlaceRow:
         if known:
             parts.append(f"{show_bytes(max(known))} {what}")
     words = ", ".join(parts) or "Time and memory are not known"
-    notes = dict.fromkeys(place.note for place in places if place.note)
+    notes = dict.fromkeys(remark for place in places for remark in place.remarks)
     return PlaceRow(node=node, words="; ".join((words, *notes)), problem="")
 
 

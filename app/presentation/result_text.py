@@ -148,6 +148,7 @@ def describe_verdict(verdict: Verdict) -> str:
     said = f"KL {verdict.kl:.2g} (plain rounding {verdict.control_kl:.2g})"
     said += f", perplexity {verdict.perplexity:.4g} (original {verdict.original_perplexity:.4g})"
     said += f", {show_bytes(verdict.size_bytes)}"
+    said += ", speed not measured" if verdict.tokens_per_s is None else ""
     if verdict.keep:
         return f"{verdict.name}: keep; {said}"
     return f"{verdict.name}: do not keep. {' '.join(verdict.problems)} {said}"

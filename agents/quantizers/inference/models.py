@@ -107,9 +107,7 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    give_back()
-    free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
-    free_bytes = read_available_bytes()
+    free_gpu_bytes, free_bytes = read_free_memory(device)
     place = choose_place(weigh(model), device, free_gpu_bytes, free_bytes, may_stream=may_stream)
     forbid(model)
     _settle_compiling(place.device)
@@ -134,6 +132,15 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
         trust_remote_code=False,
     )
     return loaded.eval()
+
+
+def read_free_memory(device: str) -> tuple[int, int]:
+    """Return the free bytes of the device, 0 of a CPU, and of RAM, once all is given back."""
+    import torch
+
+    give_back()
+    free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
+    return free_gpu_bytes, read_available_bytes()
 
 
 def give_back() -> None:

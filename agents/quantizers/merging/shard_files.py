@@ -18,8 +18,8 @@ from torch import Tensor
 
 from agents.quantizers.merging.output_files import write_data, write_header
 
-# As where Transformers saves: max_shard_size="5GB".
-_SHARD_BYTES = 5_000_000_000
+SHARD_BYTES = 5_000_000_000
+"""Maximum size of a file, as where Transformers saves, and room that its tensors need beside it."""
 _METADATA = {"format": "pt"}
 _LOOSE_FILE = ".loose"
 
@@ -50,7 +50,7 @@ class ShardFiles:
             OSError: the disk is full.
         """
         for name, tensor in tensors.items():
-            if self._loose and self._loose_bytes + tensor.nbytes > _SHARD_BYTES:
+            if self._loose and self._loose_bytes + tensor.nbytes > SHARD_BYTES:
                 self._close_shard()
             with (self._folder / _LOOSE_FILE).open("ab", buffering=0) as file:
                 write_data(file, tensor)

@@ -43,7 +43,7 @@ class Skeleton:
         Raises:
             ExpectedError: its weights are quantized, and no update can be added to them.
         """
-        self._files = _find_files(folder)
+        self._files = find_files(folder)
         self._groups: dict[str, list[str]] = {}
         self._copies: dict[str, str] = {}
         with self._outlining():
@@ -177,7 +177,7 @@ class Skeleton:
             yield {name: opened[self._files[name]].get_slice(name) for name in names}
 
 
-def _find_files(folder: Path) -> dict[str, Path]:
+def find_files(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor of a folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists() and not (folder / "model.safetensors").exists():

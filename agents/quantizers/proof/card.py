@@ -134,10 +134,15 @@ def _table(proofs: Sequence[Proof]) -> list[str]:
         distance = proof.distance
         rows.append(
             f"| {proof.name} | {proof.size_bytes:,} | {distance.kl:.3g} | {distance.top1:.4f} | "
-            f"{distance.perplexity:.4g} | {proof.same_answers:.3f} | {proof.tokens_per_s:,.1f} | "
-            f"{1e3 * proof.first_token_s:,.0f} ms |"
+            f"{distance.perplexity:.4g} | {proof.same_answers:.3f} | {' | '.join(_speeds(proof))} |"
         )
     return rows
+
+
+def _speeds(proof: Proof) -> tuple[str, str]:
+    if proof.tokens_per_s is None or proof.first_token_s is None:
+        return "not measured", "not measured"
+    return f"{proof.tokens_per_s:,.1f}", f"{1e3 * proof.first_token_s:,.0f} ms"
 
 
 def _costs(phases: Sequence[Phase]) -> list[str]:
@@ -152,11 +157,21 @@ def _verdict(proofs: Sequence[Proof]) -> list[str]:
     said = []
     for proof in proofs:
         words = "keep." if proof.keep else f"do not keep. {' '.join(proof.problems)}"
-        said.append(f"- {proof.name}: {words} Loaded and answered in {proof.runtime}.")
+        said.append(f"- {proof.name}: {words} {_tell_runtime(proof)}")
         if proof.same_tokens is not None:
             said[-1] += f" It makes {_tell_share(proof.same_tokens)} of these texts' tokens"
             said[-1] += " as the model's tokenizer does."
     return said
+
+
+def _tell_runtime(proof: Proof) -> str:
+    if not proof.is_unpacked:
+        return f"Loaded and answered in {proof.runtime}."
+    return (
+        "Neither the GPU nor the memory of the PC that made it holds it, so that it was measured "
+        f"in {proof.runtime} with its weights unpacked to 16 bits on the disk. The packed files "
+        "were not loaded as a whole, and their speed was not measured."
+    )
 
 
 def _tell_share(share: float) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from agents.quantizers.proof.rtn_baseline import round_weights
 from agents.quantizers.proof.verdict import Proof, share_of_same
 from agents.state import read_json
 
+_Found = TypeVar("_Found")
 LOGITS_FILE, _ABOUT_FILE = "logits", "about.json"
 
 
@@ -69,12 +70,21 @@ class Original:
         name: str,
         predictor: Predictor,
         answers: list[list[int]],
-        times: tuple[float, float],
+        times: tuple[float, float] | None,
         size_bytes: int,
         runtime: str,
     ) -> Proof:
-        """Return the proof of what was made; `times` are first token and tokens per second."""
-        first_token_s, tokens_per_s = times
+        """Return the proof of what was made.
+
+        Args:
+            name: of type or method.
+            predictor: of what was made.
+            answers: to `prompts`.
+            times: seconds to the first token, and tokens per second; None: not measured.
+            size_bytes: of what was made.
+            runtime: program that loaded it.
+        """
+        first_token_s, tokens_per_s = times or (None, None)
         return Proof(
             name=name,
             distance=measure(predictor, self.rows, self.reference),
@@ -99,12 +109,24 @@ def look_at_original(
     def look(original: Any) -> Original:
         return _look(original, model, rows, place, progress, at_once=at_once)
 
-    try:
-        found = look(load_model(model, device, may_stream=True))
-    except torch.OutOfMemoryError:  # somebody else took of the GPU meanwhile
-        found = look(load_model(model, "cpu"))
+    found = measure_from_files(model, device, look)
     give_back()
     return found
+
+
+def measure_from_files(model: Path, device: str, look: Callable[[Any], _Found]) -> _Found:
+    """Return what `look` finds of a model, whose weights may come for each pass.
+
+    Args:
+        model: folder of plain weights.
+        device: device of the job; if others have taken its memory meanwhile, the CPU does it.
+        look: measures the loaded model.
+    """
+    try:
+        return look(load_model(model, device, may_stream=True))
+    except torch.OutOfMemoryError:
+        pass  # the model goes with the error, hence not here
+    return look(load_model(model, "cpu", may_stream=True))
 
 
 def answers_at_once(device: str) -> bool:

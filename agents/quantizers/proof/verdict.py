@@ -32,11 +32,14 @@ class Proof:
     """Share of tokens that are the same in the likeliest continuations, 0 to 1."""
     size_bytes: int
     original_bytes: int
-    tokens_per_s: float
-    """Generation speed, one text at a time, on the node that made it."""
-    first_token_s: float
+    tokens_per_s: float | None
+    """Generation speed, one text at a time, on the node that made it; None: not measured."""
+    first_token_s: float | None
+    """Seconds to the first token there; None: not measured."""
     runtime: str
     """Program that loaded it for the proof, with its version."""
+    is_unpacked: bool = False
+    """Whether its weights were unpacked to 16 bits for the proof, since no memory held it."""
     same_tokens: float | None = None
     """Share of the held-out texts' tokens on which runtime and tokenizer agree, 0 to 1; None: the
     runtime uses that very tokenizer."""

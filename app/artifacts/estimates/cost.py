@@ -32,6 +32,8 @@ class Bench:
     """Free memory of its GPU; None: not known, or no GPU."""
     ram_bytes: int | None = None
     """RAM available to an export; None: not known."""
+    holds_result: bool = True
+    """Whether its memory holds a packed result; else that is unpacked on the disk for its proof."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -431,6 +433,8 @@ class _Work:
             seconds = len(self.made.files) * tokens * step
             compared = self._logits_bytes(rates.COMPARE_BYTES)
             return self._on("proof", seconds, ram + compared + rates.LLAMA_RAM_BYTES, 0)
+        if not self.bench.holds_result:
+            return self._proof_unpacked()
         on_gpu, of_format = self.bench.is_gpu, rates.FORMATS[self.method]
         seconds = (
             rates.PROVE_S
@@ -445,33 +449,56 @@ class _Work:
             moved += of_format.weight_bytes * self.shape.num_quantized
         seconds += self._answer_s(moved, tokens, on_gpu=on_gpu, layer_s=of_format.layer_s)
         vram = size + self._logits_bytes() + of_format.unpack_bytes * self._widest
-        if on_gpu and EXPORTS[self.method].calibrated:  # gptqmodel returns little of its memory
-            ram = self._pack_ram() + (rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0)
-            if self.engine == "autoawq":  # which is still there when gptqmodel loads the result
-                ram += rates.PACK_RAM_BYTES["autoawq"]["gpu"] + self._kept_value_bytes()
+        ram = self._held_ram()
+        if on_gpu and EXPORTS[self.method].calibrated:
             vram += rates.PACK_VRAM_BYTES
         else:
-            ram += of_format.ram_bytes or rates.UNPACK_RAM_BYTES[self.engine]
             ram += self._logits_bytes(rates.COMPARE_BYTES) + (0 if on_gpu else self._loaded_bytes())
         return self._on("proof", seconds, ram, vram)
 
+    def _proof_unpacked(self) -> PhaseForecast:
+        """Return what takes as long as measuring the original, once the result is unpacked."""
+        original, of_format = self._original(), rates.FORMATS[self.method]
+        seconds = original.seconds + self.made.final_bytes / rates.READ_BYTES_PER_S
+        seconds += 2 * self.made.merged_bytes / rates.WRITE_BYTES_PER_S  # once apart, once in files
+        compared, held = self._logits_bytes(rates.COMPARE_BYTES), self._held_ram()
+        most = rates.UNPACKED_BYTES * self._widest
+        if not self.bench.is_gpu:
+            seconds += self.shape.num_quantized / (of_format.unpacked_per_s * self.bench.num_cores)
+        if not original.vram_bytes:
+            loaded = self._wide_bytes()
+            if self._is_read_again and self.bench.ram_bytes is not None:
+                loaded = int(rates.RAM_SHARE * max(0, self.bench.ram_bytes - held))
+            most = max(most, loaded + compared)
+        return _phase("proof", seconds, held + max(most, compared), original.vram_bytes)
+
+    def _held_ram(self) -> int:
+        """Return what the process holds when the result is loaded."""
+        if self.bench.is_gpu and EXPORTS[self.method].calibrated:
+            # gptqmodel returns little of its memory.
+            ram = self._pack_ram() + (rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0)
+            if self.engine == "autoawq":  # which is still there when gptqmodel loads the result
+                ram += rates.PACK_RAM_BYTES["autoawq"]["gpu"] + self._kept_value_bytes()
+            return ram
+        ram = self._base_ram + (
+            rates.FORMATS[self.method].ram_bytes or rates.UNPACK_RAM_BYTES[self.engine]
+        )
+        if self.bench.is_gpu or not EXPORTS[self.method].calibrated or self.engine != "gptqmodel":
+            return ram
+        ram += min(self.made.merged_bytes, self._layers_held_bytes())
+        if self.method == "awq":
+            ram += int(rates.UNRETURNED_SHARE * self._kept_value_bytes())
+        return ram
+
     def _loaded_bytes(self) -> int:
-        """Return what the result takes of a CPU's memory, with what was not given back before it.
+        """Return what the result takes of a CPU's memory.
 
         What is not quantized becomes float32, and so do weights that the kernels of GPTQ and AWQ
         have used, and all of NF4 (agents/quantizers/inference/models.py).
         """
         size, shape = self.made.final_bytes, self.shape
         wide = 2 * (shape.num_parameters - shape.num_quantized)
-        if not EXPORTS[self.method].calibrated:
-            return size + wide + 4 * shape.num_quantized
-        wide += 4 * shape.num_quantized
-        kept = 0
-        if self.engine == "gptqmodel":
-            kept = min(self.made.merged_bytes, self._layers_held_bytes())
-        if self.method == "awq" and self.engine == "gptqmodel":
-            kept += int(rates.UNRETURNED_SHARE * self._kept_value_bytes())
-        return kept + size + wide
+        return size + wide + 4 * shape.num_quantized
 
     def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:
         taken = vram + rates.WORKSPACE_BYTES if vram else 0

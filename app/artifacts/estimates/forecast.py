@@ -42,6 +42,8 @@ class ArtifactForecast:
     """(name, bytes) of what is made: types of GGUF, else the format itself."""
     temporary_bytes: int
     """Temporary files on the node, in addition to the above."""
+    unpacked_bytes: int = 0
+    """Temporary files while the result is unpacked for its proof; 0: it never is."""
 
     @property
     def final_bytes(self) -> int:
@@ -51,8 +53,13 @@ class ArtifactForecast:
     @property
     def node_bytes(self) -> int:
         """Disk space needed on the node, with a small reserve."""
+        return self.count_node_bytes(is_unpacked=False)
+
+    def count_node_bytes(self, *, is_unpacked: bool) -> int:
+        """Return the same, also where the result is unpacked for its proof."""
         made = 0 if self.files[0][0] == "merged" else self.final_bytes
-        return int((self.merged_bytes + made + self.temporary_bytes) * _SLACK)
+        beside = max(self.temporary_bytes, self.unpacked_bytes if is_unpacked else 0)
+        return int((self.merged_bytes + made + beside) * _SLACK)
 
 
 def forecast_artifact(
@@ -106,8 +113,12 @@ def forecast_artifact(
     beside = _offload(shape, packed, texts) if is_offloaded else 0
     if method == "nf4":  # weights of one file wait in another (quantizers/merging/shard_files.py)
         beside = min(size, SHARD_BYTES)
+    wide = 2 * shape.num_parameters
     return ArtifactForecast(
-        merged_bytes=merged, files=((method, size),), temporary_bytes=logits + beside
+        merged_bytes=merged,
+        files=((method, size),),
+        temporary_bytes=logits + beside,
+        unpacked_bytes=logits + wide + min(wide, SHARD_BYTES),
     )
 
 

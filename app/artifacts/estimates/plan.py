@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from app.artifacts.estimates import rates
 from app.artifacts.estimates.cost import Bench, PhaseForecast
 from app.artifacts.estimates.forecast import ArtifactForecast, describe_forecast
 from app.artifacts.estimates.learning import ExportFactors
 from app.text import show_bytes, show_duration, show_list
 
-# Of a card that CUDA itself takes.
-_GPU_CONTEXT_BYTES = 600 << 20
+_UNPACKED = (
+    "its memory does not hold the result, which is therefore measured from its disk, without its "
+    "speed"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,13 @@ class PlacePlan:
     """Source of the learned corrections; empty: not corrected."""
     plain: tuple[PhaseForecast, ...] = ()
     """Phases by the formulas alone, stored so that later forecasts learn from them."""
+    is_unpacked: bool = False
+    """Whether no memory there holds the result, so that its proof unpacks it on the disk."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All there is to say beside the figures."""
+        return ((self.note,) if self.note else ()) + ((_UNPACKED,) if self.is_unpacked else ())
 
     @property
     def seconds(self) -> float | None:
@@ -89,17 +99,26 @@ def plan_place(
     plain: Sequence[PhaseForecast],
     factors: ExportFactors,
 ) -> PlacePlan:
-    """Return the costs of an export on a node, and the obstacles there."""
+    """Return the costs of an export on a node, and the obstacles there.
+
+    Args:
+        place: node.
+        made: sizes; None: not known.
+        plain: phases by the formulas; empty: not known.
+        factors: corrections by earlier exports.
+    """
     if place.problem:
         return PlacePlan(node=place.node, problems=(place.problem,))
+    is_unpacked = not place.bench.holds_result
     phases = tuple(_correct(one, factors) for one in plain)
     found = PlacePlan(
         node=place.node,
         phases=phases,
-        node_bytes=None if made is None else made.node_bytes,
+        node_bytes=None if made is None else made.count_node_bytes(is_unpacked=is_unpacked),
         note=place.note,
         learned=factors.seconds.reason,
         plain=tuple(plain),
+        is_unpacked=is_unpacked,
     )
     return replace(found, problems=tuple(_problems(place, found)))
 
@@ -111,7 +130,7 @@ def describe_place(place: PlacePlan) -> str:
     >>> describe_place(PlacePlan(node="beta", phases=(phase,)))
     'on beta: about 1 min 35 s, 3.0 GiB of memory'
     """
-    note = f"; {place.note}" if place.note else ""
+    note = "".join(f"; {remark}" for remark in place.remarks)
     if not place.phases:
         return f"on {place.node}{note}"
     parts = [f"about {show_duration(place.seconds)}", f"{show_bytes(place.ram_bytes)} of memory"]
@@ -159,15 +178,39 @@ def _correct(phase: PhaseForecast, factors: ExportFactors) -> PhaseForecast:
     )
 
 
-def _problems(place: ExportNode, found: PlacePlan) -> list[str]:
-    room = (
-        ("on its disk", found.node_bytes, place.disk_free_bytes, 0),
-        ("of memory", found.ram_bytes, place.bench.ram_bytes, 0),
-        ("of GPU memory", found.vram_bytes, place.bench.vram_bytes, _GPU_CONTEXT_BYTES),
+def lacks_memory(place: ExportNode, found: PlacePlan) -> bool:
+    """Return whether RAM or GPU is too small for an export, whatever its disk is."""
+    return any(needed > free for _, needed, free in _memory(place, found))
+
+
+def is_too_large(made: ArtifactForecast, bench: Bench) -> bool:
+    """Return whether the job does not try to load a result on the node's GPU.
+
+    Must match agents/quantizers/proof/folder_proof.py.
+    """
+    needed = made.final_bytes * rates.GPU_SPARE + rates.GPU_SPARE_BYTES
+    return bench.is_gpu and bench.vram_bytes is not None and needed > bench.vram_bytes
+
+
+def _memory(place: ExportNode, found: PlacePlan) -> list[tuple[str, int, int]]:
+    """Return what is needed of each memory, in words and bytes, and what is free."""
+    bench = place.bench
+    vram = None if bench.vram_bytes is None else bench.vram_bytes - rates.GPU_CONTEXT_BYTES
+    rows = (
+        ("of memory", found.ram_bytes, bench.ram_bytes),
+        ("of GPU memory", found.vram_bytes, vram),
     )
-    problems = []
-    for what, needed, there, taken in room:
-        if needed is not None and there is not None and needed > there - taken:
-            free = max(0, there - taken)
-            problems.append(f"needs {show_bytes(needed)} {what}, and {show_bytes(free)} are free")
-    return problems
+    return [
+        (what, needed, max(0, free)) for what, needed, free in rows if needed and free is not None
+    ]
+
+
+def _problems(place: ExportNode, found: PlacePlan) -> list[str]:
+    room = _memory(place, found)
+    if found.node_bytes is not None and place.disk_free_bytes is not None:
+        room = [("on its disk", found.node_bytes, place.disk_free_bytes), *room]
+    return [
+        f"needs {show_bytes(needed)} {what}, and {show_bytes(free)} are free"
+        for what, needed, free in room
+        if needed > free
+    ]

@@ -101,6 +101,8 @@ LAYERS_HELD = 4
 WEIGHT_AT_ONCE_BYTES = {"cpu": 36, "gpu": 8}
 # Memory that quantizing weights one by one takes before it is given back.
 UNRETURNED_BYTES = 4 << 25
+# GPU memory that CUDA itself takes.
+GPU_CONTEXT_BYTES = 600 << 20
 # Maximum size of one file of a model; results are written from GPU memory file by file.
 SHARD_BYTES = 5_000_000_000
 # GPU memory of gptqmodel besides the layer and its activations.
@@ -121,13 +123,15 @@ GPU_SPARE, GPU_SPARE_BYTES = 1.1, 1 << 30
 STREAM_SPARE_BYTES, LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
 # Must match it as well: share of the free RAM for weights where not all of them fit.
 RAM_SHARE = 0.5
+# RAM per weight of the largest matrix while a result is unpacked, in bytes.
+UNPACKED_BYTES = 6
 # Transfer rate from pageable RAM to a GPU.
 STREAMED_BYTES_PER_S = 6e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatRates:
-    """Costs of a result that Transformers loads; the last three apply if loading also quantizes.
+    """Costs of a result that Transformers loads; defaults are of those not made by loading.
 
     Formats that are made by loading, such as NF4, are quantized by Transformers itself, weight by
     weight; those of gptqmodel have formulas of their own in `cost`.
@@ -139,6 +143,8 @@ class FormatRates:
     """Bytes that the memory of a GPU moves to unpack one weight."""
     unpack_bytes: int
     """Bytes of GPU memory for one weight of a matrix while it is unpacked."""
+    unpacked_per_s: float
+    """Weights that one core unpacks to 16 bits in a second; a GPU is quicker than the disk."""
     import_s: float = 0.0
     """Seconds to import the package that quantizes."""
     weights_per_s: float = 0.0
@@ -150,9 +156,9 @@ class FormatRates:
 FORMATS = {
     "nf4": FormatRates(
         layer_s=0.0022, weight_bytes=0, unpack_bytes=4, import_s=1.0, weights_per_s=70e6,
-        ram_bytes=75_000_000,
+        ram_bytes=75_000_000, unpacked_per_s=450e6,
     ),
     # PyTorch's own operations unpack the results of gptqmodel, several of them for each weight.
-    "awq": FormatRates(layer_s=0.007, weight_bytes=120, unpack_bytes=24),
-    "gptq": FormatRates(layer_s=0.007, weight_bytes=120, unpack_bytes=24),
+    "awq": FormatRates(layer_s=0.007, weight_bytes=120, unpack_bytes=24, unpacked_per_s=28e6),
+    "gptq": FormatRates(layer_s=0.007, weight_bytes=120, unpack_bytes=24, unpacked_per_s=20e6),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,9 +12,17 @@ from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
-from app.artifacts.estimates.forecast import forecast_artifact
-from app.artifacts.estimates.learning import ExportOutcome, find_factors, maker_of
-from app.artifacts.estimates.plan import ExportNode, ExportPlan, PlacePlan, plan_place, sort_places
+from app.artifacts.estimates.forecast import ArtifactForecast, forecast_artifact
+from app.artifacts.estimates.learning import ExportFactors, ExportOutcome, find_factors, maker_of
+from app.artifacts.estimates.plan import (
+    ExportNode,
+    ExportPlan,
+    PlacePlan,
+    is_too_large,
+    lacks_memory,
+    plan_place,
+    sort_places,
+)
 from app.artifacts.estimates.texts import size_texts
 from app.artifacts.exports.device import choose_export_device
 from app.artifacts.exports.request import ExportRequest
@@ -74,12 +82,7 @@ async def plan_export(
         return forecast_phases(shape, to, types, made, bench, texts, targets, engine)
 
     plans = [
-        plan_place(
-            place,
-            made,
-            foretell(place.bench),
-            find_factors(outcomes, place.node, maker_of(to, engine)),
-        )
+        _plan_proof(place, made, foretell, find_factors(outcomes, place.node, maker_of(to, engine)))
         for place in places
     ]
     left_wide = await asyncio.to_thread(_find_left_wide, services, run.spec.model, to)
@@ -87,6 +90,24 @@ async def plan_export(
     return ExportPlan(
         to=to, types=types, step=step, made=made, places=places_found, left_wide=left_wide
     )
+
+
+def _plan_proof(
+    place: ExportNode,
+    made: ArtifactForecast | None,
+    foretell: Callable[[Bench], tuple[PhaseForecast, ...]],
+    factors: ExportFactors,
+) -> PlacePlan:
+    """Return the costs on a node; a result too large for its memory is proved from the disk."""
+    packed = plan_place(place, made, foretell(place.bench), factors)
+    if made is None or not made.unpacked_bytes or place.problem:
+        return packed
+    if not (is_too_large(made, place.bench) or lacks_memory(place, packed)):
+        return packed
+    small = replace(place, bench=replace(place.bench, holds_result=False))
+    found = plan_place(small, made, foretell(small.bench), factors)
+    is_less = (found.ram_bytes, found.vram_bytes) != (packed.ram_bytes, packed.vram_bytes)
+    return found if is_less else packed  # another phase may need as much
 
 
 def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:

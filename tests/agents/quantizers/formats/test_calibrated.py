@@ -36,6 +36,8 @@ from agents.quantizers.formats.calibrated import choose_group
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.job.texts import read_texts, split_blocks
+from agents.quantizers.proof.folder_proof import prove_unpacked
+from agents.quantizers.proof.reference_model import Original, look_at_original
 from agents.state import Home
 from agents.trainer.data.tokenizer import load_tokenizer
 from app.provisioning.environment import read_lock
@@ -72,6 +74,14 @@ def learned(tmp_path_factory) -> Path:
     model.save_pretrained(folder, max_shard_size="2MB")
     assert len(list(folder.glob("*.safetensors"))) >= 3
     return folder
+
+
+@pytest.fixture(scope="module")
+def first(learned, tmp_path_factory) -> Original:
+    """Measure that model, as each job does."""
+    place = tmp_path_factory.mktemp("first") / "first"
+    rows = read_texts(TRAIN, EVALUATION, load_tokenizer(learned)[0]).held_out
+    return look_at_original(learned, "cpu", rows, place, JobProgress(io.StringIO()))
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +194,31 @@ def test_it_loads_and_is_nearer_than_rounding(learned, made, method, engine, typ
         texts = read_texts(TRAIN, EVALUATION, load_tokenizer(learned)[0]).calibration
         blocks = split_blocks(texts)
         assert {tuple(json.loads(line)[:2]) for line in lines} == {(len(blocks), len(blocks[0]))}
+
+
+@pytest.mark.parametrize(
+    ("method", "types"),
+    [
+        ("awq", ()),
+        ("gptq", ("4-bit",)),
+        pytest.param("gptq", ("8-bit",), marks=pytest.mark.campaign),
+    ],
+    ids=["awq", "gptq-4", "gptq-8"],
+)
+def test_unpacked_weights_have_the_figures_of_the_packed_ones(
+    learned, first, made, tmp_path, method, types
+):
+    """Unpacked and measured here, where gptqmodel is not."""
+    folder, job = made(method, types) / method, job_for(learned, method, *types)
+    (packed,) = json.loads((folder / PROOF_FILE).read_bytes())["proofs"]
+    result = tmp_path / method
+    shutil.copytree(folder, result)
+    proof = prove_unpacked(job, result, first, JobProgress(io.StringIO()))
+    # Both compute in float32, one of them with weights rounded to bfloat16.
+    assert proof.distance.kl == pytest.approx(packed["distance"]["kl"], rel=0.05, abs=1e-5)
+    assert proof.distance.perplexity == pytest.approx(packed["distance"]["perplexity"], rel=1e-3)
+    assert proof.same_answers == packed["same_answers"]
+    assert (proof.size_bytes, proof.keep) == (packed["size_bytes"], packed["keep"])
 
 
 @pytest.mark.parametrize(("method", "types"), [("awq", ()), ("gptq", ("4-bit",))])

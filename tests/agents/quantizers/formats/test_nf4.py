@@ -69,7 +69,7 @@ def test_a_model_in_several_files_becomes_several_files(tmp_path, monkeypatch):
     model.save_pretrained(tmp_path / "model", max_shard_size="150KB")
     assert len(list((tmp_path / "model").glob("*.safetensors"))) >= 3
     nf4.load_quantized(base, "cpu").save_pretrained(tmp_path / "whole")
-    monkeypatch.setattr(shard_files, "_SHARD_BYTES", 60_000)
+    monkeypatch.setattr(shard_files, "SHARD_BYTES", 60_000)
     made = write(tmp_path / "model", tmp_path / "made")
     index = json.loads((made / INDEX).read_bytes())
     parts = {path.name: load_file(path) for path in made.glob("*.safetensors")}

@@ -24,6 +24,10 @@ LLAMA_7B = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
     "num_hidden_layers": 32, "num_attention_heads": 32,
 }  # fmt: skip
+LLAMA_70B = {
+    **LLAMA_7B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8,
+}  # fmt: skip
 GIB = 1 << 30
 
 
@@ -239,3 +243,35 @@ def test_a_base_of_wide_values_takes_twice_the_disk(
     with Path(spec.model, "model.safetensors").open("wb") as file:
         file.truncate(2 * usual)  # with nothing in it
     assert merged_bytes() == 2 * usual
+
+
+@pytest.mark.parametrize("to", ["nf4", "awq"])
+def test_a_result_that_memory_does_not_hold_is_proved_from_the_disk(
+    services: Services, interrupted: str, two_unlike: FakeCluster, spec: RunSpec, to: str
+) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps(LLAMA_70B))
+    card = GpuFacts(index=0, name="NVIDIA GeForce RTX 4070", uuid="g", memory_bytes=12 * GIB)
+    two_unlike["alpha"].reachable = False
+    beta = two_unlike["beta"]
+    beta.facts_now = replace(
+        beta.facts_now, gpus=(card,), memory_bytes=32 * GIB, disk_free_bytes=400 * GIB
+    )
+    place = plan(services, interrupted, to).best
+    assert place is not None
+    assert place.is_unpacked
+    assert max(place.ram_bytes or 0, place.vram_bytes or 0) < 32 * GIB
+    said = describe_place(place)
+    assert said.endswith("is therefore measured from its disk, without its speed")
+    merged, packed = 2 * 69e9, 35e9
+    assert place.node_bytes is not None
+    assert place.node_bytes > 2 * merged + packed
+    beta.facts_now = replace(beta.facts_now, disk_free_bytes=250 * GIB)
+    (found,) = (one for one in plan(services, interrupted, to).places if one.node == "beta")
+    assert len(found.problems) == 1
+    assert "on its disk, and 250 GiB are free" in found.problems[0]
+    # A card that holds the result needs no disk for it.
+    large = replace(card, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB)
+    beta.facts_now = replace(beta.facts_now, gpus=(large,), memory_bytes=64 * GIB)
+    place = plan(services, interrupted, to).best
+    assert place is not None
+    assert not place.is_unpacked

@@ -1,0 +1,144 @@
+"""Prove a result of Transformers: packed, as it will be used, where memory holds it.
+
+Packed layers unpack their weights themselves, so that the whole model has to be on a GPU or in RAM.
+Where neither holds it, its weights are unpacked to 16 bits on the disk, and come from there for
+each pass as those of the original do. Answers and distances are the same but for rounding; speeds
+would be those of the disk, and are not measured.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agents.contract.artifacts import MakeJob
+from agents.errors import ExpectedError
+from agents.quantizers.formats.unpacking import PackedModel
+from agents.quantizers.inference.models import (
+    choose_place,
+    continue_prompts,
+    give_back,
+    load_model,
+    name_transformers,
+    read_free_memory,
+    time_answer,
+    weigh,
+    widen,
+)
+from agents.quantizers.job.job import JobProgress, copy_companions
+from agents.quantizers.merging.shard_files import SHARD_BYTES
+from agents.quantizers.proof.compare import ModelPredictor
+from agents.quantizers.proof.reference_model import (
+    Original,
+    answers_at_once,
+    measure_from_files,
+)
+from agents.quantizers.proof.verdict import Proof
+
+_UNPACKED = ".unpacked"
+# Of a value that was unpacked on a CPU: kernels there keep it in float32.
+_WIDE_BYTES = 4
+
+
+def prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
+    """Measure a result.
+
+    Args:
+        job: names method, types and device.
+        folder: folder of the result, where it may be unpacked for a while.
+        first: what is remembered of the original.
+        progress: of the job.
+
+    Raises:
+        ExpectedError: neither memory nor disk has room for it.
+    """
+    progress.begin("proof", "Loading the result in Transformers and measuring it")
+    if is_held_packed(folder, job.device):
+        try:
+            return _prove_packed(job, folder, first)
+        except torch.OutOfMemoryError:  # its layers unpack to more than there is
+            pass
+    return prove_unpacked(job, folder, first, progress)
+
+
+def is_held_packed(folder: Path, device: str) -> bool:
+    """Return whether GPU or RAM holds a packed model while it is used.
+
+    A GPU that does not is better given plain weights layer by layer than left for the CPU, which
+    takes many times as long; but if the disk has no room for them, RAM will do.
+    """
+    packed, (free_gpu_bytes, free_bytes) = PackedModel(folder), read_free_memory(device)
+    place = choose_place(weigh(folder), device, free_gpu_bytes, free_bytes, may_stream=True)
+    if place.device != "cpu" and place.resident_bytes is None:
+        return True
+    unpacked_bytes = _WIDE_BYTES * packed.num_packed + 2 * packed.plain_bytes
+    if weigh(folder) + unpacked_bytes > free_bytes:
+        return False
+    return place.device == "cpu" or not _has_room(packed, folder)
+
+
+def _has_room(packed: PackedModel, folder: Path) -> bool:
+    return shutil.disk_usage(folder).free >= _needed_room(packed)
+
+
+def _needed_room(packed: PackedModel) -> int:
+    size = packed.unpacked_bytes
+    return size + min(size, SHARD_BYTES)  # tensors of one file wait in another
+
+
+def _prove_packed(job: MakeJob, folder: Path, first: Original) -> Proof:
+    times = None
+    if job.method == "nf4" and job.device == "cpu":  # layers keep unpacked weights after a use
+        times = time_answer(load_model(folder, job.device), first.prompts[0])
+    made = load_model(folder, job.device)
+    if times is None:
+        times = time_answer(made, first.prompts[0])
+    else:
+        widen(made)
+    return _prove(job, folder, first, made, times)
+
+
+def prove_unpacked(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
+    """Measure a result by its weights in 16 bits, which lie in its folder meanwhile.
+
+    Raises:
+        ExpectedError: the disk has no room for them.
+    """
+    give_back()
+    packed, unpacked = PackedModel(folder), folder / _UNPACKED
+    if not _has_room(packed, folder):
+        raise ExpectedError(
+            "Neither GPU nor memory holds the result, and to measure it from the disk "
+            f"{_needed_room(packed) / 1e9:,.1f} GB more are needed in {folder.parent}, where "
+            f"{shutil.disk_usage(folder).free / 1e9:,.1f} GB are free.",
+            "Free some room there and export again, or choose gguf",
+        )
+    progress.tell("Neither GPU nor memory holds the result: unpacking it to 16 bits on the disk")
+    try:
+        packed.unpack(unpacked, job.device)
+        copy_companions(folder, unpacked)
+        progress.look()
+        progress.tell("Measuring the unpacked result")
+        proof = measure_from_files(
+            unpacked, job.device, lambda made: _prove(job, folder, first, made, None)
+        )
+        return replace(proof, is_unpacked=True)
+    finally:
+        shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _prove(
+    job: MakeJob, folder: Path, first: Original, made: Any, times: tuple[float, float] | None
+) -> Proof:
+    return first.prove(
+        " ".join((job.method, *job.types)),
+        ModelPredictor(made),
+        continue_prompts(made, first.prompts, at_once=answers_at_once(job.device)),
+        times,
+        weigh(folder),
+        name_transformers(),
+    )
