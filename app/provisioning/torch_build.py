@@ -130,8 +130,8 @@ def advise_one_build(nodes: Mapping[str, NodeFacts], builds: Mapping[str, str]) 
         for name in builds
     }
     if len(set(wanted.values())) > 1:
-        newest = [name for name, build in wanted.items() if build is TorchBuild.CUDA_13]
-        few = min(newest, [name for name in wanted if name not in newest], key=len)
+        older = [name for name, build in wanted.items() if build is not TorchBuild.CUDA_13]
+        few = min(older, [name for name in wanted if name not in older], key=len)
         return f"No build serves all cards: to use NCCL, leave {show_list(few)} out of the run"
     changed = [name for name, build in wanted.items() if builds[name] != build.value]
     return "; ".join(f"rackless nodes setup {name}" for name in changed)

@@ -87,4 +87,6 @@ def test_it_is_said_how_several_builds_become_one() -> None:
     assert advise_one_build(nodes, builds) == commands
     said = advise_one_build({**nodes, "c": BLACKWELL}, builds)
     assert said == "No build serves all cards: to use NCCL, leave b out of the run"
+    two = {"a": BLACKWELL, "b": OLD}
+    assert "leave b out" in advise_one_build(two, {"a": "cu130", "b": "cu126"}), "the older one"
     assert advise_one_build(nodes, dict.fromkeys("abc", "cu126")) == ""

@@ -130,7 +130,7 @@ def test_gpu_node_gets_a_rank_per_gpu_in_slot_order(
     ("builds", "capability", "advice"),
     [
         (("cu130", "cu126"), "6.1", "rackless nodes setup alpha"),
-        (("cu130", "cu126"), "12.0", "No build serves all cards"),
+        (("cu130", "cu126"), "12.0", "No build serves all cards: to use NCCL, leave beta out"),
         (("cu126", "cu126"), "6.1", None),
         (("cu130", ""), "6.1", None),  # an environment that was adopted: its build is not known
     ],
