@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agents.contract.model_folder import ModelFolder, quantization_of
+from agents.contract.model_folder import ModelFolder, is_4_bit, quantization_of
 from agents.contract.model_sizes import text_of
 from agents.contract.node import ModelRefusal
 from agents.contract.safetensors_header import TensorInfo
@@ -74,12 +74,26 @@ def find_misfits(spec: RunSpec, model: ModelFolder) -> tuple[Misfit, ...]:
 
 
 def _check_quantized(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
-    if spec.adapter.kind == "full" and quantization_of(model.config):
+    method = quantization_of(model.config)
+    text = hint = ""
+    if not method:
+        return
+    if spec.adapter.kind == "full":
+        text = "is full, but the model is already quantized: its weights cannot be fully trained"
+        hint = "Use adapter: {kind: lora}, or use the model that it was made from"
+    elif spec.adapter.kind == "qlora" and not is_4_bit(model.config):
+        stored = "MXFP4" if method == "mxfp4" else "8 bits"
+        text = f"is qlora, but the model is stored in {stored}, which is not turned into NF4"
+        hint = "Use a copy of the model in bf16, or adapter: {kind: lora}"
+        hint += ", which trains on it in 16 bits" if method == "mxfp4" else ""
+    if text:
+        yield Misfit(severity="error", key="adapter.kind", text=text, hint=hint)
+    elif method == "bitsandbytes":
         yield Misfit(
-            severity="error",
-            key="adapter.kind",
-            text="is full, but the model is already quantized: its weights cannot be fully trained",
-            hint="Use adapter: {kind: lora}, or use the model that it was made from",
+            severity="warning",
+            key="model",
+            text="is quantized with bitsandbytes: its adapter cannot be merged for an export",
+            hint="Name the model that it was made from, which trains with adapter: {kind: qlora}",
         )
 
 

@@ -39,7 +39,7 @@ FindingKind = Literal[
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 """Maximum size of the list of shards; that of a model of 90,000 tensors has 9 MB."""
-TRAINABLE_METHODS = ("bitsandbytes",)
+TRAINABLE_METHODS = ("bitsandbytes", "mxfp4")
 """Values of quant_method whose weights an adapter can be trained on."""
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _NARROW = re.compile(r"F[468](_|$)")
@@ -143,6 +143,14 @@ def quantization_of(config: Mapping[str, Any]) -> str:
     if not isinstance(settings, Mapping) or not settings:
         return ""
     return str(settings.get("quant_method") or "bitsandbytes")
+
+
+def is_4_bit(config: Mapping[str, Any]) -> bool:
+    """Return whether bitsandbytes stores the linear layers in 4 bits, as a QLoRA run holds them."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping) or quantization_of(config) != "bitsandbytes":
+        return False
+    return bool(settings.get("load_in_4bit") or settings.get("_load_in_4bit"))
 
 
 def _find_other_kind(config: Mapping[str, Any]) -> Iterator[ModelFinding]:

@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.model_fit import check_targets
-from agents.contract.model_folder import ModelFolder, find_config_problems
+from agents.contract.model_folder import ModelFolder, find_config_problems, is_4_bit
 from agents.contract.node import NodeFacts, Sample
 from agents.contract.parallel import refuse_parallel
 from agents.contract.run import RankPlacement
@@ -131,8 +132,11 @@ class Planner:
             notes.append(
                 f"{show_list(list(silent))} {verb} not answer and took no part in this plan"
             )
+        planned = _as_held(spec, self._told(spec.model).config)
+        if planned is not spec:
+            notes.append(f"the weights of {spec.model} are in 4 bits: planned like qlora")
         request = PlanRequest(
-            spec=spec,
+            spec=planned,
             shape=shape,
             data=data,
             cluster=cluster,
@@ -247,6 +251,13 @@ class Planner:
                 "Give the path of a folder with config.json, or a hub id such as org/name.",
             )
         return await asyncio.to_thread(self._services.configs.fetch, model)
+
+
+def _as_held(spec: RunSpec, config: Mapping[str, Any]) -> RunSpec:
+    """Return the run whose memory and speed a run has: LoRA on weights in 4 bits is QLoRA."""
+    if spec.adapter.kind != "lora" or not is_4_bit(config) or spec.precision == "fp64":
+        return spec
+    return replace(spec, adapter=replace(spec.adapter, kind="qlora"))
 
 
 def _require_targets(spec: RunSpec, shape: ModelShape) -> None:

@@ -22,7 +22,7 @@ from agents.contract.messages import to_wire
 from agents.contract.model_fit import find_misfits, find_refusals
 from agents.contract.model_folder import inspect_model
 from agents.contract.node import ModelRefusal
-from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from agents.serve.handlers import node as node_handlers
 from app.errors import UserError
 from app.forecasts.planner import Planner
@@ -547,6 +547,32 @@ def test_a_narrow_scale_beside_wide_weights_is_no_quantized_model(tmp_path: Path
     scale = {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [end, end + 1]}
     path.write_bytes(pack_header({**header, "model.layers.0.self_attn.k_scale": scale}, end + 1))
     assert inspect_model(folder).findings == ()
+
+
+QUANTIZED: dict[str, tuple[dict[str, Any], AdapterKind, str]] = {
+    "MXFP4": ({"quant_method": "mxfp4"}, "lora", ""),
+    "MXFP4, to be NF4": (
+        {"quant_method": "mxfp4"},
+        "qlora",
+        "stored in MXFP4, which is not turned",
+    ),
+    "MXFP4, in full": ({"quant_method": "mxfp4"}, "full", "already quantized"),
+    "4 bits": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "qlora", ""),
+    "4 bits without a method": ({"load_in_4bit": True}, "qlora", ""),
+    "8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "lora", ""),
+    "8 bits, to be NF4": ({"load_in_8bit": True}, "qlora", "stored in 8 bits, which is not turned"),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_quantized_model_is_trained_in_the_ways_that_it_can(name: str, tmp_path: Path) -> None:
+    settings, kind, words = QUANTIZED[name]
+    found = inspect_model(write_model(tmp_path / "model", quantization_config=settings))
+    spec = make_run(tmp_path, adapter=AdapterSpec(kind=kind))
+    said = [one.message for one in find_refusals("m", found, spec)]
+    assert [words in one for one in said] == ([True] if words else [])
+    is_warned = any(one.key == "model" for one in find_misfits(spec, found))
+    assert is_warned == (not words and "MXFP4" not in name)
 
 
 def test_a_length_within_linear_scaling_needs_no_warning(tmp_path: Path) -> None:

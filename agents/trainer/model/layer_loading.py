@@ -125,6 +125,14 @@ def loading_layers(
         PreTrainedModel._load_pretrained_model = staticmethod(usual)
 
 
+def compute_in(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let 4-bit weights be multiplied in this type, whatever type their file was written for."""
+    for one in module.modules():
+        state = getattr(getattr(one, "weight", None), "quant_state", None)
+        if type(one).__name__ == "Linear4bit" and state is not None:
+            one.compute_dtype = state.dtype = dtype
+
+
 def _load_streamed(
     model: Any, place: int, name: str, store: LayerStore, slices: Any, config: Any, found: Any
 ) -> None:
@@ -140,6 +148,7 @@ def _load_streamed(
         if own & told.missing_keys:
             found.missing_keys -= own - told.missing_keys
             return
+        compute_in(layer, config.dtype)
         store.keep(place, layer)
     found.missing_keys -= own
 

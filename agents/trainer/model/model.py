@@ -23,13 +23,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from agents.contract.model_folder import is_4_bit
 from agents.contract.spec import AdapterSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model import dora, experts
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
-from agents.trainer.model.layer_loading import OpenStore, loading_layers
+from agents.trainer.model.layer_loading import OpenStore, compute_in, loading_layers
 from agents.trainer.model.nf4_experts import find_routers
 from agents.trainer.model.stage_ends import StageEnds
 from agents.trainer.model.weights import Report, read_by_threads
@@ -131,7 +132,7 @@ def load_model(
     settings["trust_remote_code"] = False
     if method == "mxfp4":
         settings["quantization_config"] = _dequantize_mxfp4(spec, path)
-    elif spec.adapter.kind == "qlora":
+    elif spec.adapter.kind == "qlora" and not _holds_4_bits(path):
         settings["quantization_config"] = _nf4(dtype)
     if device.type == "cuda" or spec.adapter.kind == "qlora":
         settings["device_map"] = {"": device}
@@ -156,6 +157,7 @@ def load_model(
     model.eval()  # see the module's docstring
     model.requires_grad_(False)
     _keep_layout(model)
+    compute_in(model, dtype)
     experts.use_own_products(model)
     _refuse_long_sequences(model, spec.sequence_tokens, path)
     return model
@@ -194,6 +196,23 @@ def _read_quantization(path: Path) -> str:
     settings = config.get("quantization_config") if isinstance(config, dict) else None
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
     return str(method or ("unknown" if settings else ""))
+
+
+def _holds_4_bits(path: Path) -> bool:
+    """Return whether the model's files have the form in which a QLoRA run holds them already.
+
+    Raises:
+        ExpectedError: they are quantized, and to something else.
+    """
+    method = _read_quantization(path)
+    if not method:
+        return False
+    if not is_4_bit(json.loads((path / "config.json").read_bytes())):
+        raise ExpectedError(
+            f"The model in {path} is already quantized ({method}), which is not turned into NF4.",
+            "Use adapter: {kind: lora}, or the model that it was made from",
+        )
+    return True
 
 
 def _dequantize_mxfp4(spec: RunSpec, path: Path) -> Any:

@@ -95,6 +95,17 @@ def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> 
     assert [advice.change for advice in plan.advice] == [{"parallel": "auto"}]
 
 
+def test_lora_on_weights_in_4_bits_is_planned_as_it_is_held(
+    services: Services, spec: RunSpec
+) -> None:
+    spec = replace(spec, adapter=AdapterSpec(kind="lora"))
+    for settings, kind in ((None, "lora"), ({"load_in_4bit": True}, "qlora")):
+        write_model(Path(spec.model), **{**CONFIG, "quantization_config": settings})
+        request, notes = asyncio.run(Planner(services).build_request(spec, home(services)))
+        assert request.spec.adapter.kind == kind
+        assert any("in 4 bits" in one for one in notes) == (kind == "qlora")
+
+
 def test_counted_data_replaces_the_guess(services: Services, spec: RunSpec) -> None:
     write_model(Path(spec.model), **CONFIG)
     question, notes = asyncio.run(Planner(services).build_request(spec, home(services)))

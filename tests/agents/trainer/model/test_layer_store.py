@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from agents.contract.spec import AdapterSpec
 from agents.trainer.model import fused_linear, layer_loading, layer_store
@@ -48,6 +49,22 @@ def models(tmp_path_factory):
         "llama": make_tiny_model(folder / "llama", **sizes),
         "glm4_moe": save_mixture(folder / "glm4", "glm4_moe"),
     }
+
+
+@pytest.fixture(scope="module")
+def packed(models, tmp_path_factory):
+    """Return a folder whose linear layers are in NF4 already, for another type than the run's."""
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float16,
+    )
+    path = tmp_path_factory.mktemp("packed")
+    AutoModelForCausalLM.from_pretrained(
+        models["llama"], quantization_config=settings, dtype=torch.float32
+    ).save_pretrained(path)
+    return path
 
 
 def make_run(kind):
@@ -125,6 +142,18 @@ def test_streamed_layers_compute_as_resident_ones(models, family, kind, tmp_path
     # Quantized layers were written the first time, and not made again.
     assert len(read) == (num_layers if kind == "qlora" else 2 * num_layers)
     assert messages == []
+
+
+@needs_bitsandbytes
+def test_weights_that_are_in_4_bits_already_are_trained_on_as_they_are(models, packed, tmp_path):
+    spec = make_run("qlora")
+    expected = compute(spec, load_model(spec, models["llama"], CPU))
+    whole = load_model(spec, packed, CPU)
+    state = whole.model.layers[0].mlp.up_proj.weight.quant_state
+    assert (state.dtype, state.quant_type) == (torch.float32, "nf4")
+    streamed, stream, _ = load_streamed(spec, packed, tmp_path, 1 << 30, [])
+    for found in (compute(spec, whole), compute(spec, streamed, stream)):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def compute_steps(spec, base, stream=None):
