@@ -10,12 +10,14 @@ from agents.contract.parallel import PARALLEL
 from agents.contract.spec import MOST, RunSpec
 from app.planning.build_context import open_case
 from app.planning.candidate import CUT_MODES, Advice, Candidate, PlanRequest
+from app.planning.choice import find_least
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case, Worker
 from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.pipeline_plan import plan_pipeline
 from app.planning.strategies.weight_streaming import plan_streamed
+from app.planning.subsets import fastest_together
 
 # Minimum speed-up that justifies leaving nodes out or changing the batch, as a ratio.
 _MIN_GAIN = 1.05
@@ -83,13 +85,32 @@ def _make_fit(
     # A run that names its nodes needs all of them; otherwise one card that fits is enough.
     is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
-    offers = [offer for offer in _list_offers(request, num_needed) if offer is not None]
+    # Where a run fits, so do the ways that divide the model, without a change.
+    only_whole = chosen is not None
+    offers = [offer for offer in _list_offers(request, num_needed, only_whole) if offer is not None]
+    other = None if chosen is not None else _offer_other_way(request, case, found)
     yield from offers
-    if not offers and chosen is None:
+    if other is not None:
+        yield other
+    if not offers and chosen is None and other is None:
         yield from _nothing_fits(request, case, found)
 
 
-def _list_offers(request: PlanRequest, num_needed: int) -> Iterator[Advice | None]:
+def _offer_other_way(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Advice | None:
+    """Return advice to train in a way that fits and that the run file excludes; None: none does."""
+    one = find_least(one for one in found if one.fits and one.runnable)
+    if one is None:
+        return None
+    change: Change = {} if request.spec.parallel in ("auto", one.mode) else {"parallel": one.mode}
+    if len(one.gpus) < len(case.workers):
+        change["nodes"] = one.nodes
+    how = f", with parallel: {one.mode}" if "parallel" in change else ""
+    return Advice(text=f"It fits as {describe_candidate(case, one)}{how}", change=change)
+
+
+def _list_offers(
+    request: PlanRequest, num_needed: int, only_whole: bool
+) -> Iterator[Advice | None]:
     """Yield changes that make the run fit, each the smallest of its kind; then all kinds together.
 
     A person has to choose between them: what costs nothing, what costs time, and what costs
@@ -98,7 +119,7 @@ def _list_offers(request: PlanRequest, num_needed: int) -> Iterator[Advice | Non
     found = False
     kinds = _list_kinds(request)
     for changes in kinds:
-        offers = (_offer(request, one, num_needed) for one in changes)
+        offers = (_offer(request, one, num_needed, only_whole) for one in changes)
         offer = next((one for one in offers if one is not None), None)
         found = found or offer is not None
         yield offer
@@ -111,16 +132,24 @@ def _list_offers(request: PlanRequest, num_needed: int) -> Iterator[Advice | Non
         # Of shorter sequences the longest that suffices beside all other changes.
         for change, said in changes if changes is kinds[-1] else strongest:
             both = {**together, **change}
-            offer = _offer(request, (both, " and ".join([*words, said])), num_needed)
+            tried = (both, " and ".join([*words, _within(said, words)]))
+            offer = _offer(request, tried, num_needed, only_whole)
             if offer is not None:
                 yield offer
                 return
         for change, said in strongest:
             together |= change
-            words.append(said[0].lower() + said[1:] if words else said)
+            words.append(_within(said, words))
 
 
-def _offer(request: PlanRequest, one: tuple[Change, str], num_needed: int) -> Advice | None:
+def _within(said: str, words: list[str]) -> str:
+    """Return words as they stand in a sentence behind others."""
+    return said[0].lower() + said[1:] if words else said
+
+
+def _offer(
+    request: PlanRequest, one: tuple[Change, str], num_needed: int, only_whole: bool
+) -> Advice | None:
     """Return advice with what a changed run needs; None: it fits on too few cards."""
     change, words = one
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))
@@ -128,15 +157,21 @@ def _offer(request: PlanRequest, one: tuple[Change, str], num_needed: int) -> Ad
         whole = _offer_whole(changed, words, change, num_needed)
         if whole is not None:
             return whole
-    divided = _fit_divided(changed)
+    divided = None if only_whole else _fit_divided(changed, num_needed)
     if divided is None:
         return None
     where = describe_candidate(changed, divided)
+    if len(divided.gpus) < len(changed.workers):
+        change = {**change, "nodes": divided.nodes}
+        words = f"{words}, and use {name_nodes(divided.nodes)} alone"
     return Advice(text=f"{words}: it then fits, {where}", change=change)
 
 
-def _fit_divided(case: Case) -> Candidate | None:
-    """Return the fastest plan that fits whose GPUs hold parts of the model, over all GPUs."""
+def _fit_divided(case: Case, num_needed: int) -> Candidate | None:
+    """Return the fastest plan that fits whose GPUs hold parts of the model.
+
+    It is over all GPUs, or over the most of the fastest nodes that can where fewer are enough.
+    """
     names = [
         name
         for name in CUT_MODES
@@ -144,9 +179,15 @@ def _fit_divided(case: Case) -> Candidate | None:
         and PARALLEL[name].runnable
         and not (name == "pipeline" and case.spec.refuse_pipeline())
     ]
-    found = [plan for name in names if (plan := _PLANS[name](case, case.workers)) is not None]
-    fitting = [plan for plan in found if plan.fits]
-    return min(fitting, key=lambda one: one.step_s, default=None)
+    groups = [case.workers]
+    if num_needed < len(case.workers):
+        groups += [case.of(some) for some in list(fastest_together(case))[-2::-1]]
+    for workers in groups:
+        found = [plan for name in names if (plan := _PLANS[name](case, workers)) is not None]
+        fitting = [plan for plan in found if plan.fits]
+        if fitting:
+            return min(fitting, key=lambda one: one.step_s)
+    return None
 
 
 def _offer_whole(changed: Case, words: str, change: Change, num_needed: int) -> Advice | None:
@@ -182,9 +223,6 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
     later = next((one for one in found if one.fits), None)
     if later is not None:
         description = describe_candidate(case, later)
-        if later.runnable:
-            yield Advice(text=f"It fits as {description}", change={"parallel": later.mode})
-            return
         yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
     change: Change = {}
     for changes in _list_kinds(request):
@@ -192,8 +230,11 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
             change |= one
     smallest = open_case(replace(request, spec=apply_change(request.spec, change)))
     best = max(smallest.workers, key=lambda worker: _count_free(smallest, worker))
-    memory = smallest.fit(best, 1).memory
-    needed = (memory.expected_bytes - memory.desktop_bytes) / GIB
+    memories = [smallest.fit(best, 1).memory]
+    if request.spec.parallel in ("auto", "streamed"):
+        streamed = plan_streamed(smallest, (best,))
+        memories += [streamed.gpus[0].memory] if streamed is not None else []
+    needed = min(one.expected_bytes - one.desktop_bytes for one in memories) / GIB
     yield Advice(
         text="No change of the run file makes it fit: with all of them together it needs a card "
         f"with {needed:.1f} GiB free, or a smaller model"
@@ -249,10 +290,10 @@ def apply_change(spec: RunSpec, change: Mapping[str, Any]) -> RunSpec:
 
 def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> Iterator[Advice]:
     """Advise fewer nodes where they are faster than all that the spec names."""
-    best = next((one for one in found if one.fits and one.runnable), chosen)
+    best = find_least(one for one in found if one.fits and one.runnable) or chosen
     together = _together(case, found)
     slower = chosen if best is not chosen and best.nodes != chosen.nodes else together
-    if slower is None or not slower.fits or slower.nodes == best.nodes:
+    if slower is None or not slower.fits or not set(best.nodes) < set(slower.nodes):
         return
     gain = slower.step_s / best.step_s
     if gain < _MIN_GAIN:

@@ -8,15 +8,17 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.cards import list_cards
-from agents.contract.spec import AdapterSpec, RunSpec
+from agents.contract.parallel import ParallelMode
+from agents.contract.spec import AdapterKind, AdapterSpec, RunSpec
 from app.planning.advice import apply_change
 from app.planning.cluster import Cluster
 from app.planning.model_shape import read_shape
 from app.planning.plan import DataSize, Plan, PlanRequest, make_plan
-from tests.app.planning.clusters import ask, make_node
+from tests.app.planning.clusters import ask, make_node, make_pcs
 from tests.bench.measured_runs import read_runs
 
 SHAPES = {name: read_shape(config) for name, config in read_runs()["shapes"].items()}
+HOME_PCS = ("RTX 5070 Ti", "RTX 4070 Laptop GPU", "RTX 3070 Ti")
 HOME_CARDS = [name for name in list_cards() if name.startswith("RTX")][::4]
 
 
@@ -80,3 +82,84 @@ def test_several_changes_together_are_offered_where_none_suffices() -> None:
     (offer,) = [advice for advice in plan.advice if advice.change]
     assert len(offer.change) > 1
     assert " and " in offer.text
+
+
+# Command R: its embedding, 256,000 words wide, leaves a card of 8 GB no room, streamed or not.
+LARGE_WORDS = read_shape({
+    "model_type": "cohere", "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
+    "num_hidden_layers": 40, "num_attention_heads": 64, "num_key_value_heads": 64,
+})  # fmt: skip
+
+
+def test_a_change_is_offered_that_makes_it_fit_on_some_of_the_nodes() -> None:
+    nodes = (make_node("large", "RTX 5070 Ti"), make_node("small", "RTX 3070 Ti"))
+    asked = ask(Cluster(nodes=nodes), sequence_tokens=32768)
+    plan = make_plan(request := replace(asked, shape=LARGE_WORDS))
+    assert plan.chosen is None
+    (offer,) = plan.advice
+    assert offer.text.startswith("Shorten sequences to 8,192 tokens, and use large alone: it then")
+    assert offer.change == {"sequence_tokens": 8192, "nodes": ("large",)}
+    assert fits(request, **offer.change)
+    # All nodes are needed where the run file names them.
+    named = make_plan(replace(request, spec=replace(request.spec, nodes=("large", "small"))))
+    assert [one.change for one in named.advice] == [{}]
+
+
+@pytest.mark.parametrize(("parallel", "kind"), [("data", "qlora"), ("single", "lora")])
+def test_another_way_is_offered_where_the_one_of_the_run_file_does_not_fit(
+    parallel: ParallelMode, kind: AdapterKind
+) -> None:
+    pcs = make_pcs(*["RTX 4070"] * 7)
+    request = ask(pcs, "70B" if kind == "qlora" else "13B", kind, parallel=parallel)
+    last = make_plan(request).advice[-1]
+    mode = last.change["parallel"]
+    assert last.text.startswith("It fits as ")
+    assert last.text.endswith(f", with parallel: {mode}")
+    assert mode in ("pipeline", "streamed")
+    assert fits(request, **last.change)
+
+
+def test_changes_that_only_help_together_are_one_sentence() -> None:
+    asked = ask(make_pcs("RTX 4070"), "70B", "lora", parallel="streamed", sequence_tokens=4096)
+    spec = replace(asked.spec, adapter=AdapterSpec(targets="all-linear", rank=32))
+    (offer,) = make_plan(replace(asked, spec=spec)).advice
+    assert len(offer.change) > 1
+    assert not re.search(r" [A-KM-PR-Z]", offer.text.partition(":")[0])  # but for LoRA and QLoRA
+    assert fits(
+        replace(asked, spec=spec), **{k.replace(".", "__"): v for k, v in offer.change.items()}
+    )
+
+
+def test_what_the_smallest_run_needs_is_what_it_needs_when_streamed() -> None:
+    alone = ask(Cluster(nodes=(make_node("small", "RTX 3070 Ti"),)), sequence_tokens=32768)
+    request = replace(alone, shape=LARGE_WORDS)
+    needs = {}
+    for mode in ("auto", "single"):
+        spec = replace(request.spec, parallel=mode)  # type: ignore[arg-type]
+        (advice,) = make_plan(replace(request, spec=spec)).advice
+        needs[mode] = float(re.findall(r"a card with (\S+) GiB free", advice.text)[0])
+    assert 8 < needs["auto"] < 0.7 * needs["single"]
+
+
+def test_a_way_within_the_margin_of_forecasts_is_neither_advised_nor_said_to_need_a_change() -> (
+    None
+):
+    # Divided over all three PCs it fits and is faster than on the largest alone, but not by enough.
+    nodes = [make_node(name, card) for name, card in zip("abc", HOME_PCS, strict=True)]
+    asked = ask(Cluster(nodes=tuple(nodes)), kind="lora", sequence_tokens=1024)
+    spec = replace(asked.spec, adapter=AdapterSpec(kind="lora", targets="all-linear"))
+    shape = read_shape({
+        "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2560,
+        "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+    })  # fmt: skip
+    data = DataSize(num_rows=5000, mean_tokens=614, longest_tokens=1024)
+    plan = make_plan(replace(asked, spec=spec, shape=shape, data=data))
+    assert plan.chosen is not None
+    assert plan.chosen.nodes == ("a",)
+    others = [one for one in plan.others if one.fits and one.runnable and len(one.nodes) == 3]
+    assert any(one.step_s < plan.chosen.step_s for one in others)
+    assert any("leave them out" in one.text for one in plan.advice)
+    for one in plan.advice:
+        assert "times faster" not in one.text
+        assert "streamed" not in one.text
+        assert "pipeline" not in one.text
