@@ -56,6 +56,15 @@ _ENCODERS = frozenset({
     "megatron-bert", "mobilebert", "mra", "nezha", "nystromformer", "rembert", "roformer",
     "splinter", "squeezebert", "vit", "clip", "siglip", "wav2vec2", "hubert", "whisper",
 })  # fmt: skip
+NO_TEXT_CLASS = frozenset({
+    "aria", "aya_vision", "blip", "blip-2", "chameleon", "cohere2_vision", "deepseek_vl",
+    "deepseek_vl_hybrid", "florence2", "glm46v", "glm4v", "glm4v_moe", "granite_speech", "idefics",
+    "idefics2", "idefics3", "instructblip", "internvl", "janus", "kosmos-2", "lfm2_vl", "llava",
+    "llava_next", "llava_next_video", "llava_onevision", "mistral3", "ovis2", "paligemma",
+    "perception_lm", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_omni_moe",
+    "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llava", "vipllava", "voxtral",
+})  # fmt: skip
+"""Types of models for pictures or sound whose language model Transformers does not load alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,6 +174,15 @@ def _find_other_kind(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
         why = f"is made for another task ({show(names[0])[1:-1]})"
     elif not names and not config.get("model_type"):
         why = "names no model_type"
+    kind = str(config.get("model_type", ""))
+    if not why and kind in NO_TEXT_CLASS:
+        yield ModelFinding(
+            kind="architecture",
+            message=f"is made for pictures or sound beside text ({kind}), and Transformers does "
+            "not load its language model alone",
+            hint=_OTHER_MODEL,
+            file="config.json",
+        )
     if why:
         message = f"is no causal language model: it {why}"
         yield ModelFinding(

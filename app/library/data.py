@@ -46,6 +46,7 @@ MOST_BROKEN = 10
 MOST_BROKEN_SHARE = 0.05
 """Data with more broken rows than both bounds is refused, as in `agents.trainer.data.tally`."""
 _NO_START = "Correct the file; nothing was started."
+_ONE_VALUE = "Name the file .json if its rows are one list, or take several lines each."
 # Of larger `.json` files only the beginning is parsed here: they would take gigabytes of memory.
 _LARGE_JSON_BYTES = 32 << 20
 _JUDGED_JSON_CHARS = 4 << 20
@@ -298,10 +299,10 @@ class _RowCount:
         self.num_blank += 1
         self.meant.add(None)
 
-    def add_broken(self, path: Path, number: int, reason: str) -> None:
+    def add_broken(self, path: Path, number: int, reason: str, hint: str = _NO_START) -> None:
         self._num_broken += 1
         self.meant.add(None)
-        self._first = self._first or _broken(path, number, reason)
+        self._first = self._first or _broken(path, number, reason, hint)
 
     def judge(self) -> None:
         """Check that not too many rows are broken.
@@ -337,12 +338,15 @@ def _check_json_lines(path: Path, lines: Iterable[str | None], count: _RowCount)
         try:
             row = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
-            count.add_broken(path, number, f"not valid JSON: {explain_bad_json(error)}")
+            # What begins with an opening bracket alone is one value over many lines.
+            hint = _ONE_VALUE if line.strip() in ("[", "{") else _NO_START
+            count.add_broken(path, number, f"not valid JSON: {explain_bad_json(error)}", hint)
             continue
         if isinstance(row, dict):
             count.add_whole(row)
         else:
-            count.add_broken(path, number, _NO_OBJECT)
+            is_list = isinstance(row, list) and path.suffix.lower() != ".json"
+            count.add_broken(path, number, _NO_OBJECT, _ONE_VALUE if is_list else _NO_START)
 
 
 def _has_row_per_line(path: Path) -> bool:
@@ -432,5 +436,5 @@ def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> N
         raise _broken(path, reader.line_num, f"not valid CSV: {error}") from error
 
 
-def _broken(path: Path, number: int, reason: str) -> UserError:
-    return UserError(f"{path}, line {number}: {reason}", _NO_START)
+def _broken(path: Path, number: int, reason: str, hint: str = _NO_START) -> UserError:
+    return UserError(f"{path}, line {number}: {reason}", hint)

@@ -158,7 +158,13 @@ def _guess_file(path: Path, judge: RowJudge) -> DataGuess:
     counts = [count for count in map(_count, _judged(path, data, judge)) if count]
     if not counts:
         return NOTHING
-    num_rows = len(counts) if is_whole else round(len(counts) * size_bytes / len(data))
+    num_read = len(data)
+    left_out = min(size_bytes, SAMPLE_BYTES) - num_read
+    if left_out > num_read:
+        # One row takes most of what was read: it has at least these tokens.
+        counts.append(round(left_out / CHARS_PER_TOKEN))
+        num_read += left_out
+    num_rows = len(counts) if is_whole else round(len(counts) * size_bytes / num_read)
     return DataGuess(
         num_rows=num_rows,
         mean_tokens=sum(counts) / len(counts),

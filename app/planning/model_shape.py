@@ -72,6 +72,10 @@ _TEXT_FAMILIES = {
 _STRANGE = ("kv_lora_rank", "state_size", "mamba_d_state", "ssm_state_size", "conv_L_cache")
 # A null in config.json says that there is none, as of DeepSeek-V2-Lite's queries.
 _NONE_BY_NULL = frozenset({"q_lora_rank"})
+_NO_FORECAST = (
+    "rackless start trains the model without a forecast, if Transformers has its class; "
+    "docs/models.md lists the families that can be planned"
+)
 _LLAMA_KINDS = {"full_attention", "sliding_attention"}
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
@@ -313,8 +317,7 @@ def _refuse_strange(family: str, text: Mapping[str, Any]) -> None:
         raise UserError(
             f"The planner does not know the layers of {family or 'this'} models "
             f"({', '.join(sorted(kinds)[:4])}).",
-            "rackless start trains the model without a forecast, if Transformers has its class; "
-            "docs/models.md lists the families that can be planned",
+            _NO_FORECAST,
         )
 
 
@@ -381,9 +384,11 @@ def _first(known: Mapping[str, Any], names: Sequence[str]) -> int:
 def _number(known: Mapping[str, Any], name: str) -> int:
     value = known.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        family = known.get("model_type")
         raise UserError(
-            f"The model's config.json has {name}: {value!r}, which is not a size.",
-            "Name a folder or a hub id of a causal language model",
+            f"The planner does not know the sizes of {family or 'this'} models: their config.json "
+            f"has no {name}.",
+            _NO_FORECAST,
         )
     return value
 

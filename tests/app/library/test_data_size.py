@@ -26,6 +26,16 @@ def test_rows_of_a_large_file_are_guessed_from_its_beginning(tmp_path: Path) -> 
     assert guess.mean_tokens == pytest.approx(1200 / 4 + 12)
 
 
+def test_a_giant_row_behind_a_short_one_is_not_taken_for_many_short_ones(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"text": "short"}\n' + json.dumps({"text": "x" * (6 << 20)}) + "\n")
+    guess = guess_data(path)
+    assert guess.num_rows is not None
+    assert guess.mean_tokens is not None
+    assert guess.num_rows < 20
+    assert guess.num_rows * guess.mean_tokens == pytest.approx((6 << 20) / 4, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "num_rows"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -184,6 +185,16 @@ def test_bad_data_is_told_with_its_line(tmp_path: Path, name: str, text: str, me
         check_form(path)
     assert message in refused.value.message
     assert str(path) in refused.value.message
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_rows_that_are_one_value_need_another_name(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps([{"text": "a"}, {"text": "b"}], indent=indent))
+    with pytest.raises(UserError) as refused:
+        check_form(path)
+    assert refused.value.hint.startswith("Name the file .json")
+    assert trains(path.rename(tmp_path / "a.json"))
 
 
 def trains(path: Path) -> bool:

@@ -118,6 +118,13 @@ def test_a_config_without_sizes_is_refused(value):
         read_shape({**SMALL, "model_type": "llama", "hidden_size": value})
 
 
+def test_a_family_with_sizes_by_other_names_is_trained_without_a_forecast():
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 96}
+    with pytest.raises(UserError, match="does not know the sizes of gpt2 models") as caught:
+        read_shape(config)
+    assert "trains the model without a forecast" in caught.value.hint
+
+
 def test_layers_are_named_by_all_linear_by_names_or_by_a_pattern():
     ((layer, _),) = read_shape({"model_type": "llama", **SMALL}).kinds
     every = [one.name for one in choose_targets(layer, "all-linear")]

@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from agents.contract.model_folder import NO_TEXT_CLASS, find_config_problems
 from agents.contract.spec import AdapterSpec
 from agents.errors import ExpectedError
 from agents.quantizers.job.job import JobProgress
@@ -132,6 +134,17 @@ def test_a_tokenizer_may_know_more_than_the_model_as_long_as_the_data_does_not(t
         ExpectedError, match=r"produced token 768, but the model has only 768 tokens"
     ):
         refuse_unknown_tokens(model, 769, tiny_model)
+
+
+def test_models_are_refused_by_name_whose_language_model_has_no_class():
+    mapping = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert not NO_TEXT_CLASS & mapping.keys()
+    assert {"mistral3", "qwen2_5_vl", "qwen3_vl"} <= NO_TEXT_CLASS
+    (found,) = find_config_problems({"model_type": "qwen3_vl", "text_config": {"vocab_size": 9}})
+    assert "for pictures or sound beside text (qwen3_vl)" in found.message
+    for kind in ("gemma3", "qwen3_5", "llama4", "qwen3"):
+        assert kind in mapping
+        assert not list(find_config_problems({"model_type": kind}))
 
 
 def test_rows_longer_than_learned_positions_are_refused(tmp_path):
