@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QEvent, Qt
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QDialog, QLabel
 
@@ -151,8 +152,13 @@ def test_a_list_asks_for_passwords_once_one_for_all_or_one_for_each(empty, dialo
     pane.text.setPlainText(
         "big anna@10.0.0.2\nlab bob@10.0.0.3\nold bob@10.0.0.4\nfree me@10.0.0.5"
     )
+    QTest.keyClick(pane.text, Qt.Key.Key_Escape)
+    assert dialog.isVisible(), "Escape goes back to the address and keeps the list"
+    assert dialog.focusWidget() is dialog.form.target
+    press(dialog, "Add a list of PCs")
     press(pane, "Add all")
     empty.wait_for(lambda: pane.confirm.isVisible())
+    assert dialog.focusWidget() is pane.table
     press(pane, "All fingerprints match, add")
     empty.wait_for(lambda: "1 PC is added, 3 want a password." in pane.banner.message())
     box = pane.passwords
@@ -307,6 +313,22 @@ def test_no_two_buttons_of_the_page_have_the_same_icon(busy):
     icons = [button._icon for button in shown if button._icon]
     assert len(icons) > 4
     assert len(set(icons)) == len(icons)
+
+
+def test_enter_presses_a_button_of_a_page_once(busy):
+    busy.window.go_to("nodes")
+    page = busy.window.nodes
+    page.table.select("alpha")
+    button = page._buttons["measure"]
+    button.setFocus()
+    held = QKeyEvent(
+        QEvent.Type.KeyPress, Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier, "", True
+    )
+    busy.application.sendEvent(button, held)
+    assert busy.called("nodes.calibrate") == []
+    QTest.keyClick(button, Qt.Key.Key_Return)
+    busy.wait_for(lambda: "plans use it" in page.banner.message())
+    assert len(busy.called("nodes.calibrate")) == 1
 
 
 def test_long_work_can_be_cancelled_where_it_is_told(busy):

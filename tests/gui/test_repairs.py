@@ -1,6 +1,8 @@
 """Repairs in the window: seen, applied with a password, tested again, undone, listed."""
 
 import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton
 
 from app.gui.nodes.repair_dialog import RepairDialog
@@ -58,8 +60,8 @@ def test_a_repair_is_seen_applied_tested_again_and_undone(busy, dialog):
 
 
 def test_a_wrong_password_changes_nothing_and_is_asked_for_again(busy, dialog):
-    dialog.password.setText("wrong")
-    press(dialog, "Apply")
+    QTest.keyClicks(dialog.password, "wrong")
+    QTest.keyClick(dialog.password, Qt.Key.Key_Return)
     busy.wait_for(lambda: "did not take the password" in dialog.banner.message())
     assert busy.application.focusWidget() is dialog.password
     assert busy.core.repairs.log == {}
@@ -116,6 +118,25 @@ def test_the_changes_of_a_node_are_listed_and_undone(busy, dialog):
     page.open_node("alpha")
     page.tabs.setCurrentWidget(pane)
     busy.wait_for(lambda: "repaired nothing on alpha" in pane.summary.text())
+
+
+def test_a_change_is_made_and_undone_by_keys_alone(busy, dialog):
+    QTest.keyClicks(dialog.password, busy.core.repairs.password)
+    QTest.keyClick(dialog.password, Qt.Key.Key_Return)
+    busy.wait_for(lambda: "Repaired on beta" in dialog.banner.message())
+    QTest.keyClick(dialog.focusWidget(), Qt.Key.Key_Escape)
+    assert not dialog.isVisible()
+    page = busy.window.nodes
+    page.open_node("beta")
+    page.tabs.setCurrentWidget(page.changes)
+    pane = page.changes
+    busy.wait_for(lambda: pane.password.isVisible() and pane.undo.isEnabled())
+    QTest.keyClicks(pane.password, busy.core.repairs.password)
+    QTest.keyClick(pane.password, Qt.Key.Key_Return)
+    assert page.window().focusWidget() is pane.undo
+    assert "Undoing" not in pane.banner.message()
+    QTest.keyClick(pane.undo, Qt.Key.Key_Return)
+    busy.wait_for(lambda: "1 of 1 change undone" in pane.banner.message())
 
 
 def test_a_node_is_prepared_repair_by_repair(busy, monkeypatch):

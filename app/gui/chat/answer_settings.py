@@ -20,9 +20,6 @@ class AnswerSettings(QWidget):
         # 0 by default: greedy answers are repeatable, so a difference comes from the models.
         self.temperature = DecimalBox(minimum=0, maximum=5, singleStep=0.1)
         self.top_p = DecimalBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
-        for box in (self.max_tokens, self.temperature, self.top_p):
-            # style sheets cannot set the text margins of a spin box's line edit
-            box.lineEdit().setTextMargins(8, 0, 0, 0)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(16)

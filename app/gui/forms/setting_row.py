@@ -66,7 +66,6 @@ class SettingRow(QWidget):
             return box
         number = NumberBox(minimum=round(setting.minimum or 0), maximum=round(setting.maximum or 0))
         number.setSuffix(f" {setting.unit}" if setting.unit else "")
-        number.lineEdit().setTextMargins(8, 0, 0, 0)  # out of reach of style sheets
         number.setKeyboardTracking(False)  # not while typing: 1 on the way to 15
         number.setMinimumWidth(CONTROL_PX)
         number.valueChanged.connect(lambda value: self.chosen.emit(float(value)))

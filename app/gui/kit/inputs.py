@@ -15,6 +15,9 @@ from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QPlainTextEdit, QSpinBo
 
 from app.gui.kit.primitives import make_tooltip
 
+TEXT_PX = 8
+"""Space before the number in its box, in pixels, which style sheets cannot set."""
+
 
 class ChoiceBox(QComboBox):
     """A combo box."""
@@ -36,6 +39,7 @@ class NumberBox(QSpinBox):
     def __init__(self, **properties: Any) -> None:
         super().__init__(**properties)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.lineEdit().setTextMargins(TEXT_PX, 0, 0, 0)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
@@ -47,6 +51,7 @@ class DecimalBox(QDoubleSpinBox):
     def __init__(self, **properties: Any) -> None:
         super().__init__(**properties)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.lineEdit().setTextMargins(TEXT_PX, 0, 0, 0)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()

@@ -247,10 +247,10 @@ class Button(QPushButton):
             super().mouseDoubleClickEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.isAutoRepeat() and event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            event.accept()  # a held key acts once
-        else:
+        if event.key() not in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             super().keyPressEvent(event)
+        elif not event.isAutoRepeat():  # a held key acts once
+            self.click()  # outside of a dialog, only some desktops let Enter press a button
 
     def setText(self, text: str) -> None:
         """Set the label, with a space between it and the icon."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QStackedLayout, QVBoxLayout, QWidget
 
 from app.core.api import CoreApi
@@ -156,8 +157,17 @@ class AddNodeDialog(QDialog):
         self.add.setDefault(True)
         return row
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        is_aside = self.pages.currentWidget() in (self.near, self.several)
+        if event.key() == Qt.Key.Key_Escape and is_aside:
+            self._turn_to(self._asking)  # as Back does
+        else:
+            super().keyPressEvent(event)
+
     def _turn_to(self, page: QWidget) -> None:
         self.pages.setCurrentWidget(page)
+        if page is self._asking:
+            self.form.target.setFocus()
         QTimer.singleShot(0, self, self._fit)
 
     def _list(self) -> None:
@@ -177,7 +187,6 @@ class AddNodeDialog(QDialog):
     def _use(self, target: str) -> None:
         self.form.fill(target)
         self._turn_to(self._asking)
-        self.form.target.setFocus()
 
     def _fit(self) -> None:
         """Grow the dialog to fit its content; it never shrinks under the pointer."""

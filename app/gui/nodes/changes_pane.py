@@ -58,6 +58,7 @@ class ChangesPane(ChangingPane):
         )
         self.again = Button(theme, "Refresh", self.refresh, icon="refresh", role="link")
         self._lay_out()
+        self.password.returnPressed.connect(self._leave_password)
         self.table.chosen.connect(self._show_steps)
         self._show_steps()
         self.show_node("")
@@ -146,6 +147,10 @@ class ChangesPane(ChangingPane):
         self.password.setEnabled(is_idle)
 
     # ------------------------------------------------------------ undo
+
+    def _leave_password(self) -> None:
+        """Lead on to what the password is for; nothing is taken back by Enter alone."""
+        (self.undo if self.undo.isEnabled() else self.undo_all).setFocus()
 
     def _undo_one(self) -> None:
         change = self.table.selected()

@@ -166,6 +166,10 @@ class NodeListPane(QWidget):
         accounts = tuple(dict.fromkeys(o.account for o in failures if o.account))
         self.passwords.ask(() if waiting else accounts)
         self.add.hide()
+        if waiting:
+            self.table.setFocus()  # where the fingerprints are
+        elif not accounts:
+            self.finish.setFocus()
         self.changed.emit()
         self.banner.show_message(
             "warning" if waiting or failures else "good",

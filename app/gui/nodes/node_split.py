@@ -12,7 +12,7 @@ from app.gui.tables.view import TableView
 
 LEAST_ROWS = 3
 """Number of nodes that the table has room for, however few there are."""
-TABLE_SHARE = 0.6
+TABLE_SHARE = 0.5
 """Part of the height that the table takes at most, until a person moves the handle."""
 HANDLE_PX = 16
 
@@ -41,6 +41,7 @@ class NodeSplit(QSplitter):
             whole_px = self.height() - HANDLE_PX
             table_px = min(self._table.maximumHeight(), round(whole_px * TABLE_SHARE))
             self.setSizes([table_px, whole_px - table_px])
+            self._table.scrollTo(self._table.currentIndex())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

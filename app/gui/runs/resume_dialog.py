@@ -82,8 +82,6 @@ class ResumeDialog(QDialog):
             minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps"
         )
         self.num_verified.setAccessibleName("Steps to verify")
-        # style sheets cannot set the text margins of a spin box's line edit
-        self.num_verified.lineEdit().setTextMargins(6, 0, 0, 0)
         self._note = make_label("Looking for checkpoints on the nodes\u2026", "muted", wraps=True)
         self.boxes = self._make_boxes()
         self._problem = make_label(role="problem", wraps=True)

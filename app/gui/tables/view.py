@@ -165,7 +165,8 @@ class TableView(QTableView, Generic[T]):
 
     def keep_to_rows(self, num_least: int) -> None:
         """Take no more height than the present rows need, or `num_least` of them."""
-        bar_px = self.horizontalScrollBar().sizeHint().height()
+        bar = self.horizontalScrollBar()
+        bar_px = bar.sizeHint().height() if bar.maximum() > 0 else 0
         head_px = self.horizontalHeader().sizeHint().height() + 2 * self.frameWidth()
         rows_px = max(self._proxy.rowCount(), num_least) * ROW_HEIGHT_PX
         self.setMaximumHeight(head_px + rows_px + bar_px)
