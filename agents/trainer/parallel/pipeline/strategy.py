@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -168,7 +169,12 @@ class Pipeline:
 
     def join(self) -> None:
         """Learn the parameters of all stages, and what PEFT shall call their adapters."""
-        self._group.open_lanes(NUM_LANES)
+        borders = [
+            (before.rank, behind.rank)
+            for row in self._replicas.rows
+            for before, behind in pairwise(row)
+        ]
+        self._group.open_lanes(borders, NUM_LANES)
         trained = {name: to_wire(one) for name, one in place_trained(self._model).items()}
         adapted, others = list_modules(self._model)
         mine = {"trained": trained, "adapted": adapted, "others": others}
