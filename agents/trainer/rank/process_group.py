@@ -40,8 +40,10 @@ def connect(
     # After an error the communicator is aborted, and this process stays to save what it holds;
     # see `Group.require_whole`.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-    # Its record of collectives is not read by anyone, and the abort would wait for it.
+    # Its record of collectives is not read by anyone, but its watch waits four times this long for
+    # it after an error, and the abort waits for the watch: a minute unless it is set.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "50")
     dist.init_process_group(
         backend,
         store=store,
