@@ -406,6 +406,12 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
     results.table.selectRow(0)
     shown = [label.text() for label in results.findChildren(QLabel) if label.isVisible()]
     assert message in shown, "the table cuts it"
+    label = next(one for one in results.findChildren(QLabel) if one.text() == message)
+    results.show_rows((make_row("all-reduce", "beta", "unknown", "x" * 60, "wait"),))
+    results.table.selectRow(0)
+    assert not label.isVisible()
+    busy.window.resize(960, 600)
+    busy.wait_for(label.isVisible, "the narrower window cuts the shorter one as well")
 
 
 def test_a_second_check_ends_the_first(busy, monkeypatch):

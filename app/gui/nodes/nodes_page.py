@@ -23,10 +23,11 @@ from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import make_label, set_page_margins
 from app.gui.nodes.changes_pane import ChangesPane
+from app.gui.nodes.check_results import CheckResults
 from app.gui.nodes.links_pane import LinksPane
 from app.gui.nodes.node_buttons import make_node_buttons
 from app.gui.nodes.node_check import NodeCheck
-from app.gui.nodes.node_details import CheckResults, NodeDetails
+from app.gui.nodes.node_details import NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
 from app.gui.nodes.node_pane import Tell
 from app.gui.nodes.node_settings_pane import NodeSettingsPane
