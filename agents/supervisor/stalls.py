@@ -73,7 +73,8 @@ class _Track:
     step: int | None = None
     phase: str = "loading"
     silences_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
-    """Longest silence in each of the last steps; a rank also beats between micro-batches."""
+    """Longest silence in each of the last steps, or looks where a look finds several steps; a rank
+    also beats between micro-batches."""
     silence_s: float = 0.0
     """Longest silence in the current step, in seconds."""
     foreseen_step_s: float = 0.0
@@ -300,7 +301,8 @@ def _follow(track: _Track) -> None:
             silence_s = (at_s - track.beat_s) / max(1, num_steps)
             track.silence_s = max(track.silence_s, silence_s)
             if num_steps > 0:
-                track.silences_s.append(track.silence_s)
+                missing = STEPS_KNOWN - len(track.silences_s)
+                track.silences_s.extend([track.silence_s] * max(1, min(num_steps, missing)))
                 track.silence_s = 0.0
         track.step = step
     foreseen_s = beat.get("foreseen_step_s")

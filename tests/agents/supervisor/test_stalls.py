@@ -110,6 +110,18 @@ def test_a_step_ends_with_a_short_part_and_the_next_may_begin_with_a_long_one(
     assert look_on(watch, now_s, now_s + 2000.0) == now_s + 900.5
 
 
+def test_usual_silence_is_known_after_five_steps_of_one_look(node: Node, ranks: Ranks) -> None:
+    """Quick steps come several to a look; a cable may be cut seconds after the first of them."""
+    watch = StallWatch(ranks.all, node.intent("train", "train", elsewhere=1))
+    for at_s, step in ((1010.0, 0), (1010.5, 9)):
+        ranks.beat(at_s, (step, step))
+        assert watch.check(at_s) is None
+    assert watch.find_standstill(1011.0, is_cut=True) is None
+    found = watch.find_standstill(1012.0, is_cut=True)
+    assert found is not None
+    assert found.maybe_remote
+
+
 @pytest.mark.parametrize("phase", ["saving", "evaluating"])
 def test_loading_and_saving_may_take_ten_minutes(node: Node, ranks: Ranks, phase: str) -> None:
     watch = StallWatch(ranks.all, node.intent("train", "train"))
