@@ -313,6 +313,10 @@ def _read_shards(folder: Path, index: str) -> tuple[dict[str, TensorInfo], list[
         found, findings = _read_file(folder, name)
         if findings:
             return {}, findings  # one damaged file is enough to know
+        if doubled := sorted(found.keys() & held):
+            both = f"{_printable(held[doubled[0]])} and {_printable(name)}"
+            message = f"holds {_printable(doubled[0])} twice, in {both}"
+            return {}, [ModelFinding(kind="index", message=message, hint=_AGAIN, file=name)]
         tensors.update(found)
         held.update(dict.fromkeys(found, name))
     findings = list(_find_misplaced(index, places, held))

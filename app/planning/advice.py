@@ -16,6 +16,7 @@ from app.planning.plan_context import Case, Worker
 from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.pipeline_plan import plan_pipeline
+from app.planning.strategies.registry import propose_candidates
 from app.planning.strategies.weight_streaming import plan_streamed
 from app.planning.subsets import fastest_together
 
@@ -36,6 +37,8 @@ _OPTIMIZER_WORDS = {
 }
 # Minimum gain from which another batch size is advised, as a share of tokens per second.
 _MIN_BATCH_GAIN = 0.08
+# Minimum gain from which weights in 4 bits are advised to a run that streams them, as a ratio.
+_MIN_4_BIT_GAIN = 1.5
 # Maximum number of sequences by which the advised batch exceeds the requested one.
 _MAX_EXTRA_ROWS = 16
 
@@ -58,6 +61,7 @@ def give_advice(
         advice += _fewer_nodes(case, chosen, found)
         advice += _fill_batch(case, chosen, together)
         advice += _compress(request, chosen)
+        advice += _hold_in_4_bits(request, chosen)
     return tuple(advice)
 
 
@@ -354,3 +358,17 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
         "bf16, which halves the wait and changes the last digits of results",
         change={"compression": "bf16"},
     )
+
+
+def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
+    """Advise QLoRA where copies of 16-bit weights take most of the time."""
+    if chosen.mode != "streamed" or request.spec.adapter.kind != "lora":
+        return
+    change: Change = {"adapter.kind": "qlora"}
+    changed = open_case(replace(request, spec=apply_change(request.spec, change)))
+    able = [one for one in propose_candidates(changed) if one.fits and one.runnable]
+    best = min((one.step_s for one in able if one.nodes == chosen.nodes), default=chosen.step_s)
+    if chosen.step_s > _MIN_4_BIT_GAIN * best:
+        share = best / chosen.step_s
+        text = f"Hold the weights in 4 bits (QLoRA): a step then takes {share:.0%} of the time"
+        yield Advice(text=text, change=change)

@@ -163,6 +163,12 @@ def cut_shard(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
 
 
+def double_shard(folder: Path) -> None:
+    write_shards(folder)
+    first, second = sorted(folder.glob("model-*.safetensors"))
+    second.write_bytes(first.read_bytes())
+
+
 def swap_shards(folder: Path) -> None:
     write_shards(folder)
     one, two = (folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
@@ -265,6 +271,7 @@ ZOO: dict[str, tuple[Break, str]] = {
     "missing shard": (lose_shard, "model-00002-of-00002.safetensors is missing"),
     "cut shard": (cut_shard, "model-00001-of-00002.safetensors is cut off"),
     "swapped shards": (swap_shards, "is not in"),
+    "one shard in the place of another": (double_shard, "weight twice, in model-00001-of-00002"),
     "shard above the folder": (place_into("../../x.safetensors"), "no file of the folder"),
     "shard by an absolute path": (place_into("/etc/x.safetensors"), "no file of the folder"),
     "shard by a Windows path": (place_into("..\\x.safetensors"), "no file of the folder"),

@@ -7,7 +7,6 @@ stream that depends on the split of the batch. The adapter's dropout is `dropout
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +22,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from agents.contract.model_folder import is_4_bit
 from agents.contract.spec import AdapterSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
-from agents.trainer.model import dora, experts
+from agents.trainer.model import dora, experts, stored_weights
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
 from agents.trainer.model.layer_loading import OpenStore, compute_in, loading_layers
@@ -120,20 +118,14 @@ def load_model(
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
-    method = _read_quantization(path)
-    if full and method:
-        raise ExpectedError(
-            f"The model in {path} is already quantized, so its weights cannot be fully trained.",
-            "Use adapter: {kind: lora}, or use the model that it was made from",
-        )
+    stored_weights.require_known_family(path)
+    quantization = stored_weights.choose_quantization(spec.adapter.kind, path, dtype)
     if full and dtype in _NARROW:
         dtype = torch.float32  # master weights; autocast computes in half precision
     settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
     settings["trust_remote_code"] = False
-    if method == "mxfp4":
-        settings["quantization_config"] = _dequantize_mxfp4(spec, path)
-    elif spec.adapter.kind == "qlora" and not _holds_4_bits(path):
-        settings["quantization_config"] = _nf4(dtype)
+    if quantization is not None:
+        settings["quantization_config"] = quantization
     if device.type == "cuda" or spec.adapter.kind == "qlora":
         settings["device_map"] = {"": device}
     # On a CPU the mapped files are the weights, where their type is the right one.
@@ -187,48 +179,6 @@ def _refuse_long_sequences(model: nn.Module, sequence_tokens: int, path: Path) -
                 )
 
 
-def _read_quantization(path: Path) -> str:
-    """Return by which method the model's files are quantized; empty: they are not."""
-    try:
-        config = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return ""  # loading the model reports this better
-    settings = config.get("quantization_config") if isinstance(config, dict) else None
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings
-    return str(method or ("unknown" if settings else ""))
-
-
-def _holds_4_bits(path: Path) -> bool:
-    """Return whether the model's files have the form in which a QLoRA run holds them already.
-
-    Raises:
-        ExpectedError: they are quantized, and to something else.
-    """
-    method = _read_quantization(path)
-    if not method:
-        return False
-    if not is_4_bit(json.loads((path / "config.json").read_bytes())):
-        raise ExpectedError(
-            f"The model in {path} is already quantized ({method}), which is not turned into NF4.",
-            "Use adapter: {kind: lora}, or the model that it was made from",
-        )
-    return True
-
-
-def _dequantize_mxfp4(spec: RunSpec, path: Path) -> Any:
-    """Return the settings that load experts in MXFP4, as gpt-oss has them, in the run's type."""
-    if spec.adapter.kind == "qlora":
-        raise ExpectedError(
-            f"The experts of the model in {path} are in MXFP4 already, which is not turned into "
-            "NF4.",
-            "Use adapter: {kind: lora}, which trains on them in 16 bits, or a copy of the model in "
-            "bf16",
-        )
-    from transformers import Mxfp4Config
-
-    return Mxfp4Config(dequantize=True)
-
-
 def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None:
     """Check that the model knows every token of the data; a tokenizer may know more.
 
@@ -242,25 +192,6 @@ def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None
             f"{num_known:,} tokens, numbered from 0.",
             "Use the model's own tokenizer, or enlarge the model's embeddings first",
         )
-
-
-def _nf4(dtype: torch.dtype) -> Any:
-    try:
-        import bitsandbytes  # noqa: F401 - transformers finds out too late, and says less
-    except ImportError as error:
-        raise ExpectedError(
-            "adapter.kind: qlora needs the package bitsandbytes, which the training environment "
-            f"of this node does not have ({error}).",
-            "Use adapter: {kind: lora}, or build the environment with rackless nodes setup",
-        ) from error
-    from agents.trainer.model.nf4_experts import ExpertsNf4Config
-
-    return ExpertsNf4Config(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
 
 
 def _keep_layout(model: nn.Module) -> None:

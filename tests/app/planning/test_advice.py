@@ -163,3 +163,19 @@ def test_a_way_within_the_margin_of_forecasts_is_neither_advised_nor_said_to_nee
         assert "times faster" not in one.text
         assert "streamed" not in one.text
         assert "pipeline" not in one.text
+
+
+def test_a_run_that_streams_16_bit_weights_is_advised_4_bits_where_that_is_faster() -> None:
+    gains = {}
+    for size in ("7B", "13B", "70B"):
+        request = ask(make_pcs("RTX 4070"), size, "lora")
+        plan = make_plan(request)
+        assert plan.chosen is not None
+        assert plan.chosen.mode == "streamed"
+        advised = [one for one in plan.advice if one.change == {"adapter.kind": "qlora"}]
+        spec = apply_change(request.spec, {"adapter.kind": "qlora"})
+        smaller = make_plan(with_spec(request, spec)).chosen
+        assert smaller is not None
+        gains[size] = plan.chosen.step_s / smaller.step_s
+        assert len(advised) == (gains[size] > 1.5)
+    assert gains["7B"] < 1.5 < gains["70B"]

@@ -147,6 +147,16 @@ def test_models_are_refused_by_name_whose_language_model_has_no_class():
         assert not list(find_config_problems({"model_type": kind}))
 
 
+def test_a_family_that_transformers_lacks_is_named(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_bytes())
+    own = {"model_type": "foo9000", "auto_map": {"AutoModelForCausalLM": "modeling_foo.Foo"}}
+    (folder / "config.json").write_text(json.dumps({**config, **own}))
+    with pytest.raises(ExpectedError, match="is of the family 'foo9000', which") as caught:
+        load_model(make_spec(), folder, CPU)
+    assert "is never run" in caught.value.hint
+
+
 def test_rows_longer_than_learned_positions_are_refused(tmp_path):
     config = GPT2Config(vocab_size=96, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
