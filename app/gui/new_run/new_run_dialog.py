@@ -324,6 +324,8 @@ class NewRunDialog(QDialog):
             success=self._started,
             failure=self._failed,
             progress=lambda line: self._show_start(capitalize(str(line))),
+            at_close=f"Starting {spec.name} stops: it does not train yet. Files already copied to "
+            "the nodes are kept.",
         )
 
     def _show_start(self, line: str) -> None:

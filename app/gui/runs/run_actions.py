@@ -142,6 +142,7 @@ class RunActions:
             title=f"Resuming {run.name}",
             hint=f"On {', '.join(nodes)}.",
             cancelled="Its checkpoints are unchanged. Anything already launched is stopped.",
+            at_close=f"Resuming {run.name} stops: it does not train yet. Its checkpoints stay.",
             failed=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 
