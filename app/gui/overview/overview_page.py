@@ -53,7 +53,7 @@ class OverviewPage(QWidget):
         column = QVBoxLayout(self)
         set_page_margins(column, self)
         # The scroll bar stands in the right margin, so that cards align with the panels above.
-        column.setContentsMargins(24, 16, 24 - SCROLL_PX, 12)
+        column.setContentsMargins(24, 20, 24 - SCROLL_PX, 12)
         column.setSpacing(8)
         column.addLayout(upper)
         column.addWidget(self._stack, 1)

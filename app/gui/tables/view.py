@@ -34,6 +34,8 @@ T = TypeVar("T")
 ROW_HEIGHT_PX = 36
 CELL_PAD_PX = 13
 BAR_WIDTH_PX = 64
+CORNER_PX = 8
+"""Height of the rounded corners, which a selected row would paint over."""
 MARK_PX = 3
 """Width of the accent at the left of a selected row; the tint alone has too little contrast."""
 SPLIT_COLORS = ("chart_temperature", "chart_utilisation", "chart_muted", "chart_memory")
@@ -169,7 +171,7 @@ class TableView(QTableView, Generic[T]):
         bar_px = bar.sizeHint().height() if bar.maximum() > 0 else 0
         head_px = self.horizontalHeader().sizeHint().height() + 2 * self.frameWidth()
         rows_px = max(self._proxy.rowCount(), num_least) * ROW_HEIGHT_PX
-        self.setMaximumHeight(head_px + rows_px + bar_px)
+        self.setMaximumHeight(head_px + rows_px + bar_px + CORNER_PX)
 
     def is_cut(self, title: str, text: str) -> bool:
         """Return whether the column with this title is too narrow for a text."""
