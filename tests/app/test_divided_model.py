@@ -1,8 +1,10 @@
-"""A model that its nodes hold in parts: one of three loopback nodes is lost, two go on."""
+"""A model in several files, which its nodes hold in parts: one of three loopback nodes is lost, two
+go on, and what they have trained is exported."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.nodes.transport.loopback import power_cut
-from tests.fakes.site import Site, open_site, tagged_processes, wait_until
+from tests.fakes.site import DEMO, Site, open_site, tagged_processes, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NODES = ("alpha", "beta", "gamma")
@@ -24,6 +26,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with open_site(tmp_path_factory.mktemp("divided"), NODES) as opened:
         opened.answer("settings", "set", "lost_after_s", "3")
         yield opened
+
+
+def save_in_several_files(folder: Path) -> Path:
+    """Save the demo's model in three files or more."""
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(DEMO / "model", folder)
+    whole = folder / "model.safetensors"
+    limit = whole.stat().st_size // 4
+    whole.unlink()
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype="auto")
+    model.save_pretrained(folder, max_shard_size=limit)
+    assert len(list(folder.glob("model-*.safetensors"))) >= 3
+    return folder
 
 
 def read_losses(site: Site, name: str, run_id: str, rank: int, attempt: int) -> dict[int, float]:
@@ -41,12 +57,13 @@ def read_layers(site: Site, name: str, run_id: str, step: int) -> list[Any]:
 
 @pytest.mark.parametrize("parallel", ["pipeline"])
 def test_a_lost_part_is_divided_among_the_others(site: Site, tmp_path: Path, parallel: str) -> None:
-    whole = site.write_run_file(NUM_STEPS, parallel="single", nodes=["alpha"])
+    model = str(save_in_several_files(tmp_path / "base"))
+    whole = site.write_run_file(NUM_STEPS, model=model, parallel="single", nodes=["alpha"])
     one = site.rackless("start", str(whole), "--watch", "--json").lines[0]
     expected = read_losses(site, "alpha", one["run_id"], 0, 1)
     assert sorted(expected) == list(range(1, NUM_STEPS + 1))
 
-    cut = site.write_run_file(NUM_STEPS, parallel=parallel, recovery="off")
+    cut = site.write_run_file(NUM_STEPS, model=model, parallel=parallel, recovery="off")
     with site.start("start", str(cut), "--watch", "--json") as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None
@@ -73,11 +90,12 @@ def test_a_lost_part_is_divided_among_the_others(site: Site, tmp_path: Path, par
     for step, loss in (*before.items(), *after.items()):
         assert loss == pytest.approx(expected[step], rel=TOLERANCE)
 
-    out = tmp_path / "model"
-    site.answer("export", run_id, "--to", "merged", "--out", str(out))
+    for kind, type_ in (("merged", ()), ("gguf", ("--type", "Q8_0")), ("nf4", ())):
+        made = site.answer("export", run_id, "--to", kind, *type_, "--out", str(tmp_path / kind))
+        assert kind == "merged" or made["verdicts"]
     answer = site.answer(
-        *("chat", str(out), "--node", "alpha", "--prompt", "Who founded Brenford?"),
-        *("--max-tokens", "8"),
+        *("chat", str(tmp_path / "merged"), "--node", "alpha"),
+        *("--prompt", "Who founded Brenford?", "--max-tokens", "8"),
     )
     assert answer["num_tokens"] > 0
     assert tagged_processes(run_id) == []
