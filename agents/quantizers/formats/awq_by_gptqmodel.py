@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from agents.quantizers.formats.patching import replaced
+from agents.quantizers.job.heap import return_free_memory
 
 # The grid and the token count of gptqmodel, whose results these have to equal.
 _NUM_STEPS, _MOST_CLIPPED = 20, 0.5
@@ -71,6 +72,7 @@ def mended_awq(device: str) -> Iterator[None]:
             except torch.OutOfMemoryError:
                 # The search of gptqmodel, below, is slower but keeps its data in host memory.
                 torch.cuda.empty_cache()
+        return_free_memory()  # of the tries before, in pieces that a wider layer does not fill
         found: tuple[Tensor, float] = search(self, x, *given, **more)
         return found
 

@@ -9,7 +9,7 @@ of matrices; what those rates are, `rates` says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agents.contract.formats import EXPORTS, Engine
 from app.artifacts.estimates import rates
@@ -356,9 +356,22 @@ class _Work:
         """Return how many numbers AWQ keeps of a layer's inputs."""
         return int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
 
+    def _searched_bytes(self) -> int:
+        """Return what gptqmodel's search for AWQ's scales takes of a CPU's memory."""
+        tokens, shape = self.texts.block_tokens, self.shape
+        most = max(one.num_inputs for layer in shape.layers for one in layer.linears)
+        # Those of all linear layers, and the absolute values of the widest.
+        kept = rates.CPU_INPUT_BYTES * tokens * (6 * shape.hidden + shape.ffn + most)
+        kept += min(rates.CPU_MEAN_BYTES, 4 * tokens * most)
+        at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS)
+        kept += rates.CPU_ACTIVATION_BYTES * at_once * (4 * shape.hidden + 3 * shape.ffn)
+        return int(kept) + rates.CPU_WEIGHT_BYTES * self._widest
+
     def _kept_value_bytes(self) -> int:
+        if self.engine == "gptqmodel" and not self.bench.is_gpu:
+            return self._searched_bytes()
         kept = int(self._count_values() * rates.AWQ_VALUE_BYTES[self._device])
-        return kept + (rates.AWQ_RAM_BYTES[self._device] if self.engine == "gptqmodel" else 0)
+        return kept + (rates.AWQ_RAM_BYTES if self.engine == "gptqmodel" else 0)
 
     def _quantize_gptq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
@@ -458,25 +471,26 @@ class _Work:
 
     def _proof_unpacked(self) -> PhaseForecast:
         """Return what takes as long as measuring the original, once the result is unpacked."""
-        original, of_format = self._original(), rates.FORMATS[self.method]
+        held, bench = self._held_ram(), self.bench
+        if bench.ram_bytes is not None:
+            bench = replace(bench, ram_bytes=max(0, bench.ram_bytes - held))
+        left = replace(self, bench=bench)
+        original = left._original()
         seconds = original.seconds + self.made.final_bytes / rates.READ_BYTES_PER_S
         seconds += 2 * self.made.merged_bytes / rates.WRITE_BYTES_PER_S  # once apart, once in files
-        compared, held = self._logits_bytes(rates.COMPARE_BYTES), self._held_ram()
-        most = rates.UNPACKED_BYTES * self._widest
-        if not self.bench.is_gpu:
-            seconds += self.shape.num_quantized / (of_format.unpacked_per_s * self.bench.num_cores)
-        if not original.vram_bytes:
-            loaded = self._wide_bytes()
-            if self._is_read_again and self.bench.ram_bytes is not None:
-                loaded = int(rates.RAM_SHARE * max(0, self.bench.ram_bytes - held))
-            most = max(most, loaded + compared)
-        return _phase("proof", seconds, held + max(most, compared), original.vram_bytes)
+        if not bench.is_gpu:
+            per_s = rates.FORMATS[self.method].unpacked_per_s * bench.num_cores
+            seconds += self.shape.num_quantized / per_s
+        measured = self._logits_bytes(rates.COMPARE_BYTES)
+        measured += 0 if original.vram_bytes else left._wide_bytes()
+        ram = held + max(measured, rates.UNPACKED_BYTES * self._widest)
+        return _phase("proof", seconds, ram, original.vram_bytes)
 
     def _held_ram(self) -> int:
         """Return what the process holds when the result is loaded."""
         if self.bench.is_gpu and EXPORTS[self.method].calibrated:
             # gptqmodel returns little of its memory.
-            ram = self._pack_ram() + (rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0)
+            ram = self._pack_ram() + (rates.AWQ_RAM_BYTES if self.method == "awq" else 0)
             if self.engine == "autoawq":  # which is still there when gptqmodel loads the result
                 ram += rates.PACK_RAM_BYTES["autoawq"]["gpu"] + self._kept_value_bytes()
             return ram

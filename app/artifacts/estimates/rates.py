@@ -49,10 +49,15 @@ ROUNDINGS = 31
 KEPT_PRODUCTS_PER_S, KEPT_PRODUCT_BYTES = 1.5e9, 4
 # Outputs of a matrix whose products AutoAWQ keeps at once.
 KEPT_OUTPUTS = 256
-# RAM per value of each layer's inputs; a CPU compares them in float32.
+# RAM per value of each layer's inputs; on a CPU that of AutoAWQ, which compares them in float32.
 AWQ_VALUE_BYTES = {"cpu": 8.0, "gpu": 1.5}
-# Blocks that the search processes at once on a GPU.
+# Blocks that the search processes at once.
 BLOCKS_AT_ONCE = 8
+# The search on a CPU: bytes of RAM per value of the inputs that gptqmodel keeps, of what is
+# computed at once, and of a layer's widest weights, which it copies twice; and at most for the
+# mean of inputs in float32.
+CPU_INPUT_BYTES, CPU_ACTIVATION_BYTES, CPU_WEIGHT_BYTES = 2, 4, 8
+CPU_MEAN_BYTES = 1 << 30
 # Share of that memory which the process still holds when the result is loaded.
 UNRETURNED_SHARE = 0.5
 # Quantizing on a GPU: seconds per decoder layer, and additional weights per second.
@@ -107,8 +112,8 @@ GPU_CONTEXT_BYTES = 600 << 20
 SHARD_BYTES = 5_000_000_000
 # GPU memory of gptqmodel besides the layer and its activations.
 PACK_VRAM_BYTES = 130_000_000
-# RAM of gptqmodel's AWQ search, independent of the amount of text.
-AWQ_RAM_BYTES = {"cpu": 0, "gpu": 620_000_000}
+# RAM of gptqmodel's AWQ search for a GPU, independent of the amount of text.
+AWQ_RAM_BYTES = 620_000_000
 # RAM to load the result in the process that made it.
 UNPACK_RAM_BYTES = {"gptqmodel": 390_000_000, "autoawq": 100_000_000}
 # RAM of llama.cpp, without the file, which it maps.

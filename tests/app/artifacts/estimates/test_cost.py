@@ -10,6 +10,7 @@ programs used as well (torch 2.13, Transformers 5.23), so that their seconds say
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 
 from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
 from app.artifacts.estimates.forecast import forecast_artifact
+from app.artifacts.estimates.texts import TextSizes
+from app.planning.model_shape import read_shape
 from tests.app.planning.clusters import GIB, llama
 from tests.bench.quantize_table import foretell, foretell_disk
 
@@ -134,11 +137,10 @@ def test_an_original_that_ram_does_not_hold_takes_time_instead_of_memory(is_gpu)
     ("method", "types", "is_gpu"),
     [
         ("nf4", (), True), ("nf4", (), False), ("gptq", ("4-bit",), True),
-        ("gptq", ("4-bit",), False), ("awq", (), True),
+        ("gptq", ("4-bit",), False), ("awq", (), True), ("awq", (), False),
     ],
 )  # fmt: skip
 def test_a_model_is_quantized_in_less_ram_than_its_result(method, types, is_gpu):
-    """Of AWQ on a CPU the kept inputs of 128 rows are more."""
     shape = llama("70B")
     made = forecast_artifact(shape, method, types)
     bench = Bench(is_gpu=is_gpu, vram_bytes=11 * GIB if is_gpu else None, ram_bytes=28 * GIB)
@@ -146,3 +148,48 @@ def test_a_model_is_quantized_in_less_ram_than_its_result(method, types, is_gpu)
     (quantize,) = (one for one in phases if one.name == "quantize")
     assert made.final_bytes > 32 * GIB
     assert quantize.ram_bytes < 28 * GIB
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "ffn", "measured_mb"),
+    [(4096, 1024, 4096, 1078), (8192, 1024, 4096, 1207), (16384, 768, 2048, 1333)],
+)
+def test_the_search_for_scales_on_a_cpu_takes_the_foretold_ram(tokens, hidden, ffn, measured_mb):
+    """As measured of two layers, in blocks of 512 tokens and anonymous memory of the process."""
+    shape = read_shape(
+        {
+            "model_type": "llama", "vocab_size": 512, "hidden_size": hidden, "num_hidden_layers": 2,
+            "intermediate_size": ffn, "num_attention_heads": 8,
+        }
+    )  # fmt: skip
+    texts = TextSizes(calibration_rows=tokens // 512)
+    made = forecast_artifact(shape, "awq", texts=texts)
+    phases = forecast_phases(shape, "awq", (), made, Bench(is_gpu=False), texts)
+    (quantize,) = (one for one in phases if one.name == "quantize")
+    assert quantize.ram_bytes == pytest.approx(1e6 * measured_mb, rel=0.12)
+
+
+@pytest.mark.parametrize("method", ["nf4", "awq", "gptq"])
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_a_result_that_is_unpacked_takes_time_and_disk_instead_of_memory(method, is_gpu):
+    shape = llama("70B")
+    made = forecast_artifact(shape, method, ("4-bit",) if method == "gptq" else ())
+    small = Bench(
+        is_gpu=is_gpu, flops_per_s=25e12 if is_gpu else 0.5e12,
+        vram_bytes=11 * GIB if is_gpu else None, ram_bytes=28 * GIB,
+    )  # fmt: skip
+
+    def foretell_phases(bench: Bench) -> dict[str, PhaseForecast]:
+        phases = forecast_phases(shape, method, ("4-bit",), made, bench)
+        return {one.name: one for one in phases}
+
+    (_, packed), (original, unpacked) = (
+        (phases["original"], phases["proof"])
+        for phases in map(foretell_phases, (small, replace(small, holds_result=False)))
+    )
+    assert unpacked.ram_bytes < 28 * GIB
+    assert (unpacked.vram_bytes or 0) < 11 * GIB
+    assert max(packed.ram_bytes, packed.vram_bytes or 0) > made.final_bytes
+    assert unpacked.seconds > original.seconds
+    more = made.count_node_bytes(is_unpacked=True) - made.merged_bytes - made.final_bytes
+    assert more > made.merged_bytes
