@@ -45,6 +45,8 @@ class Damage:
     """Steps that were undone and done again."""
     difference: float | None = None
     """Largest relative difference of a loss; None: there is no step to compare."""
+    final_difference: float | None = None
+    """Relative difference of the last loss."""
     is_equal: bool = False
     """Whether every loss is equal to the bit."""
     double_run: bool = False
@@ -149,6 +151,7 @@ def compare(steps: Sequence[Step], undisturbed: Sequence[Step], *, is_done: bool
         doubled=(got - due).total(),
         repeated=undone,
         difference=max(differences, default=None),
+        final_difference=differences[-1] if differences else None,
         is_equal=bool(shared) and all(a == b for a, b in shared),
         double_run=is_double_run(steps),
         disagreeing=count_disagreeing(steps),

@@ -87,7 +87,7 @@ def test_a_resume_from_a_checkpoint_loses_and_doubles_nothing() -> None:
     whole = steps(1, range(1, 11), 0.0)
     resumed = [*steps(1, range(1, 8), 0.0), *steps(2, range(5, 11), 20.0)]
     found = compare(resumed, whole)
-    assert found == Damage(repeated=3, difference=0.0, is_equal=True)
+    assert found == Damage(repeated=3, difference=0.0, final_difference=0.0, is_equal=True)
     assert find_return_s(resumed, 6.5, is_new_attempt=True) == 13.5
 
 
@@ -98,7 +98,9 @@ def test_ranks_that_regroup_within_an_attempt_count_once() -> None:
         *steps(1, range(7, 11), 20.0),
         *steps(1, range(1, 8), 0, 1),
     ]
-    assert compare(told, whole) == Damage(repeated=1, difference=0.0, is_equal=True)
+    assert compare(told, whole) == Damage(
+        repeated=1, difference=0.0, final_difference=0.0, is_equal=True
+    )
     assert find_return_s(sorted(told, key=lambda s: s.time_s), 6.0, is_new_attempt=False) == 14.0
 
 
@@ -155,6 +157,22 @@ def test_journals_are_read_with_a_line_that_a_full_disk_cut(tmp_path: Path) -> N
         ({"damage": Damage(difference=1e-9)}, KILL, "differ on the same ranks"),
         ({"damage": Damage(difference=1e-9), "is_on_same_ranks": False}, KILL, ""),
         ({"damage": Damage(difference=1e-3), "is_on_same_ranks": False}, KILL, "losses differ"),
+        (
+            {
+                "damage": Damage(difference=3e-6, final_difference=2e-6),
+                "is_on_same_ranks": False,
+            },
+            KILL,
+            "the last loss differs",
+        ),
+        (
+            {
+                "damage": Damage(difference=3e-6, final_difference=2e-7),
+                "is_on_same_ranks": False,
+            },
+            KILL,
+            "",
+        ),
         ({"attempts": 2}, CALM, "restarted without need"),
         ({"attempts": 1, "alarms": ("stands still",)}, CALM, "false alarm: stands still"),
         ({"breaks": ("two runs",), "attempts": 1}, CALM, "two runs"),

@@ -10,7 +10,9 @@ from tests.campaign.faults.fault import Expectation
 from tests.campaign.history import Damage
 
 TOLERANCE = 1e-6
-"""Largest relative difference of a loss on other ranks than those of the undisturbed run."""
+"""Largest relative difference of the last loss on other ranks than those of the undisturbed run."""
+STEP_TOLERANCE = 1e-5
+"""Largest relative difference of any loss there: sums in another order round otherwise."""
 WENT_ON = "went on"
 """State of a run that took another fault after this one."""
 HEALED = ("done", WENT_ON)
@@ -152,8 +154,10 @@ def _broken(finding: Finding, expectation: Expectation) -> Iterable[str]:
         yield "two attempts trained at once"
     if finding.is_on_same_ranks and not damage.is_equal:
         yield f"losses differ on the same ranks (by {damage.difference})"
-    elif damage.difference is None or damage.difference > TOLERANCE:
+    elif damage.difference is None or damage.difference > STEP_TOLERANCE:
         yield f"losses differ by {damage.difference}"
+    elif (damage.final_difference or 0.0) > TOLERANCE:
+        yield f"the last loss differs by {damage.final_difference}"
     if finding.orphans:
         yield f"{len(finding.orphans)} processes left behind"
     if finding.leftovers:
