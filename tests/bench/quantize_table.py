@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.formats import ENGINES, Engine
-from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
+from app.artifacts.estimates.cost import forecast_phases
 from app.artifacts.estimates.forecast import ArtifactForecast, forecast_artifact
 from app.artifacts.estimates.learning import ExportOutcome, find_factors, maker_of
 from app.artifacts.estimates.texts import TextSizes
+from app.artifacts.estimates.work import Bench, PhaseForecast
 from app.planning.model_shape import read_shape
 from tests.bench.quantize_jobs import TARGETS
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.artifacts.estimates.cost import PhaseForecast
 from app.artifacts.estimates.forecast import ArtifactForecast
 from app.artifacts.estimates.plan import ExportPlan, PlacePlan
+from app.artifacts.estimates.work import PhaseForecast
 from app.artifacts.exports.request import ExportRequest
 
 GIB = 1 << 30

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.artifacts.estimates import rates
-from app.artifacts.estimates.cost import Bench, PhaseForecast
 from app.artifacts.estimates.forecast import ArtifactForecast, describe_forecast
 from app.artifacts.estimates.learning import ExportFactors
+from app.artifacts.estimates.work import Bench, PhaseForecast
 from app.text import show_bytes, show_duration, show_list
 
 _UNPACKED = (

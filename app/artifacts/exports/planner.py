@@ -11,7 +11,7 @@ from agents.contract.export_support import find_left_wide, find_refusal
 from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
 from app.artifact import ArtifactSnapshot
-from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
+from app.artifacts.estimates.cost import forecast_phases
 from app.artifacts.estimates.forecast import ArtifactForecast, forecast_artifact
 from app.artifacts.estimates.learning import ExportFactors, ExportOutcome, find_factors, maker_of
 from app.artifacts.estimates.plan import (
@@ -24,6 +24,7 @@ from app.artifacts.estimates.plan import (
     sort_places,
 )
 from app.artifacts.estimates.texts import size_texts
+from app.artifacts.estimates.work import Bench, PhaseForecast
 from app.artifacts.exports.device import choose_export_device
 from app.artifacts.exports.request import ExportRequest
 from app.errors import RacklessError, UserError

@@ -1,0 +1,131 @@
+"""Forecast what quantizing takes: AWQ and GPTQ, formats made by loading, and GGUF. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.artifacts.estimates import rates
+from app.artifacts.estimates.work import PhaseForecast, Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizeWork(Work):
+    """Work with the phase in which the model is quantized."""
+
+    def _quantize(self) -> PhaseForecast:
+        own = {
+            "awq": self._quantize_awq,
+            "gptq": self._quantize_gptq,
+            "gguf": self._quantize_gguf,
+        }
+        return own.get(self.method, self._quantize_by_loading)()
+
+    def _quantize_by_loading(self) -> PhaseForecast:
+        whole, size = self.made.merged_bytes, self.made.final_bytes
+        of_format = rates.FORMATS[self.method]
+        seconds = of_format.import_s + whole / rates.READ_BYTES_PER_S
+        seconds += 2 * size / rates.WRITE_BYTES_PER_S  # once apart, once in files
+        if not self.bench.is_gpu:
+            seconds += self.shape.num_quantized / of_format.weights_per_s
+        # Weights come one by one, and what they took is given back from time to time.
+        widest = max(self._widest, self.shape.num_embedding)
+        at_once = rates.WEIGHT_AT_ONCE_BYTES[self._device] * widest
+        ram = self._base_ram + of_format.ram_bytes + at_once + rates.UNRETURNED_BYTES
+        return self._on("quantize", seconds, ram, at_once)
+
+    def _quantize_awq(self) -> PhaseForecast:
+        shape, bench = self.shape, self.bench
+        tokens = self.texts.block_tokens
+        products = shape.num_quantized * min(tokens, rates.CLIP_TOKENS) * rates.CLIPS
+        search = 2.0 * shape.num_quantized * tokens * rates.GRID
+        seconds = search / (rates.SEARCH_SHARE[self._device] * bench.flops_per_s)
+        if not bench.is_gpu:
+            rate = rates.ROUNDED_WEIGHTS_PER_S["cpu"] * bench.num_cores
+            seconds += rates.ROUNDINGS * shape.num_quantized / rate
+        if self.engine == "gptqmodel":
+            seconds += 2.0 * products / bench.flops_per_s
+        elif bench.is_gpu:
+            seconds += products * rates.KEPT_PRODUCT_BYTES / bench.memory_bytes_per_s
+        else:
+            seconds += products / (rates.KEPT_PRODUCTS_PER_S * bench.num_cores / 2)
+        if bench.is_gpu:
+            seconds += rates.AWQ_LAYER_S * shape.num_layers
+            seconds += shape.num_quantized / rates.AWQ_WEIGHTS_PER_S
+        seconds += rates.GPTQMODEL_S + self._io_s()
+        kept = self._kept_value_bytes()
+        if not bench.is_gpu:  # of little text, loading takes more than what is kept of it
+            kept = max(kept, self._predicted_bytes())
+        moved = tokens * 3 * shape.hidden  # inputs, outputs, and those of attention
+        at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS) * (
+            4 * shape.hidden + 3 * shape.ffn
+        )
+        held = 3 * self._layer_bytes() + 2 * int(moved)
+        if self.engine == "autoawq":  # which packs on the processor, and keeps its products
+            most_inputs = max(one.num_inputs for layer in shape.layers for one in layer.linears)
+            at_once = max(at_once, rates.KEPT_OUTPUTS * rates.CLIP_TOKENS * most_inputs)
+            vram = held + 2 * int(at_once)
+            return self._on("quantize", seconds, self._pack_ram("autoawq") + kept, vram)
+        vram = held + 2 * int(at_once) + rates.PACK_VRAM_BYTES
+        more = 2 * int(tokens * (max(shape.hidden, shape.ffn) + shape.hidden)) + 4 * self._widest
+        has_room = vram + more + rates.WORKSPACE_BYTES < (bench.vram_bytes or 0)
+        if has_room:
+            vram += more  # inputs, outputs and weights, which are copied for each scale elsewhere
+        return self._on("quantize", seconds, self._pack_ram() + kept, vram)
+
+    def _count_values(self) -> int:
+        """Return how many numbers AWQ keeps of a layer's inputs."""
+        return int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
+
+    def _searched_bytes(self) -> int:
+        """Return what gptqmodel's search for AWQ's scales takes of a CPU's memory."""
+        tokens, shape = self.texts.block_tokens, self.shape
+        most = max(one.num_inputs for layer in shape.layers for one in layer.linears)
+        # Those of all linear layers, and the absolute values of the widest.
+        kept = rates.CPU_INPUT_BYTES * tokens * (6 * shape.hidden + shape.ffn + most)
+        kept += min(rates.CPU_MEAN_BYTES, 4 * tokens * most)
+        at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS)
+        kept += rates.CPU_ACTIVATION_BYTES * at_once * (4 * shape.hidden + 3 * shape.ffn)
+        return int(kept) + rates.CPU_WEIGHT_BYTES * self._widest
+
+    def _kept_value_bytes(self) -> int:
+        if self.engine == "gptqmodel" and not self.bench.is_gpu:
+            return self._searched_bytes()
+        kept = int(self._count_values() * rates.AWQ_VALUE_BYTES[self._device])
+        return kept + (rates.AWQ_RAM_BYTES if self.engine == "gptqmodel" else 0)
+
+    def _quantize_gptq(self) -> PhaseForecast:
+        shape, bench = self.shape, self.bench
+        linears = [(one, n) for layer, n in shape.kinds for one in layer.linears]
+        columns = sum(n * one.num_inputs for one, n in linears)
+        tokens = self.texts.calibration_tokens
+        flops = 2.0 * 3 * shape.num_quantized * tokens / (0.4 * bench.flops_per_s)
+        seconds = rates.GPTQMODEL_S + flops + self._io_s()
+        seconds += columns * rates.GPTQ_COLUMN_S[self._device]
+        seconds += sum(n for _, n in linears) * rates.GPTQ_LINEAR_S[self._device]
+        seconds += shape.num_quantized * rates.GPTQ_PACKED_S[self._device]
+        kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
+        ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
+        return self._on(
+            "quantize", seconds, ram, 3 * self._layer_bytes() + kept + rates.PACK_VRAM_BYTES
+        )
+
+    def _quantize_gguf(self) -> PhaseForecast:
+        seconds, kinds = 0.0, {kind for kind, _ in self.made.files}
+        if "F16" not in kinds and kinds - {"Q8_0"}:
+            seconds = self._convert_s()  # F16, which the K types are made of
+        for kind, size in self.made.files:
+            if kind in ("F16", "Q8_0"):
+                seconds += self._convert_s()
+            else:
+                seconds += self.shape.num_parameters / (
+                    rates.K_WEIGHTS_PER_S * self.bench.num_cores
+                )
+            seconds += size / rates.WRITE_BYTES_PER_S
+        ram = self._base_ram + rates.LOADED_RAM_BYTES[self._device]
+        largest = max(self._widest, self.shape.num_embedding)
+        ram += rates.CONVERT_WEIGHT_BYTES[self._device] * largest
+        return self._on("quantize", seconds, ram, 0)
+
+    def _convert_s(self) -> float:
+        whole = self.made.merged_bytes
+        return rates.CONVERT_S[self._device] + whole / rates.CONVERTED_BYTES_PER_S
