@@ -60,7 +60,7 @@ NO_TEXT_CLASS = frozenset({
     "aria", "aya_vision", "blip", "blip-2", "chameleon", "cohere2_vision", "deepseek_vl",
     "deepseek_vl_hybrid", "florence2", "glm46v", "glm4v", "glm4v_moe", "granite_speech", "idefics",
     "idefics2", "idefics3", "instructblip", "internvl", "janus", "kosmos-2", "lfm2_vl", "llava",
-    "llava_next", "llava_next_video", "llava_onevision", "mistral3", "ovis2", "paligemma",
+    "llava_next", "llava_next_video", "llava_onevision", "ovis2", "paligemma",
     "perception_lm", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_omni_moe",
     "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llava", "vipllava", "voxtral",
 })  # fmt: skip

@@ -184,12 +184,11 @@ def _finish(
     texts: Texts,
     measured: list[Phase],
 ) -> None:
-    files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     base, data = lineage.get("base_sha256"), lineage.get("data_sha256")
     origin = replace(job.origin, base_sha256=base, data_sha256=data)
     merging = (lineage.get("measured") or {}).get("phases") or []
     phases = [*(from_wire(Phase, one) for one in merging), *measured]
-    card = write_card(job.method, origin, proofs, texts, files, phases, job.engine, left_wide)
+    card = write_card(job.method, origin, proofs, texts, folder, phases, job.engine, left_wide)
     (folder / "README.md").write_text(card, encoding="utf-8")
     # keep and problems are properties, which to_wire leaves out; readers show them as they are.
     shown = [{**to_wire(proof), "keep": proof.keep, "problems": proof.problems} for proof in proofs]

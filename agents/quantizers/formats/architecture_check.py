@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from agents.errors import ExpectedError
+from agents.trainer.model.causal_class import find_causal_class
 
 _LAYERS = ".layers."
 
@@ -33,7 +34,7 @@ def refuse_divided(folder: Path, loaded: Any) -> None:
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        plain = find_causal_class().from_config(config, trust_remote_code=False)
     places = {_place_in_layer(name) for name, _ in plain.named_modules()}
     missing = places - {_place_in_layer(name) for name, _ in loaded.named_modules()}
     for path in sorted(folder.glob("*.safetensors")):

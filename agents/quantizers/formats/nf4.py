@@ -51,9 +51,9 @@ def write(request: WriteRequest) -> dict[str, Path]:
 
 def load_quantized(model: Path, device: str) -> Any:
     """Return the model with its linear weights as NF4, on its device as a whole."""
-    from transformers import AutoModelForCausalLM
+    from agents.trainer.model.causal_class import find_causal_class
 
-    return AutoModelForCausalLM.from_pretrained(
+    return find_causal_class().from_pretrained(
         model,
         **_settings(device),
         use_safetensors=True,

@@ -103,8 +103,9 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
         may_stream: whether weights may come to the GPU for each pass; see `choose_place`.
     """
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
+
+    from agents.trainer.model.causal_class import find_causal_class
 
     transformers_logging.disable_progress_bar()
     free_gpu_bytes, free_bytes = read_free_memory(device)
@@ -122,7 +123,7 @@ def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
     if place.ram_bytes is not None:
         # Nothing is written there: weights are read where they are.
         where["offload_folder"] = model
-    loaded = AutoModelForCausalLM.from_pretrained(
+    loaded = find_causal_class().from_pretrained(
         model,
         **plain,
         **where,

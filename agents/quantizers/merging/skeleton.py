@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
+from transformers import Mxfp4Config, PreTrainedModel
 from transformers.core_model_loading import (
     convert_and_load_state_dict_in_model,
     revert_weight_conversion,
 )
 
 from agents.errors import ExpectedError
+from agents.trainer.model.causal_class import find_causal_class
 from agents.trainer.model.file_tensors import group_by_parameter
 
 _META = torch.device("meta")
@@ -47,7 +48,7 @@ class Skeleton:
         self._groups: dict[str, list[str]] = {}
         self._copies: dict[str, str] = {}
         with self._outlining():
-            self.model: Any = AutoModelForCausalLM.from_pretrained(
+            self.model: Any = find_causal_class().from_pretrained(
                 folder,
                 use_safetensors=True,
                 local_files_only=True,

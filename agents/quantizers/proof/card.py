@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from agents.contract.artifacts import Origin
 from agents.contract.formats import EXPORTS, Engine
 from agents.quantizers.job.meter import Phase
 from agents.quantizers.job.texts import Texts
 from agents.quantizers.proof.verdict import Proof
+from agents.state import read_json
+from agents.trainer.model.causal_class import name_public_class
 
 # What the hub takes as a base; a folder's path there makes it refuse the whole card.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -21,7 +24,7 @@ def write_card(
     origin: Origin,
     proofs: Sequence[Proof],
     texts: Texts,
-    files: Mapping[str, int],
+    folder: Path,
     phases: Sequence[Phase],
     engine: Engine = "gptqmodel",
     left_wide: str | None = None,
@@ -33,7 +36,7 @@ def write_card(
         origin: of the artifact.
         proofs: of its files.
         texts: that were used.
-        files: name -> bytes.
+        folder: with the artifact's files, this card's not yet among them.
         phases: what making it took, merging included.
         engine: that made AWQ.
         left_wide: sentence on what stays in 16 bits; None: no large part does.
@@ -41,6 +44,8 @@ def write_card(
     licence = f"license: {origin.licence}\n" if origin.licence else ""
     base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
     row = EXPORTS[method]
+    files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    class_name = name_public_class(read_json(folder / "config.json") or {})
     library = "transformers" if row.runtime == "transformers" else method
     lines = [
         f"---\n{base}{licence}library_name: {library}\npipeline_tag: text-generation\n"
@@ -55,7 +60,7 @@ def write_card(
         "",
         "## Use",
         "",
-        *_use(method, files),
+        *_use(method, files, class_name),
         "",
         "## Measured",
         "",
@@ -90,7 +95,7 @@ def _calibration(method: str, texts: Texts) -> str:
     return f", calibrated with {len(texts.calibration)} rows of {texts.calibrated_with}"
 
 
-def _use(method: str, files: Mapping[str, int]) -> list[str]:
+def _use(method: str, files: Mapping[str, int], class_name: str) -> list[str]:
     """Return how to try it; FOLDER is where it lies, or its name on the hub."""
     if EXPORTS[method].runtime == "llama.cpp":
         name = min((n for n in files if n.endswith(".gguf")), key=lambda n: files[n])
@@ -99,10 +104,10 @@ def _use(method: str, files: Mapping[str, int]) -> list[str]:
         f"With `pip install transformers accelerate {EXPORTS[method].loaded_with}`:",
         "",
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {class_name}, AutoTokenizer",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER", device_map="auto")',
+        f'model = {class_name}.from_pretrained("FOLDER", device_map="auto")',
         'chat = [{"role": "user", "content": "Hello"}]',
         "ids = tokenizer.apply_chat_template(",
         '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True',

@@ -19,13 +19,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from agents.contract.spec import AdapterSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model import dora, experts, stored_weights
+from agents.trainer.model.causal_class import find_causal_class
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
 from agents.trainer.model.layer_loading import OpenStore, compute_in, loading_layers
@@ -132,7 +132,7 @@ def load_model(
     reading = read_by_threads(device, report) if device.type == "cuda" else nullcontext()
     try:
         with reading, loading_layers(choose_layers, open_store):
-            model, loaded = AutoModelForCausalLM.from_pretrained(
+            model, loaded = find_causal_class().from_pretrained(
                 path, output_loading_info=True, **settings
             )
     except (torch.OutOfMemoryError, ExpectedError):

@@ -9,7 +9,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from agents.contract.model_folder import NO_TEXT_CLASS, find_config_problems
@@ -18,6 +25,7 @@ from agents.errors import ExpectedError
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import merge, read_job
 from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.model.causal_class import find_causal_class
 from agents.trainer.model.model import build_trained_model, load_model, refuse_unknown_tokens
 from tests.agents.trainer.ranks import Run, make_spec
 
@@ -53,11 +61,9 @@ def test_a_pattern_means_whole_names(tiny_model):
         train_adapter(tiny_model, targets="q_proj(")
 
 
-@pytest.fixture(scope="module")
-def seeing_model(tiny_model, tmp_path_factory):
-    """A Gemma 3 that takes pictures, too; its vision tower has layers named `q_proj` as well."""
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
-
+@pytest.fixture(scope="module", params=["gemma3", "mistral3"])
+def seeing_model(tiny_model, tmp_path_factory, request):
+    """A model that takes pictures, too; its vision tower has layers named `q_proj` as well."""
     folder = tmp_path_factory.mktemp("seeing") / "model"
     text = {
         "vocab_size": 768, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -69,8 +75,13 @@ def seeing_model(tiny_model, tmp_path_factory):
     }  # fmt: skip
     torch.manual_seed(1)
     ids = {"image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7}
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **ids)
-    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    if request.param == "gemma3":
+        config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **ids)
+        Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    else:
+        text, vision = {**text, "model_type": "ministral3"}, {**vision, "model_type": "pixtral"}
+        other = Mistral3Config(text_config=text, vision_config=vision, image_token_index=5)
+        Mistral3ForConditionalGeneration(other).save_pretrained(folder)
     for path in tiny_model.glob("*token*"):
         shutil.copy(path, folder)
     shutil.copy(tiny_model / "chat_template.jinja", folder)
@@ -138,11 +149,12 @@ def test_a_tokenizer_may_know_more_than_the_model_as_long_as_the_data_does_not(t
 
 def test_models_are_refused_by_name_whose_language_model_has_no_class():
     mapping = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    find_causal_class()  # adds Mistral 3
     assert not NO_TEXT_CLASS & mapping.keys()
-    assert {"mistral3", "qwen2_5_vl", "qwen3_vl"} <= NO_TEXT_CLASS
+    assert {"qwen2_5_vl", "qwen3_vl"} <= NO_TEXT_CLASS
     (found,) = find_config_problems({"model_type": "qwen3_vl", "text_config": {"vocab_size": 9}})
     assert "for pictures or sound beside text (qwen3_vl)" in found.message
-    for kind in ("gemma3", "qwen3_5", "llama4", "qwen3"):
+    for kind in ("gemma3", "mistral3", "qwen3_5", "llama4", "qwen3"):
         assert kind in mapping
         assert not list(find_config_problems({"model_type": kind}))
 
