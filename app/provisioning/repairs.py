@@ -73,7 +73,7 @@ def show_command(step: RepairStep, *, is_undo: bool = False) -> str:
 def ask_administrator(repair: Repair) -> str:
     """Return what an administrator of the node has to do, in one sentence."""
     commands = [show_command(step) for step in repair.steps if step.run]
-    edits = [step.says for step in repair.steps if step.edit is not None]
+    edits = [f"change {step.edit.path} ({step.says})" for step in repair.steps if step.edit]
     return f"Ask an administrator of that PC to do this: {'; '.join((*commands, *edits))}"
 
 

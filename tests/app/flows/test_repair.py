@@ -85,7 +85,7 @@ def test_a_password_is_wanted_only_for_what_is_left_to_do() -> None:
 def test_what_stands_in_the_way_is_said() -> None:
     offer = flow.Offer("a", REPAIR, ())
     assert flow.find_obstacle(offer, shown("needed", "needed")) == ""
-    assert "to do this: sudo echo 'a b'; Correct it" in flow.find_obstacle(
+    assert "to do this: sudo echo 'a b'; change /etc/hosts (Correct it)" in flow.find_obstacle(
         offer, shown("needed", "needed", admin="none")
     )
     step = StepPreview(state="blocked", problem="There is no folder.")
