@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.campaign.faults import FAULTS
 from tests.campaign.faults.fault import CGROUPS, Fault
@@ -25,6 +27,10 @@ def is_possible(kind: type[Fault], num_nodes: int) -> bool:
     """Return whether this PC can make the fault on so many nodes."""
     if kind.needs == "three nodes":
         return num_nodes >= 3
+    if kind.needs == "compiler":
+        return shutil.which("cc") is not None
+    if kind.needs == "loop devices":
+        return Path("/dev/loop-control").exists() and shutil.which("mkfs.ext4") is not None
     return not kind.needs or os.access(CGROUPS[kind.needs] / "cgroup.procs", os.W_OK)
 
 

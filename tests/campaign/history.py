@@ -17,6 +17,9 @@ from pathlib import Path
 GAP_S = 2.0
 """Least silence between two steps that counts as an interruption, in seconds."""
 
+HOUR_S = 3600.0
+MAX_SHIFT_HOURS = 24
+"""Hours by which a fault may set a clock: times further off are no times of this run."""
 LAST_STEPS = 2
 """Number of steps of a killed rank that its journal may lack."""
 
@@ -61,16 +64,31 @@ def read_steps(runs: Iterable[Path]) -> list[Step]:
     for run in runs:
         for journal in run.glob("attempts/*/rank-*.jsonl"):
             attempt, rank = int(journal.parent.name), int(journal.stem.partition("-")[2])
+            changed_s = journal.stat().st_mtime
             for line in journal.read_bytes().rpartition(b"\n")[0].splitlines():
                 try:
                     record = json.loads(line)
                 except ValueError:
                     continue  # a line that a full disk cut
                 if record.get("kind") == "step":
-                    values = (record["step"], record["time_s"])
+                    values = (record["step"], undo_shift(record["time_s"], changed_s))
                     words = (record["samples"], record["loss_hex"])
                     found.append(Step(attempt, rank, *values, *words))
     return sorted(found, key=lambda step: step.time_s)
+
+
+def undo_shift(time_s: float, changed_s: float) -> float:
+    """Return the time of a line by the right clock, where a fault had set it by whole hours.
+
+    Args:
+        time_s: time by the clock of the node, in seconds since the epoch.
+        changed_s: time by the kernel at which its file was last written, in seconds.
+
+    >>> [undo_shift(time_s, 9000.0) for time_s in (5395.0, 8995.0, 12595.0)]
+    [8995.0, 8995.0, 8995.0]
+    """
+    num_hours = round((time_s - changed_s) / HOUR_S)
+    return time_s - num_hours * HOUR_S if abs(num_hours) <= MAX_SHIFT_HOURS else time_s
 
 
 def read_load_s(runs: Iterable[Path], attempt: int) -> float:
@@ -79,11 +97,13 @@ def read_load_s(runs: Iterable[Path], attempt: int) -> float:
     first: list[float] = []
     for run in runs:
         for journal in run.glob(f"attempts/{attempt}/rank-*.jsonl"):
+            changed_s = journal.stat().st_mtime
             for line in journal.read_bytes().rpartition(b"\n")[0].splitlines():
                 with contextlib.suppress(ValueError):  # a line that a full disk cut
                     record = json.loads(line)
                     kinds = {"phase": began, "step": first}
-                    kinds.get(record["kind"], []).append(record["time_s"])
+                    time_s = undo_shift(record["time_s"], changed_s)
+                    kinds.get(record["kind"], []).append(time_s)
     return min(first) - min(began) if began and first else 0.0
 
 

@@ -16,6 +16,7 @@ PARTS = {
     "supervisor": b"supervise",
     "agent": b"serve",
     "recorder": b"record",
+    "election": b"election",
     "store": b"agents.rendezvous.server",
     "sshd": b"sshd",
 }

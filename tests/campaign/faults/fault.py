@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from tests.campaign.case import Case
 
-CGROUPS = {name: Path("/sys/fs/cgroup") / name for name in ("memory", "cpu")}
+CGROUPS = {name: Path("/sys/fs/cgroup") / name for name in ("memory", "cpu", "freezer")}
 """Control groups that some faults need, of the first version."""
 Recovery = Literal["untouched", "recovered", "either"]
 """Whether the attempt must go on as it is, another pass must take over, or both are right."""
@@ -39,7 +39,8 @@ class Fault:
     does: ClassVar[str]
     """What it does, for the table."""
     needs: ClassVar[str] = ""
-    """What it needs beside namespaces: `three nodes`, or one of CGROUPS."""
+    """What it needs beside namespaces: `three nodes`, `compiler`, `loop devices`, or
+    one of CGROUPS."""
     is_at_start: ClassVar[bool] = False
     """Whether it has to be prepared before the run starts, so that it is the first to strike it."""
     strikes_while_loading: ClassVar[bool] = False

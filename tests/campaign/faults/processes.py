@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.campaign.faults.fault import CGROUPS, Expectation, Fault
 from tests.campaign.processes import send
+from tests.campaign.site import wait_until
 
 if TYPE_CHECKING:
     from tests.campaign.case import Case
@@ -92,6 +93,38 @@ class RankOom(Fault):
             time.sleep(0.2)
 
     lasts_s = 4.0
+
+
+class RankFrozen(Fault):
+    name = "rank-frozen"
+    does = "a rank hangs in the kernel, where not even kill -9 reaches it"
+    needs = "freezer"
+    lasts_s = 150.0
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(
+            named=(("rank {rank}", "node {node}", "kernel"),),
+            within_s=12.0,
+            recovery="recovered",
+            back_s=120.0,  # a rank that may wait for a disk or a server is given a minute
+            alarms=True,
+        )
+
+    def do(self, case: Case) -> None:
+        self._group = CGROUPS["freezer"] / f"rackless-campaign-{case.run_id}"
+        self._group.mkdir()
+        for pid in case.find("rank"):
+            (self._group / "cgroup.procs").write_text(str(pid))
+        (self._group / "freezer.state").write_text("FROZEN")
+
+    def undo(self, case: Case) -> None:
+        (self._group / "freezer.state").write_text("THAWED")
+        for pid in (self._group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (CGROUPS["freezer"] / "cgroup.procs").write_text(pid)
+        wait_until(lambda: not (self._group / "cgroup.procs").read_text(), "an empty group", 10.0)
+        self._group.rmdir()
 
 
 class SupervisorKill(Fault):
@@ -228,6 +261,7 @@ KINDS = (
     RankStop,
     RankPause,
     RankOom,
+    RankFrozen,
     SupervisorKill,
     SupervisorPause,
     PairKill,

@@ -17,6 +17,8 @@ from tests.cluster.namespaces import Node, run_tool
 if TYPE_CHECKING:
     from tests.campaign.case import Case
 
+DISK_BYTES = 64 << 20
+"""Size of a disk that fails: enough for the checkpoints of a run."""
 HARM = Literal["flip", "truncate", "delete"]
 
 
@@ -83,6 +85,49 @@ class NoInodes(FullNode):
 
     def _remount(self, case: Case, num_files: int) -> None:
         run_tool("mount", "-o", f"remount,nr_inodes={num_files}", str(case.node.home))
+
+
+class DiskFails(Fault):
+    name = "disk-fails"
+    does = "disk with the runs of a node fails and becomes read-only; later it is exchanged"
+    needs = "loop devices"
+    is_at_start = True
+    lasts_s = 110.0
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation(
+            named=(("{node}", "read-only"),),
+            within_s=8.0,
+            recovery="recovered",
+            back_s=self.lasts_s + 30.0,
+            alarms=True,
+        )
+
+    def prepare(self, case: Case) -> None:
+        site, node = case.site, case.node
+        self._folder = site.agent_home(node) / "runs"
+        image = node.folder / "disk.img"
+        image.touch()
+        os.truncate(image, DISK_BYTES)
+        # Without a journal, which would be replayed at the end.
+        run_tool("mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(image))
+        site.lose_power(node)
+        self._folder.mkdir(exist_ok=True)
+        run_tool("mount", "-o", "loop,errors=remount-ro", str(image), str(self._folder))
+        self._device = run_tool("findmnt", "-no", "SOURCE", str(self._folder)).strip()
+        site.cluster.heal(node)
+        site.boot(node)
+
+    def do(self, case: Case) -> None:
+        Path("/sys/fs/ext4", Path(self._device).name, "trigger_fs_error").write_text("1")
+
+    def undo(self, case: Case) -> None:
+        site, node = case.site, case.node
+        site.lose_power(node)
+        run_tool("umount", "-l", str(self._folder))
+        site.cluster.heal(node)
+        site.boot(node)
 
 
 class FullMaster(Fault):
@@ -197,6 +242,7 @@ KINDS = (
     FullNode,
     FullCheckpoints,
     NoInodes,
+    DiskFails,
     FullMaster,
     Flip,
     Truncate,
