@@ -123,7 +123,7 @@ async def plan_launch(
 
 
 async def find_fit(services: Services, nodes: Sequence[str], own: str) -> tuple[str, ...]:
-    """Return those of `nodes` that answer, are idle and have an environment to train run `own`."""
+    """Return those of `nodes` that answer, are idle, can store files and can train run `own`."""
     answers = await asyncio.gather(*(_is_fit(services, node, own) for node in nodes))
     return tuple(node for node, fits in zip(nodes, answers, strict=True) if fits)
 
@@ -132,9 +132,16 @@ async def _is_fit(services: Services, node: str, own: str) -> bool:
     try:
         async with asyncio.timeout(FIT_TIMEOUT_S):
             await _check_node(services, node, own)
+            await require_writable(services, node, own)
     except (RacklessError, TimeoutError):
         return False
     return True
+
+
+async def require_writable(services: Services, node: str, run_id: str) -> None:
+    """Raise UserError if a node cannot store an attempt of a run, as when its disk has failed."""
+    # It changes nothing where the node has promised a number before, and takes the same files.
+    await services.pool.agent(node).run_fence(run_id, 1)
 
 
 async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:

@@ -255,9 +255,12 @@ def _describe_peer_loss(situation: Situation) -> StateJudgement:
     failed = [p.status for p in situation.parts if p.status and is_peer_loss(p.status)]
     named = {name for status in failed for name in status.lost_nodes}
     message = "the nodes lost their connection to each other"
+    standing = [p.status.message for p in situation.parts if p.active and p.status]
     # Two that name each other were both cut off: then nobody knows which one.
     if len(named) == 1:
         message = f"node {min(named)} was lost: the others could not reach it"
+    elif len(standing) == 1 and standing[0]:
+        message = standing[0].rstrip(".")  # a rank that hangs, which the others gave up
     return StateJudgement(
         state="interrupted",
         message=f"{message}{_where(situation)}",

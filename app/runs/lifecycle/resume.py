@@ -25,7 +25,13 @@ from app.runs.lifecycle.resume_verification import count_logged, read_replay, re
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
 from app.runs.node_pool import OnMessage
-from app.runs.preflight import add_forecast, choose_named, find_fit, plan_launch
+from app.runs.preflight import (
+    add_forecast,
+    choose_named,
+    find_fit,
+    plan_launch,
+    require_writable,
+)
 from app.runs.rejoin import REJOIN, find_absent, find_failed_join
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -90,6 +96,7 @@ async def resume_run(
         answering = tuple(await list_attempts(services.pool, services.pool.names()))
         is_shared = await _require_own(services, run, answering, is_automatic=automatic is not None)
         if automatic is not None:
+            answering = await _leave_out_unwritable(services, run_id, answering)
             learning_rate = _choose_rate(services, run)
             chosen = await _choose_automatically(services, run, answering, automatic)
         else:
@@ -228,8 +235,9 @@ async def _choose_automatically(
     """Return the nodes of the attempt that was lost that answer, and those that can join now.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or a person has stopped the run.
     """
+    _require_pending(services, run.run_id)  # again, since nodes were asked meanwhile
     losses = services.recoveries.of_run(run.run_id)
     lost = losses[-1].attempt
     join = find_failed_join(losses, lost) if losses[-1].cause != REJOIN else None
@@ -246,6 +254,28 @@ async def _choose_automatically(
     # In the order of the first start, which decides who has which rank.
     order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
     return tuple(node for node in order if node in (*nodes, *joining))
+
+
+async def _leave_out_unwritable(
+    services: Services, run_id: str, nodes: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the nodes that can store an attempt; an event names each other one.
+
+    One whose disk has failed answers, and would keep the others from going on without it.
+
+    Raises:
+        NodeUnreachable: a node is gone again.
+    """
+    answers = await asyncio.gather(
+        *(require_writable(services, node, run_id) for node in nodes), return_exceptions=True
+    )
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, NodeUnreachable) or not isinstance(answer, UserError | None):
+            raise answer
+        if answer is not None:
+            text = f"{node} is left out, since it can store nothing: {answer.message}"
+            services.runs.add_event(run_id, "warning", text)
+    return tuple(n for n, answer in zip(nodes, answers, strict=True) if answer is None)
 
 
 async def _require_any(services: Services, run: RunRecord, nodes: Sequence[str]) -> tuple[str, ...]:

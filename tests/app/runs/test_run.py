@@ -316,6 +316,16 @@ def test_node_that_the_others_could_not_reach_is_named(
     assert found[1].startswith(message)
 
 
+def test_a_rank_that_hangs_is_named_once_the_others_have_given_it_up() -> None:
+    hangs = "Rank 1 on node beta has stood still for 66 s. The process is stuck in the kernel."
+    parts = (part("alpha", "failed", peer_lost=True), part("beta", "running", hangs))
+    state, message, stop = verdict(*parts, idle_s=66.0)
+    assert (state, stop) == ("interrupted", ("beta",))
+    assert message.startswith(hangs.rstrip("."))
+    found = verdict(parts[0], part("beta", "running"), idle_s=66.0)
+    assert found[1].startswith("the nodes lost their connection")
+
+
 def training(node: str, phase: str = "training", **changes: object) -> RunPart:
     """Return a part whose ranks train, and may go on in their processes."""
     ranks = (RankStatus(rank=0, pid=1, step=7, phase=phase),)

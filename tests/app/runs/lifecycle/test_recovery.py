@@ -24,6 +24,7 @@ from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
 from app.runs.lifecycle.resume import resume_run
 from app.runs.lifecycle.stop import stop_run
+from app.runs.preflight import find_fit
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 
@@ -224,6 +225,26 @@ def test_a_resume_that_is_refused_is_tried_until_enough_nodes_answer(
     watched(services, scenario, interrupted)
     assert services.runs.get(interrupted).nodes == ("alpha", "beta")
     assert sum("not resumed yet" in text for text in texts(services, interrupted)) == 2
+
+
+def test_a_node_whose_disk_has_failed_is_left_out_and_does_not_join(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    async def refuse(run_id: str, attempt: int) -> int:
+        raise UserError("node gamma: Read-only file system")
+
+    async def scenario(task: asyncio.Task[None], run_id: str) -> None:
+        cluster["gamma"].run_fence = refuse  # type: ignore[method-assign]
+        cluster["gamma"].set_state(run_id, 1, "lost")
+        await until(lambda: attempt_of(services, run_id) == (2, "running"))
+        finish(cluster, run_id, 2)
+        await task
+        assert await find_fit(services, ("beta", "gamma"), run_id) == ("beta",)
+
+    watched(services, scenario, run_id)
+    assert services.runs.get(run_id).nodes == ("alpha", "beta")
+    (told,) = [text for text in texts(services, run_id) if "left out" in text]
+    assert told.startswith("gamma is left out, since it can store nothing: node gamma: Read-only")
 
 
 def test_a_launch_that_a_node_refuses_is_tried_again(
