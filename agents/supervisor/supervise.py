@@ -46,7 +46,7 @@ from agents.supervisor.rank_group import TICK_S, RankGroup
 from agents.supervisor.regrouping import RegroupWatch
 from agents.supervisor.shares import name_share
 from agents.supervisor.stalls import Stall, StallWatch
-from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
+from agents.supervisor.sweep import find_processes, sweep
 from agents.supervisor.verdict import (
     AttemptOutcome,
     describe_stall,
@@ -56,6 +56,7 @@ from agents.supervisor.verdict import (
     judge_sleep,
     judge_stall,
     name_lost_nodes,
+    name_stuck,
 )
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -381,10 +382,7 @@ class Supervisor:
         own = os.getpid()
         left = sweep(self._attempt.tag, 1.0, without=own) if self._has_others(own) else []
         self._group.wait_for_all(TICK_S)
-        if not left:
-            return verdict
-        message = f"{verdict.message} {describe_unkillable(left, self._intent.node)}".strip()
-        return AttemptOutcome(state="failed", message=message, hint="Restart that PC")
+        return name_stuck(verdict, left, self._intent.node) if left else verdict
 
     def _has_others(self, own: int) -> bool:
         # Twice: during one scan of /proc a parent may end just after it forked a child.

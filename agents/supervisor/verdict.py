@@ -17,6 +17,7 @@ from agents.supervisor.attempt import EXIT_USER_ERROR
 from agents.supervisor.clocks import Sleep
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import Stall
+from agents.supervisor.sweep import describe_unkillable
 
 PEER_LOST_WORDS = ("lost its connection to", "timed out waiting for")
 """Phrases in the trainer's own messages about a lost rank."""
@@ -66,6 +67,13 @@ def name_lost_nodes(outcome: AttemptOutcome, silent: tuple[str, ...]) -> Attempt
     verb = "does" if len(silent) == 1 else "do"
     message = f"{outcome.message} Node {' and '.join(silent)} {verb} not answer."
     return replace(outcome, message=message, lost_nodes=silent)
+
+
+def name_stuck(outcome: AttemptOutcome, pids: list[int], node: str) -> AttemptOutcome:
+    """Return the outcome of an attempt that has left processes which no signal ends."""
+    message = f"{outcome.message} {describe_unkillable(pids, node)}".strip()
+    # With its cause, by which the run goes on without this PC.
+    return replace(outcome, state="failed", message=message, hint="Restart that PC")
 
 
 def judge_end(

@@ -25,6 +25,11 @@ from app.text import show_list
 
 FIT_TIMEOUT_S = 10.0
 """Time in which a node that is to join a run has to answer, in seconds."""
+STUCK_LOOKS = 6
+STUCK_PAUSE_S = 0.5
+"""Number of looks, and time between two in seconds, after which what is left of an attempt that has
+ended counts as stuck: its supervisor is there for a moment after it has recorded the end."""
+_ENDED = ("done", "stopped", "failed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,16 +137,29 @@ async def _is_fit(services: Services, node: str, own: str) -> bool:
     try:
         async with asyncio.timeout(FIT_TIMEOUT_S):
             await _check_node(services, node, own)
-            await require_writable(services, node, own)
+            await require_usable(services, node, own)
     except (RacklessError, TimeoutError):
         return False
     return True
 
 
-async def require_writable(services: Services, node: str, run_id: str) -> None:
-    """Raise UserError if a node cannot store an attempt of a run, as when its disk has failed."""
+async def require_usable(services: Services, node: str, run_id: str) -> None:
+    """Raise UserError if a node that answers cannot take part in the next attempt of a run.
+
+    It can store nothing, since its disk has failed, or no signal ends what the last one has left.
+    """
+    agent = services.pool.agent(node)
     # It changes nothing where the node has promised a number before, and takes the same files.
-    await services.pool.agent(node).run_fence(run_id, 1)
+    await agent.run_fence(run_id, 1)
+    for _ in range(STUCK_LOOKS):
+        statuses = await agent.attempt_list()
+        ended = [s for s in statuses if s.run_id == run_id and s.state in _ENDED]
+        stuck = [str(status.attempt) for status in ended if status.num_processes]
+        if not stuck:
+            return
+        await asyncio.sleep(STUCK_PAUSE_S)
+    what = f"processes of attempt {show_list(stuck)} of the run cannot be ended on node {node}"
+    raise UserError(what, "Restart that PC")
 
 
 async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:

@@ -30,7 +30,7 @@ from app.runs.preflight import (
     choose_named,
     find_fit,
     plan_launch,
-    require_writable,
+    require_usable,
 )
 from app.runs.rejoin import REJOIN, find_absent, find_failed_join
 from app.runs.services import Services
@@ -96,7 +96,7 @@ async def resume_run(
         answering = tuple(await list_attempts(services.pool, services.pool.names()))
         is_shared = await _require_own(services, run, answering, is_automatic=automatic is not None)
         if automatic is not None:
-            answering = await _leave_out_unwritable(services, run_id, answering)
+            answering = await _leave_out_unusable(services, run_id, answering)
             learning_rate = _choose_rate(services, run)
             chosen = await _choose_automatically(services, run, answering, automatic)
         else:
@@ -256,10 +256,10 @@ async def _choose_automatically(
     return tuple(node for node in order if node in (*nodes, *joining))
 
 
-async def _leave_out_unwritable(
+async def _leave_out_unusable(
     services: Services, run_id: str, nodes: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the nodes that can store an attempt; an event names each other one.
+    """Return the nodes that can take part in the next attempt; an event names each other one.
 
     One whose disk has failed answers, and would keep the others from going on without it.
 
@@ -267,13 +267,13 @@ async def _leave_out_unwritable(
         NodeUnreachable: a node is gone again.
     """
     answers = await asyncio.gather(
-        *(require_writable(services, node, run_id) for node in nodes), return_exceptions=True
+        *(require_usable(services, node, run_id) for node in nodes), return_exceptions=True
     )
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, NodeUnreachable) or not isinstance(answer, UserError | None):
             raise answer
         if answer is not None:
-            text = f"{node} is left out, since it can store nothing: {answer.message}"
+            text = f"{node} is left out: {answer.message}. {answer.hint}".rstrip(". ")
             services.runs.add_event(run_id, "warning", text)
     return tuple(n for n, answer in zip(nodes, answers, strict=True) if answer is None)
 

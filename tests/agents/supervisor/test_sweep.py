@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agents.supervisor import sweep
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes
+from agents.supervisor.verdict import AttemptOutcome, name_stuck
 
 TAG = Tag("run-1", 2, Path("/home/a/runs/run-1/attempts/2"))
 
@@ -50,3 +52,7 @@ def test_unkillable_process_is_reported_and_not_waited_for_without_end(
     text = describe_unkillable(left, "a")
     assert f"Process {os.getpid()} (" in text
     assert "on node a cannot be killed" in text
+    hangs = AttemptOutcome(state="failed", message="It hangs.", cause="stalled", lost_nodes=("b",))
+    named = name_stuck(hangs, left, "a")
+    assert named == replace(hangs, message=f"It hangs. {text}", hint="Restart that PC")
+    assert name_stuck(AttemptOutcome(state="done"), left, "a").state == "failed"

@@ -15,6 +15,7 @@ from agents.contract.run import AttemptStatus
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.presentation.interruption_text import summarize_story, tell_story
+from app.runs import preflight
 from app.runs import recovery as limits
 from app.runs.interruptions import list_interruptions
 from app.runs.lifecycle import recovery
@@ -24,7 +25,6 @@ from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
 from app.runs.lifecycle.resume import resume_run
 from app.runs.lifecycle.stop import stop_run
-from app.runs.preflight import find_fit
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 
@@ -227,24 +227,37 @@ def test_a_resume_that_is_refused_is_tried_until_enough_nodes_answer(
     assert sum("not resumed yet" in text for text in texts(services, interrupted)) == 2
 
 
-def test_a_node_whose_disk_has_failed_is_left_out_and_does_not_join(
-    services: Services, cluster: FakeCluster, run_id: str
+@pytest.mark.parametrize("problem", ["disk", "process"])
+def test_a_node_that_cannot_take_part_is_left_out_and_does_not_join(
+    services: Services,
+    cluster: FakeCluster,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: str,
 ) -> None:
+    monkeypatch.setattr(preflight, "STUCK_PAUSE_S", 0.01)
+    said = {
+        "disk": "node gamma: Read-only file system",
+        "process": "processes of attempt 1 of the run cannot be ended on node gamma. Restart that",
+    }
+
     async def refuse(run_id: str, attempt: int) -> int:
-        raise UserError("node gamma: Read-only file system")
+        raise UserError(said["disk"])
 
     async def scenario(task: asyncio.Task[None], run_id: str) -> None:
-        cluster["gamma"].run_fence = refuse  # type: ignore[method-assign]
-        cluster["gamma"].set_state(run_id, 1, "lost")
+        left = {"cause": "stalled", "num_processes": 1 if problem == "process" else 0}
+        if problem == "disk":
+            cluster["gamma"].run_fence = refuse  # type: ignore[method-assign]
+        cluster["gamma"].set_state(run_id, 1, "failed", "Rank 2 stood still.", **left)
         await until(lambda: attempt_of(services, run_id) == (2, "running"))
         finish(cluster, run_id, 2)
         await task
-        assert await find_fit(services, ("beta", "gamma"), run_id) == ("beta",)
+        assert await preflight.find_fit(services, ("beta", "gamma"), run_id) == ("beta",)
 
     watched(services, scenario, run_id)
     assert services.runs.get(run_id).nodes == ("alpha", "beta")
     (told,) = [text for text in texts(services, run_id) if "left out" in text]
-    assert told.startswith("gamma is left out, since it can store nothing: node gamma: Read-only")
+    assert told.startswith(f"gamma is left out: {said[problem]}")
 
 
 def test_a_launch_that_a_node_refuses_is_tried_again(
