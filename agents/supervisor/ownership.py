@@ -108,7 +108,8 @@ def end_strays(home: Home, tagged: Tagged | None = None) -> list[Tag]:
     found: dict[Path, Tag] = {}
     for _, environ in read_tagged() if tagged is None else tagged:
         folder = Path(os.fsdecode(environ.get(b"RACKLESS_ATTEMPT_DIR", b"")))
-        run_id, number = folder.parents[1].name, attempt_of_folder(folder.name)
+        # By name alone: whatever carries a tag may name any folder, or none.
+        run_id, number = folder.parent.parent.name, attempt_of_folder(folder.name)
         # Another agent of this PC, with another home, looks after its own.
         if number is None or not is_safe_name(run_id) or folder != home.attempt(run_id, number):
             continue

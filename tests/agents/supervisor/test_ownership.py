@@ -8,6 +8,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from agents.contract.run_layout import SUPERVISOR_JOURNAL
 from agents.state import agent_command, archive_path, identity_from, read_json, write_json
 from agents.supervisor.attempt import AttemptFolder, is_over, read_journal, read_status
@@ -232,6 +234,14 @@ def test_what_is_left_long_after_a_recorded_end_is_ended(node: Node) -> None:
     os.utime(attempt.file("exit.json"), (old_s, old_s))
     assert [tag.text for tag in end_strays(node.home)] == ["run-1.1"]
     assert left.wait(5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("folder", [None, "", "1", "/1", "runs/1"])
+def test_a_process_that_names_no_folder_of_an_attempt_is_left_alone(
+    node: Node, folder: str | None
+) -> None:
+    named = {} if folder is None else {b"RACKLESS_ATTEMPT_DIR": folder.encode()}
+    assert end_strays(node.home, [(os.getpid(), {b"RACKLESS_TAG": b"run-1.1", **named})]) == []
 
 
 def test_a_supervisor_that_was_stopped_is_continued_and_names_its_stopped_rank(node: Node) -> None:
