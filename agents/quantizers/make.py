@@ -35,7 +35,7 @@ from agents.quantizers.job.meter import Phase, weigh_folder
 from agents.quantizers.job.reuse import LINEAGE_FILE, MOST_REFERENCE_BYTES, find_reference, using
 from agents.quantizers.job.texts import MOST_TOKENS, Texts, read_texts
 from agents.quantizers.proof.card import write_card
-from agents.quantizers.proof.folder_proof import prove_folder
+from agents.quantizers.proof.folder_proof import expect_room, prove_folder
 from agents.quantizers.proof.reference_model import Original, look_at_original, recall
 from agents.quantizers.proof.verdict import Proof, find_lost_tokens, share_of_same_tokens
 from agents.state import read_json
@@ -62,6 +62,8 @@ def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
         raise ExpectedError(f"{reason}.", suggest(job.method, job.engine))
     if EXPORTS[job.method].calibrated:
         calibrated.choose_group(model, job.method)
+    if EXPORTS[job.method].runtime == "transformers":
+        expect_room(job, model, destination)
     try:
         with using(model):
             proofs = _make_folder(job, model, destination, home, progress)

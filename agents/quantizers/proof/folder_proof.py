@@ -8,6 +8,7 @@ would be those of the disk, and are not measured.
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,34 @@ from agents.quantizers.proof.verdict import Proof
 _UNPACKED = ".unpacked"
 # Of a value that was unpacked on a CPU: kernels there keep it in float32.
 _WIDE_BYTES = 4
+_PLAIN_BYTES = 2
+
+
+def expect_room(job: MakeJob, model: Path, destination: Path) -> None:
+    """Check, before hours of work, that its result can be measured by memory or disk.
+
+    The result is taken to be as small as it can be, and all free memory to be there later on.
+
+    Args:
+        job: names method, types and device.
+        model: folder of the merged model.
+        destination: folder to be, on the disk that counts.
+
+    Raises:
+        ExpectedError: neither memory nor disk has room for it.
+    """
+    whole = weigh(model)
+    config = json.loads((model / "config.json").read_bytes())
+    num_weights = whole // (4 if config.get("dtype") == "float32" else _PLAIN_BYTES)
+    packed = num_weights * (8 if job.types == ("8-bit",) else 4) // 8
+    free_gpu_bytes, free_bytes = read_free_memory(job.device)
+    place = choose_place(packed, job.device, free_gpu_bytes, free_bytes, may_stream=True)
+    is_on_gpu = place.device != "cpu" and place.resident_bytes is None
+    if is_on_gpu or packed + _WIDE_BYTES * num_weights <= free_bytes:
+        return
+    unpacked = _PLAIN_BYTES * num_weights
+    disk = next(one for one in destination.parents if one.is_dir())
+    _require_room(disk, packed + unpacked + min(unpacked, SHARD_BYTES))
 
 
 def prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
@@ -85,6 +114,17 @@ def _has_room(packed: PackedModel, folder: Path) -> bool:
     return shutil.disk_usage(folder).free >= _needed_room(packed)
 
 
+def _require_room(disk: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(disk).free
+    if free_bytes < needed_bytes:
+        raise ExpectedError(
+            "Neither GPU nor memory holds the result, and to measure it from the disk "
+            f"{needed_bytes / 1e9:,.1f} GB more are needed in {disk}, where "
+            f"{free_bytes / 1e9:,.1f} GB are free.",
+            "Free some room there and export again, or choose gguf",
+        )
+
+
 def _needed_room(packed: PackedModel) -> int:
     size = packed.unpacked_bytes
     return size + min(size, SHARD_BYTES)  # tensors of one file wait in another
@@ -110,13 +150,7 @@ def prove_unpacked(job: MakeJob, folder: Path, first: Original, progress: JobPro
     """
     give_back()
     packed, unpacked = PackedModel(folder), folder / _UNPACKED
-    if not _has_room(packed, folder):
-        raise ExpectedError(
-            "Neither GPU nor memory holds the result, and to measure it from the disk "
-            f"{_needed_room(packed) / 1e9:,.1f} GB more are needed in {folder.parent}, where "
-            f"{shutil.disk_usage(folder).free / 1e9:,.1f} GB are free.",
-            "Free some room there and export again, or choose gguf",
-        )
+    _require_room(folder.parent, _needed_room(packed))
     progress.tell("Neither GPU nor memory holds the result: unpacking it to 16 bits on the disk")
     try:
         packed.unpack(unpacked, job.device)

@@ -96,6 +96,12 @@ def test_it_is_unpacked_and_measured_in_a_part_of_its_memory(result, tmp_path, m
     with pytest.raises(ExpectedError, match=r"needed in .*, where 0\.1 GB are free"):
         prove_folder(job, tmp_path / "nf4", first, progress)
     assert not list((tmp_path / "nf4").glob(".*"))
+    before = job_for(tmp_path, "nf4", model=str(result / "model"), destination="new/made")
+    with pytest.raises(ExpectedError, match=r"needed in .*, where 0\.1 GB are free"):
+        make.make(before, tmp_path, progress)
+    assert not (tmp_path / "new").exists(), "refused before it begins"
+    monkeypatch.setattr(models, "read_available_bytes", lambda: 3 * whole)
+    folder_proof.expect_room(before, result / "model", tmp_path / "new")
 
 
 @pytest.mark.parametrize(
