@@ -78,6 +78,8 @@ _NO_FORECAST = (
 )
 _LLAMA_KINDS = {"full_attention", "sliding_attention"}
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
+# Unknown families but for this: their MLPs have no gate.
+_PLAIN = ("apertus", "arcee", "gpt_neox", "jais2", "nemotron", "persimmon", "starcoder2")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
 
@@ -453,7 +455,7 @@ def _mlp(sizes: _Sizes, ffn: int) -> tuple[Linear, ...]:
     down = Linear(name="down_proj", num_inputs=ffn, num_outputs=hidden, has_bias=bias)
     if sizes.family == "phi3":
         return (Linear(name="gate_up_proj", num_inputs=hidden, num_outputs=2 * ffn), down)
-    names = ("gate_proj", "up_proj")
+    names = ("up_proj",) if sizes.family in _PLAIN else ("gate_proj", "up_proj")
     ups = (Linear(name=name, num_inputs=hidden, num_outputs=ffn, has_bias=bias) for name in names)
     return (*ups, down)
 

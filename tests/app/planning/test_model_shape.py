@@ -112,6 +112,22 @@ def test_an_unknown_family_is_read_as_a_llama():
     assert read_shape(sizes).layers == read_shape({**SMALL, "model_type": "llama"}).layers
 
 
+@pytest.mark.parametrize("family", ["arcee", "gpt_neox", "nemotron", "starcoder2"])
+def test_a_family_whose_mlps_have_no_gate_is_not_taken_for_a_third_larger(family):
+    keys = {} if family == "gpt_neox" else {"num_key_value_heads": 4}
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "vocab_size": 96,
+    }
+    config = CONFIG_MAPPING[family](**sizes, num_attention_heads=8, **keys)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    real = sum(one.numel() for one in model.parameters())
+    assert read_shape(config.to_dict()).num_parameters == pytest.approx(real, rel=0.02)
+
+
 @pytest.mark.parametrize("value", [None, "many", 0, True])
 def test_a_config_without_sizes_is_refused(value):
     with pytest.raises(UserError, match="hidden_size"):
