@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 import subprocess
 import sys
@@ -11,15 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.wheel_tags import SUPPORTED_PYTHONS
 from app.nodes.archive import build_archive
 from tests.test_layers import ROOT, project_files
 
-PYTHONS = next(
-    ast.literal_eval(node.value)
-    for node in ast.parse((ROOT / "installers" / "lock.py").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PYTHONS"
-)
-"""Versions of Python that the locks are made for."""
 PACKAGES = ("app", "agents", "resources")
 ARCHIVE_SHA256 = "from app.nodes.archive import build_archive; print(build_archive().sha256)"
 
@@ -75,6 +69,6 @@ def test_the_metadata_names_what_the_locks_support(installed: Path) -> None:
     fields = Parser().parsestr(metadata.read_text(encoding="utf-8"))
     kinds = fields.get_all("Classifier") or []
     pythons = {kind.rpartition(" :: ")[2] for kind in kinds if ":: Python :: 3." in kind}
-    assert pythons == {f"{major}.{minor}" for major, minor in PYTHONS}
+    assert pythons == {f"{major}.{minor}" for major, minor in SUPPORTED_PYTHONS}
     assert "fine-tuning" in (fields["Keywords"] or "").split(",")
     assert fields["License-Expression"] == "Apache-2.0"

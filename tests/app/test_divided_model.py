@@ -55,15 +55,27 @@ def read_layers(site: Site, name: str, run_id: str, step: int) -> list[Any]:
     return layers
 
 
-@pytest.mark.parametrize("parallel", ["pipeline"])
-def test_a_lost_part_is_divided_among_the_others(site: Site, tmp_path: Path, parallel: str) -> None:
+@pytest.mark.parametrize(
+    "exports",
+    [
+        pytest.param({"merged": ()}, id="merged"),
+        pytest.param(
+            {"merged": (), "gguf": ("--type", "Q8_0"), "nf4": ()},
+            marks=pytest.mark.campaign,
+            id="merged, GGUF, NF4",
+        ),
+    ],
+)
+def test_a_lost_part_is_divided_among_the_others(
+    site: Site, tmp_path: Path, exports: dict[str, tuple[str, ...]]
+) -> None:
     model = str(save_in_several_files(tmp_path / "base"))
     whole = site.write_run_file(NUM_STEPS, model=model, parallel="single", nodes=["alpha"])
     one = site.rackless("start", str(whole), "--watch", "--json").lines[0]
     expected = read_losses(site, "alpha", one["run_id"], 0, 1)
     assert sorted(expected) == list(range(1, NUM_STEPS + 1))
 
-    cut = site.write_run_file(NUM_STEPS, model=model, parallel=parallel, recovery="off")
+    cut = site.write_run_file(NUM_STEPS, model=model, parallel="pipeline", recovery="off")
     with site.start("start", str(cut), "--watch", "--json") as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None
@@ -90,7 +102,7 @@ def test_a_lost_part_is_divided_among_the_others(site: Site, tmp_path: Path, par
     for step, loss in (*before.items(), *after.items()):
         assert loss == pytest.approx(expected[step], rel=TOLERANCE)
 
-    for kind, type_ in (("merged", ()), ("gguf", ("--type", "Q8_0")), ("nf4", ())):
+    for kind, type_ in exports.items():
         made = site.answer("export", run_id, "--to", kind, *type_, "--out", str(tmp_path / kind))
         assert kind == "merged" or made["verdicts"]
     answer = site.answer(

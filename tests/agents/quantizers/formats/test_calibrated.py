@@ -200,7 +200,7 @@ def test_it_loads_and_is_nearer_than_rounding(learned, made, method, engine, typ
     ("method", "types"),
     [
         ("awq", ()),
-        ("gptq", ("4-bit",)),
+        pytest.param("gptq", ("4-bit",), marks=pytest.mark.campaign),
         pytest.param("gptq", ("8-bit",), marks=pytest.mark.campaign),
     ],
     ids=["awq", "gptq-4", "gptq-8"],
