@@ -75,14 +75,17 @@ class ReadOnly(Fault):
 
 class NoCheckpoints(Fault):
     name = "checkpoints-deleted"
-    does = "folder of all checkpoints of a node deleted while it trains"
+    does = "folder of all checkpoints of a node that has some deleted while it trains"
 
     @property
     def expectation(self) -> Expectation:
         return Expectation()
 
     def do(self, case: Case) -> None:
-        shutil.rmtree(case.site.run_folder(case.node, case.run_id) / CHECKPOINTS)
+        # Of three nodes two hold copies.
+        nodes = (case.node, *case.others)
+        folders = [case.site.run_folder(node, case.run_id) / CHECKPOINTS for node in nodes]
+        shutil.rmtree(next(folder for folder in folders if folder.is_dir()))
 
 
 class NoCheckpointsAllDie(NoCheckpoints):

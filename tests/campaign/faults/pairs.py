@@ -49,11 +49,14 @@ class KillWhileSaving(Fault):
         return Expectation(named=named, within_s=6.0, recovery="recovered", alarms=True)
 
     def do(self, case: Case) -> None:
-        folder = case.site.run_folder(case.node, case.run_id) / CHECKPOINTS
+        # Of three nodes two save, perhaps not this one.
+        runs = [case.site.run_folder(node, case.run_id) for node in case.site.nodes]
         pids = [pid for part in ("supervisor", "agent", "rank") for pid in case.find(part)]
         end = time.monotonic() + SAVE_S
         # A save takes a few milliseconds: the processes are known before.
-        while not any(folder.glob(".partial*")) and time.monotonic() < end:
+        while time.monotonic() < end and not any(
+            partial for run in runs for partial in (run / CHECKPOINTS).glob(".partial*")
+        ):
             time.sleep(0.0005)
         case.fault_s = time.time()
         send(pids, SIGKILL)
