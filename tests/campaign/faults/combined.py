@@ -186,7 +186,10 @@ class LossWithoutMaster(Fault):
     @property
     def expectation(self) -> Expectation:
         return Expectation(
-            named=(("without this pc", "{node}"),),
+            named=(
+                ("without this pc", "{node}"),
+                ("{node} was lost", "went on in their processes"),
+            ),
             within_s=self.lasts_s + 15.0,
             recovery="recovered",
             back_s=LOST_AFTER_S + 30.0,
