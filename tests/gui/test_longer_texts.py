@@ -2,6 +2,8 @@
 
 On a dense screen, where 960 x 600 is all that a screen of 1920 x 1200 has. The scale must be known
 before Qt starts, so it runs in a process of its own.
+
+pytest -m campaign tests/gui/test_longer_texts.py      opens all of them: a minute
 """
 
 import os
@@ -24,6 +26,7 @@ from tests.gui.reach import lengthen
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.campaign
 def test_nothing_is_cut_at_200_percent_in_a_longer_language():
     environment = dict(os.environ, QT_QPA_PLATFORM="offscreen", QT_SCALE_FACTOR="2")
     done = subprocess.run(

@@ -140,8 +140,9 @@ class Watch:
         # A process may bind a socket and hand it to the one that it was bound for.
         if known is not None and known.owner and holders == self._holders[key]:
             return
-        # `ss` asks who holds what before it lists: of one without a holder nobody knows yet.
-        if not commands and key not in self._unheld:
+        # `ss` asks who holds what before it lists, and a holder may end before it is asked for its
+        # command: of such a one nobody knows yet.
+        if not any(commands.values()) and key not in self._unheld:
             self._unheld.add(key)
             return
         owner, reason = explain(" | ".join(filter(None, commands.values())) or line)
