@@ -29,13 +29,11 @@ from typing import Any
 import tomllib
 from packaging.utils import canonicalize_name
 
-from app.provisioning.lock_text import NoWheel, lock_text
+from app.provisioning.lock_text import COOLING_OFF, NoWheel, lock_text
+from app.provisioning.torch_build import PYTORCH_INDEX
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES = ROOT / "resources" / "environments"
-COOLING_OFF = "7 days"
-"""Minimum age of a release that an upgrade takes: most hijacked ones are found within days."""
-TORCH_INDEX = "https://download.pytorch.org/whl/"
 OF_TORCH = re.compile(r"torch|triton|(cuda|nvidia)-.*")
 """Packages that depend on the build of torch, and so stand in its lock."""
 MADE_BY = "Made by `python installers/lock.py` (see CONTRIBUTING.md); not edited by hand."
@@ -224,8 +222,8 @@ def resolve(lock: Lock, upgrade: bool) -> list[dict[str, Any]]:
             str(pins),
         ]
         argv += ["--no-deps"] if lock.complete else ["--only-binary", ":all:"]
-        argv += ["--exclude-newer", COOLING_OFF] if upgrade else []
-        argv += ["--index", TORCH_INDEX + lock.build] if lock.build else []
+        argv += ["--exclude-newer", f"{COOLING_OFF.days} days"] if upgrade else []
+        argv += ["--index", PYTORCH_INDEX + lock.build] if lock.build else []
         done = subprocess.run(
             [*argv, "--output-file", str(found), str(wanted)],
             capture_output=True,

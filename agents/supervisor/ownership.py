@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agents.contract.names import is_safe_name
@@ -138,8 +138,9 @@ class OwnershipWatch:
 
     def look(self) -> None:
         """Look, unless a supervisor could not be started moments ago."""
-        self._continue_stopped()
-        for attempt in _find_leasing(self._home):
+        leasing = list(_find_leasing(self._home))
+        self._continue_stopped(leasing)
+        for attempt in leasing:
             keep_election(attempt)
         now_s = time.monotonic()
         if now_s >= self._strays_due_s:
@@ -149,10 +150,10 @@ class OwnershipWatch:
         if now_s >= self._due_s and not keep_all_owned(self._home):
             self._due_s = now_s + RETRY_S
 
-    def _continue_stopped(self) -> None:
+    def _continue_stopped(self, attempts: Iterable[AttemptFolder]) -> None:
         """Let supervisors that somebody has stopped go on: nobody else watches their ranks."""
         found = {}
-        for attempt in _find_leasing(self._home):
+        for attempt in attempts:
             supervisor = attempt.read_supervisor()
             # Not "t", in which a debugger holds it.
             if supervisor and supervisor.is_alive() and read_process_state(supervisor.pid) == "T":

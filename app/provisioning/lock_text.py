@@ -9,6 +9,7 @@ locked only where its release has no wheel, and stands in the lock by name (`--n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +22,8 @@ from agents.contract.wheel_tags import SUPPORTED_PYTHONS
 NEWEST_GLIBC = 41
 """Newest glibc 2.x whose wheels are accepted; pip itself refuses what is too new for a PC."""
 LINUX_MACHINES = ("x86_64", "aarch64")
+COOLING_OFF = timedelta(days=7)
+"""Minimum age of a release that no limit names: most hijacked ones are found within days."""
 
 
 class NoWheel(Exception):

@@ -16,7 +16,7 @@ from agents.contract.environments import EnvironmentTrial
 from agents.contract.node import GpuFacts, NodeFacts
 from app.text import show_list
 
-_PYTORCH_INDEX = "https://download.pytorch.org/whl/"
+PYTORCH_INDEX = "https://download.pytorch.org/whl/"
 BESIDE_TORCH = ("train", "pip")
 """Shipped locks that are installed beside each build of torch."""
 
@@ -36,7 +36,7 @@ class TorchBuild(Enum):
     @property
     def index_url(self) -> str | None:
         """Index that has it; None: PyPI."""
-        return None if self is TorchBuild.CUDA_13 else _PYTORCH_INDEX + self.value
+        return None if self is TorchBuild.CUDA_13 else PYTORCH_INDEX + self.value
 
     @property
     def is_shipped(self) -> bool:

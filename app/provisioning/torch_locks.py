@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from agents.contract.lock import read_lock_text
 from agents.contract.package_index import IndexUnreachable, PackageIndex, read_index_settings
 from app.errors import UnshippedLock, UserError
 from app.filelock import locked
+from app.nodes.files.local_files import in_stoppable_thread
 from app.paths import private_folder, replace_text
 from app.provisioning.lock_text import NoWheel, lock_text
 from app.provisioning.torch_build import BESIDE_TORCH, DRIVERS, TorchBuild, shipped_text
@@ -112,13 +114,8 @@ async def _in_thread(build: TorchBuild, file: Path, say: Say) -> str:
     def tell(text: str) -> None:
         loop.call_soon_threadsafe(say, text)
 
-    task = asyncio.create_task(asyncio.to_thread(make_lock, build, file, tell, stopped.is_set))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stopped.set()
-        await asyncio.wait({task})
-        raise
+    making = partial(make_lock, build, file, tell, stopped.is_set)
+    return await in_stoppable_thread(making, stopped.set)
 
 
 def make_lock(build: TorchBuild, file: Path, say: Say, is_stopped: Callable[[], bool]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -26,15 +26,11 @@ from agents.contract.wheel_tags import (
     rank_wheel,
     read_wheel_name,
 )
-from app.provisioning.lock_text import LINUX_MACHINES, NEWEST_GLIBC, environment_of
+from app.provisioning.lock_text import COOLING_OFF, LINUX_MACHINES, NEWEST_GLIBC, environment_of
 from app.provisioning.wheel_metadata import requirements_of
 
 _MAX_PASSES = 8
 """Maximum number of times that new limits may change a choice that was made."""
-
-
-COOLING_OFF = timedelta(days=7)
-"""Minimum age of a release that no limit names: most hijacked ones are found within days."""
 
 
 class Unresolvable(Exception):

@@ -70,7 +70,7 @@ def expect_room(job: MakeJob, model: Path, destination: Path) -> None:
         return
     unpacked = _PLAIN_BYTES * num_weights
     disk = next(one for one in destination.parents if one.is_dir())
-    _require_room(disk, packed + unpacked + min(unpacked, SHARD_BYTES))
+    _require_room(disk, packed + _needed_room(unpacked))
 
 
 def prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
@@ -107,11 +107,8 @@ def is_held_packed(folder: Path, device: str) -> bool:
     unpacked_bytes = _WIDE_BYTES * packed.num_packed + 2 * packed.plain_bytes
     if weigh(folder) + unpacked_bytes > free_bytes:
         return False
-    return place.device == "cpu" or not _has_room(packed, folder)
-
-
-def _has_room(packed: PackedModel, folder: Path) -> bool:
-    return shutil.disk_usage(folder).free >= _needed_room(packed)
+    has_room = shutil.disk_usage(folder).free >= _needed_room(packed.unpacked_bytes)
+    return place.device == "cpu" or not has_room
 
 
 def _require_room(disk: Path, needed_bytes: int) -> None:
@@ -125,9 +122,8 @@ def _require_room(disk: Path, needed_bytes: int) -> None:
         )
 
 
-def _needed_room(packed: PackedModel) -> int:
-    size = packed.unpacked_bytes
-    return size + min(size, SHARD_BYTES)  # tensors of one file wait in another
+def _needed_room(unpacked_bytes: int) -> int:
+    return unpacked_bytes + min(unpacked_bytes, SHARD_BYTES)  # tensors of a file wait in another
 
 
 def _prove_packed(job: MakeJob, folder: Path, first: Original) -> Proof:
@@ -150,7 +146,7 @@ def prove_unpacked(job: MakeJob, folder: Path, first: Original, progress: JobPro
     """
     give_back()
     packed, unpacked = PackedModel(folder), folder / _UNPACKED
-    _require_room(folder.parent, _needed_room(packed))
+    _require_room(folder.parent, _needed_room(packed.unpacked_bytes))
     progress.tell("Neither GPU nor memory holds the result: unpacking it to 16 bits on the disk")
     try:
         packed.unpack(unpacked, job.device)
