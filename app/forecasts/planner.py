@@ -31,7 +31,7 @@ from app.library.data_size import DataGuess, cut_and_pack, guess_data
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.candidate import CUT_MODES, Advice, Candidate, DataSize, Plan, PlanRequest
-from app.planning.choice import find_least
+from app.planning.choice import find_fewer, find_least
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
 from app.planning.cut import find_problem, make_cut
 from app.planning.measurement_limits import find_fault
@@ -186,6 +186,7 @@ class Planner:
             cut=cut,
             problem=problem,
             advice=tuple(one.text for one in plan.advice if is_free and "nodes" in one.change),
+            fewer=find_fewer(asked, request.cluster, plan),
         )
 
     def _inspect(self, spec: RunSpec) -> ModelFolder | None:
@@ -368,6 +369,9 @@ def _advise_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, 
     if any("nodes" in advice.change for advice in plan.advice):
         return ()
     left = [name for name in known if name not in chosen.nodes]
+    if find_fewer(spec, cluster, plan):
+        text = f"A start leaves out {show_list(left)}: this run fits no way on all nodes together"
+        return (Advice(text=text),)
     text = f"A start uses every node: to leave out {show_list(left)}, list the others in nodes"
     return (Advice(text=text, change={"nodes": chosen.nodes}),)
 

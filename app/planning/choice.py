@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from agents.contract.spec import RunSpec
-from app.planning.candidate import CUT_MODES, Candidate
+from app.planning.candidate import CUT_MODES, Candidate, Plan
 from app.planning.cluster import Cluster
 
 MARGIN = 0.15
@@ -61,6 +61,40 @@ def choose(spec: RunSpec, cluster: Cluster, found: Iterable[Candidate]) -> Candi
         and one.runnable
         and spec.parallel in ("auto", one.mode)
         and _is_allowed(spec, cluster, one)
+    )
+
+
+def find_fewer(spec: RunSpec, cluster: Cluster, plan: Plan) -> tuple[str, ...]:
+    """Return the nodes of the plan where a run that may use all of them fits no way on all.
+
+    Empty: it may fit on all, the run file has decided, or no plan fits. Where GPUs hold the model,
+    even the lower end of the forecast has to be too much: one that is a little off costs no node.
+
+    Args:
+        spec: of the run.
+        cluster: nodes that may take part.
+        plan: made for them.
+    """
+    chosen, is_free = plan.chosen, spec.nodes == "all" and spec.parallel == "auto"
+    if chosen is None or not is_free or spec.shares is not None:
+        return ()
+    devices = {(node.name, gpu.device) for node in cluster.nodes for gpu in node.gpus}
+    on_all = [one for one in (chosen, *plan.others) if _list_devices(one) == devices]
+    if any(one.runnable and (one.fits or _may_hold_all(one)) for one in on_all):
+        return ()
+    # A start uses all GPUs of its nodes.
+    used = {(node, device) for node, device in devices if node in chosen.nodes}
+    return chosen.nodes if _list_devices(chosen) == used != devices else ()
+
+
+def _list_devices(one: Candidate) -> set[tuple[str, str]]:
+    return {(gpu.node, gpu.device) for gpu in one.gpus}
+
+
+def _may_hold_all(one: Candidate) -> bool:
+    """Return whether each GPU holds the model if memory is at the lower end of the forecast."""
+    return one.mode not in CUT_MODES and all(
+        gpu.memory.low_bytes <= gpu.room_bytes for gpu in one.gpus
     )
 
 

@@ -20,7 +20,7 @@ MAX_NODES = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Prospect:
+class Prospect:
     """What one node would contribute."""
 
     name: str
@@ -32,7 +32,18 @@ class _Prospect:
 
 def choose_subsets(case: Case, num: int) -> list[tuple[str, ...]]:
     """Return up to `num` subsets of the nodes in which every GPU fits, the best first."""
-    prospects = [found for node in case.cluster.nodes if (found := _prospect(case, node.name))]
+    found = [_prospect(case, node.name) for node in case.cluster.nodes]
+    return rank_subsets(case, [one for one in found if one is not None], num)
+
+
+def rank_subsets(case: Case, prospects: list[Prospect], num: int) -> list[tuple[str, ...]]:
+    """Return up to `num` subsets of these nodes, the best first.
+
+    Args:
+        case: what is planned.
+        prospects: nodes that can take part, in the order of the cluster.
+        num: maximum number of subsets.
+    """
     # Looked up once: 1,023 subsets would ask for each link hundreds of times.
     links = {
         (a.name, b.name): case.cluster.link(a.name, b.name)
@@ -58,7 +69,7 @@ def fastest_together(case: Case) -> Iterator[tuple[str, ...]]:
         yield tuple(name for name in names if name in fastest[:size])
 
 
-def _subsets(prospects: list[_Prospect]) -> Iterator[tuple[_Prospect, ...]]:
+def _subsets(prospects: list[Prospect]) -> Iterator[tuple[Prospect, ...]]:
     if len(prospects) <= MAX_NODES:
         for size in range(1, len(prospects) + 1):
             yield from combinations(prospects, size)
@@ -69,14 +80,14 @@ def _subsets(prospects: list[_Prospect]) -> Iterator[tuple[_Prospect, ...]]:
         yield tuple(one for one in prospects if one in chosen)
 
 
-def _prospect(case: Case, name: str) -> _Prospect | None:
+def _prospect(case: Case, name: str) -> Prospect | None:
     workers = case.of((name,))
     fits = [case.fit(worker, 1) for worker in workers]
     if not workers or not all(fit.fits for fit in fits):
         return None
     both = list(zip(workers, fits, strict=True))
     speeds = [worker.pace.tokens_per_s(fit.setting, case.rows) for worker, fit in both]
-    return _Prospect(
+    return Prospect(
         name=name,
         tokens_per_s=sum(speeds),
         num_gpus=len(workers),
@@ -86,7 +97,7 @@ def _prospect(case: Case, name: str) -> _Prospect | None:
 
 def _estimate_s(
     case: Case,
-    some: tuple[_Prospect, ...],
+    some: tuple[Prospect, ...],
     links: dict[tuple[str, str], LinkSpeed],
     num_bytes: float,
 ) -> float:

@@ -174,6 +174,26 @@ async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> L
     return replace(plan, forecast=found)
 
 
+async def leave_out_misfits(
+    services: Services, spec: RunSpec, plan: LaunchPlan
+) -> tuple[RunSpec, LaunchPlan]:
+    """Return run and plan for fewer nodes, where it fits no way on all of those that it may use.
+
+    The run then names its nodes, so that no other one joins it later.
+
+    Raises:
+        UserError: a node is gone or busy by now.
+    """
+    fewer = plan.forecast.fewer
+    if not fewer:
+        return spec, plan
+    left = [node for node in plan.nodes if node not in fewer]
+    text = f"this run fits no way on all nodes together, so it leaves out {show_list(left)}"
+    spec = replace(spec, nodes=fewer)
+    found = await add_forecast(services, spec, await plan_launch(services, spec, fewer))
+    return spec, replace(found, forecast=replace(found.forecast, advice=(text,)))
+
+
 async def _check_node(services: Services, node: str, own: str) -> NodeFacts:
     agent = services.pool.agent(node)
     facts, attempts = await asyncio.gather(agent.facts(), agent.attempt_list())

@@ -52,6 +52,8 @@ class LaunchForecast:
     """Message and hint where the mode that the run file names does not fit; None: it may."""
     advice: tuple[str, ...] = ()
     """Sentences on nodes that a faster run would leave out."""
+    fewer: tuple[str, ...] = ()
+    """Nodes to launch on instead, since the run fits no way on all of them; empty: it may."""
 
 
 def _read_user() -> str:

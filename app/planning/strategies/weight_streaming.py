@@ -19,21 +19,57 @@ from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting
 from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s, split_rows
-from app.planning.subsets import fastest_together
+from app.planning.subsets import Prospect, fastest_together, rank_subsets
 
 # Minimum number of layers on the GPU while one is computed and the next is copied.
 _SLOTS = 3
 # Micro-batch sizes that are tried, in sequences: a slow disk needs many tokens at once.
 _AT_ONCE = (64, 32, 16, 8, 4, 2, 1)
+# Subsets of the nodes that are computed in full; the others are only estimated.
+_MAX_SUBSETS = 2
 
 
 def propose_streamed(case: Case) -> Iterator[Candidate]:
-    """Yield the plans of the fastest node alone and of all nodes."""
+    """Yield the plans of the fastest node alone, of the best subsets, and of all nodes."""
     together = [case.of(names) for names in fastest_together(case)]
-    for workers in dict.fromkeys((together[0], together[-1])):
+    some = [case.of(names) for names in _choose_subsets(case)]
+    for workers in dict.fromkeys((together[0], *some, together[-1])):
         candidate = plan_streamed(case, workers)
         if candidate is not None:
             yield candidate
+
+
+def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
+    """Return the best subsets of the nodes on which streamed layers fit: a slow link costs more
+    than some nodes gain.
+    """
+    if case.spec.adapter.kind == "full":
+        return []
+    streams: dict[tuple[object, ...], _Stream] = {}
+    prospects = []
+    for node in case.cluster.nodes:
+        workers = case.of((node.name,))
+        for worker in workers:
+            if worker.like not in streams:
+                streams[worker.like] = _stream(case, worker, len(case.workers))
+        found = [streams[worker.like] for worker in workers]
+        if found and all(one.fit.fits and one.is_in_ram for one in found):
+            prospects.append(_make_prospect(case, node.name, found))
+    return rank_subsets(case, prospects, _MAX_SUBSETS)
+
+
+def _make_prospect(case: Case, name: str, streams: list[_Stream]) -> Prospect:
+    """Return what a node contributes whose GPUs stream."""
+    rows = [one.count_at_once(case) for one in streams]
+    micro_s = [sum(one.seconds(case, num)) for one, num in zip(streams, rows, strict=True)]
+    return Prospect(
+        name=name,
+        tokens_per_s=sum(
+            num * case.mean_tokens / seconds for num, seconds in zip(rows, micro_s, strict=True)
+        ),
+        num_gpus=len(streams),
+        last_s=min(micro_s),
+    )
 
 
 def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
@@ -102,6 +138,10 @@ class _Stream:
         """Whether the PC has the RAM."""
         return self.host_bytes <= self.worker.host_bytes
 
+    def count_at_once(self, case: Case) -> int:
+        """Return the number of rows of a micro-batch."""
+        return max(1, int(self.fit.setting.micro_tokens / case.mean_tokens))
+
     def seconds(self, case: Case, rows: int) -> tuple[float, float]:
         """Return the seconds of a step spent computing, and those spent waiting for weights.
 
@@ -111,8 +151,7 @@ class _Stream:
         compute_s = case.busy_s(self.worker, self.fit, rows, 1)
         if not rows:
             return 0.0, 0.0
-        at_once = max(1, int(self.fit.setting.micro_tokens / case.mean_tokens))
-        num_passes = math.ceil(rows / at_once)
+        num_passes = math.ceil(rows / self.count_at_once(case))
         each_s = compute_s / num_passes
         waits = max(0.0, self.copy_s - each_s / 3) + max(0.0, self.copy_s - each_s * 2 / 3)
         return compute_s, waits * num_passes

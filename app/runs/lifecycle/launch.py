@@ -48,6 +48,7 @@ from app.runs.preflight import (
     LaunchPlan,
     add_forecast,
     choose_nodes,
+    leave_out_misfits,
     plan_launch,
     require_supported,
 )
@@ -91,7 +92,7 @@ async def start_run(
     report(f"checking {show_list(nodes)}")
     plan = await plan_launch(services, spec, nodes)
     await require_models_there(services, spec, inputs, plan.nodes)
-    plan = await add_forecast(services, spec, plan)
+    spec, plan = await leave_out_misfits(services, spec, await add_forecast(services, spec, plan))
     for text in _advise(services, spec, plan):
         report(text)
     run = RunRecord(

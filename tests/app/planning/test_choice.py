@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from app.planning.build_context import open_case
 from app.planning.candidate import Candidate, StepParts
-from app.planning.choice import MARGIN, find_least, weigh
+from app.planning.choice import MARGIN, find_fewer, find_least, weigh
+from app.planning.cluster import ethernet
 from app.planning.plan import make_plan
-from tests.app.planning.clusters import ask, example
+from app.planning.strategies.weight_streaming import plan_streamed
+from tests.app.planning.clusters import ask, example, make_pcs
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +81,43 @@ def test_a_faster_way_that_was_not_chosen_says_why() -> None:
     assert pipeline.step_s < plan.chosen.step_s
     assert weigh(pipeline) > weigh(plan.chosen)
     assert "by less than forecasts may be off, and a lost node stops it" in pipeline.reason
+
+
+def test_streaming_leaves_out_a_node_whose_link_costs_more_than_it_computes() -> None:
+    cluster = make_pcs("RTX 4090", "RTX 4070", "RTX 3080", gbit_per_s=2.5)
+    slow = {frozenset((name, "pc3")): ethernet(0.05, 0.004) for name in ("pc1", "pc2")}
+    request = ask(replace(cluster, links=slow), "70B", sequence_tokens=512, parallel="streamed")
+    plan = make_plan(request)
+
+    assert plan.chosen is not None
+    assert plan.chosen.nodes == ("pc1", "pc2")
+    everywhere = plan_streamed(open_case(request), open_case(request).workers)
+    assert everywhere is not None
+    assert everywhere.fits
+    assert everywhere.step_s > 1.1 * plan.chosen.step_s
+
+
+def test_a_start_leaves_out_nodes_only_where_it_fits_no_way_on_all() -> None:
+    cluster = example("three-mismatched")
+    too_large = ask(cluster, "70B", batch_sequences=64)
+    plan = make_plan(too_large)
+
+    assert plan.chosen is not None
+    assert plan.chosen.nodes == ("alpha",)
+    assert find_fewer(too_large.spec, cluster, plan) == ("alpha",)
+    for change in ({"nodes": ("alpha", "beta", "gamma")}, {"parallel": "streamed"}):
+        decided = replace(too_large.spec, **change)  # type: ignore[arg-type]
+        assert find_fewer(decided, cluster, plan) == ()
+    # Fewer nodes are faster, but it fits on all.
+    slow = ask(make_pcs("RTX 4090", "RTX 3060", gbit_per_s=0.05), "7B")
+    alone = make_plan(slow)
+    assert alone.chosen is not None
+    assert len(alone.chosen.nodes) == 1
+    assert find_fewer(slow.spec, slow.cluster, alone) == ()
+    # All may hold it, if the forecast is a little too high.
+    near = tuple(
+        replace(one, gpus=tuple(replace(gpu, room_bytes=gpu.memory.low_bytes) for gpu in one.gpus))
+        for one in plan.others
+        if one.mode == "data"
+    )
+    assert find_fewer(too_large.spec, cluster, replace(plan, others=near)) == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.model_cut import ModelCut
-from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse
-from agents.contract.run import AttemptStatus
+from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, NodeFacts
+from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
@@ -480,3 +481,24 @@ def test_the_plans_cut_goes_to_every_node_and_a_misfit_is_refused_before_anythin
     found = LaunchForecast(cut=cut)
     run_id = start(services, spec)
     assert [cluster[node].intents[0].cut for node in services.runs.get(run_id).nodes] == [cut] * 3
+
+
+def test_a_run_that_fits_no_way_on_all_nodes_starts_on_those_of_its_plan(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    asked: list[tuple[object, list[str]]] = []
+
+    async def forecast(
+        about: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
+    ) -> LaunchForecast:
+        asked.append((about.nodes, list(facts)))
+        return LaunchForecast(fewer=("beta",) if len(facts) > 1 else ())
+
+    services.hooks.forecast = forecast
+    run = services.runs.get(start(services, replace(spec, nodes="all")))
+    assert asked == [("all", ["alpha", "beta", "gamma"]), (("beta",), ["beta"])]
+    # Named, so that no other node joins it later.
+    assert (run.nodes, run.spec.nodes) == (("beta",), ("beta",))
+    assert not cluster["alpha"].pushed
+    texts = [event.text for event in services.runs.events(run.run_id)]
+    assert any("so it leaves out alpha and gamma" in text for text in texts)
