@@ -2,8 +2,9 @@
 
 Importing takes seconds in which the disk has little to do, and the weights are read right after.
 A thread that needs nothing but the standard library reads them once: it hashes files whose hash is
-not known, and reads the others into the page cache, if memory has room for them all. Weights are
-not loaded beside the tokenization: the bounds of chat templates hold for the whole process.
+not known, and reads the others into the page cache, if memory has room for them all and the run
+will not take quantized layers of an earlier one instead. Weights are not loaded beside the
+tokenization: the bounds of chat templates hold for the whole process.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def start_reading(attempt: RankAttempt) -> Future[str] | None:
         except Exception as error:  # noqa: BLE001 - raised where the hash is needed
             found.set_exception(error)
             return
+        if _streams_quantized(attempt):
+            return
         with suppress(OSError):  # whoever loads the model reports this better
             num_bytes = sum(path.stat().st_size for path in known)
             if num_bytes < _CACHE_SHARE * read_available_bytes():
@@ -57,6 +60,13 @@ def start_reading(attempt: RankAttempt) -> Future[str] | None:
     # A daemon: nobody waits for what is merely read ahead.
     threading.Thread(target=read, name="model", daemon=True).start()
     return found
+
+
+def _streams_quantized(attempt: RankAttempt) -> bool:
+    """Return whether layers come from files that an earlier run has most likely written."""
+    spec, cut = attempt.intent.spec, attempt.intent.cut
+    mode = cut.mode if cut is not None else spec.parallel
+    return mode == "streamed" and spec.adapter.kind == "qlora"
 
 
 def read_ahead(paths: Sequence[Path]) -> None:

@@ -46,6 +46,17 @@ def save_outline(folder: Path, name: str, *, layers: int | None, size: Size) -> 
     os.truncate(path, 8 + len(text) + place)  # a hole, which takes no disk
 
 
+def keep_no_layers() -> None:
+    """Let this process write no layer for a later run."""
+    from agents.errors import ExpectedError
+    from agents.trainer.streaming.layer_files import LayerFiles
+
+    def refuse(self: LayerFiles, num_bytes: int) -> None:
+        raise ExpectedError("this benchmark keeps no layers.")
+
+    LayerFiles.prepare = refuse  # type: ignore[method-assign]
+
+
 class RandomFile:
     """Stands in for an open safetensors file."""
 

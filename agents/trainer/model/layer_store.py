@@ -17,7 +17,12 @@ from torch import Tensor, nn
 
 from agents.errors import ExpectedError
 from agents.trainer.model.frozen_tensors import put_frozen, take_frozen
-from agents.trainer.streaming.disk_reader import DiskReader, read_block
+from agents.trainer.streaming.disk_reader import (
+    DamagedLayer,
+    DiskReader,
+    check_block,
+    read_block,
+)
 from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFile, LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream, spread
@@ -60,6 +65,9 @@ class StreamedLayers:
         self._largest_file: LayerFile | None = None
         # Indices of the layers that memory has no room for.
         self._left_in_files: set[int] = set()
+        # Why files could not be used, and their blocks, for the same layers made again.
+        self._damages: list[DamagedLayer] = []
+        self._spare: dict[int, Tensor] = {}
         self.stream = LayerStream(device, num_slots=_SLOTS)
 
     def begin(self, layer_bytes: Mapping[int, int]) -> None:
@@ -77,38 +85,39 @@ class StreamedLayers:
             num_in_files = min(len(places), num_in_files + _MAX_AHEAD + 1)
         self._left_in_files = {places[number] for number in spread(num_in_files, len(places))}
         self.stream.num_slots = _SLOTS_WITH_DISK if num_in_files else _SLOTS
+        self._files.mark_used()
         written = places if self._keeps_files else self._left_in_files
         num_missing = sum(self._files.find(place) is None for place in written)
-        if not num_missing or self._files.has_room(num_missing * most_bytes):
+        if not num_missing:
             return
-        needed = f"{num_missing * most_bytes / 2**30:.1f} GiB of layers"
-        if num_in_files:
-            raise ExpectedError(
-                f"Host memory has room for {num_fitting} of {len(places)} layers, and the disk of "
-                f"the agent's folder on this node has no room for {needed}.",
-                "Free space on that disk or memory of that PC, or use parallel: pipeline",
-            )
-        self._keeps_files = False
-        self._warn(
-            f"The disk of the agent's folder has no room for {needed}, so the next run quantizes "
-            "them again.",
-            "Free space on that disk",
-        )
+        try:
+            self._files.prepare(num_missing * most_bytes)
+        except ExpectedError as error:
+            if num_in_files:
+                raise ExpectedError(
+                    f"Host memory has room for {num_fitting} of {len(places)} layers, and the "
+                    f"others cannot be written: {error.message}",
+                    f"{error.hint}, free memory of that PC, or use parallel: pipeline",
+                ) from error
+            self._stop_keeping(error)
 
     def restore(self, place: int, layer: nn.Module) -> bool:
         """Stream a layer from its file, or from memory after reading it; see `LayerStore`.
 
-        Raises:
-            ExpectedError: the file cannot be read.
+        A file that is damaged, or that the disk cannot read, is made again.
         """
         file = self._files.find(place)
         if file is None:
             return False
-        source: Tensor | LayerFile = file
-        if place not in self._left_in_files:
-            source = self._memory.take(file.layout.num_bytes)
-            read_block(file, source)
-        self._add(place, layer, file.layout, source)
+        block = self._take(place, file.layout.num_bytes)
+        try:
+            read_block(file, block)
+            check_block(file, block)
+        except DamagedLayer as error:
+            self._damages.append(error)
+            self._spare[place] = block
+            return False
+        self._add(place, layer, file.layout, file if place in self._left_in_files else block)
         return True
 
     def keep(self, place: int, layer: nn.Module) -> None:
@@ -119,23 +128,49 @@ class StreamedLayers:
         """
         tensors, facts = take_frozen(layer)
         layout = make_layout(tensors, facts)
-        stays = place not in self._left_in_files
-        block = self._memory.take(layout.num_bytes) if stays else allocate_block(layout.num_bytes)
+        block = self._take(place, layout.num_bytes)
         fill_block(layout, tensors, block)
         source: Tensor | LayerFile = block
-        if self._keeps_files or not stays:
-            file = self._files.write(place, layout, block)
-            source = block if stays else file
+        if place in self._left_in_files:
+            source = self._files.write(place, layout, block)
+        elif self._keeps_files:
+            try:
+                self._files.write(place, layout, block)
+            except ExpectedError as error:
+                self._stop_keeping(error)
         self._add(place, layer, layout, source)
 
     def finish(self) -> LayerStream:
         """Start to stream: copy each layer whenever it is called; return the stream."""
+        self._spare.clear()
+        if self._damages:
+            others = f" (and {len(self._damages) - 1} more)" if len(self._damages) > 1 else ""
+            self._warn(
+                f"{self._damages[0].message} It was made again{others} from the model's files.",
+                "Check that disk: it changes or loses what is on it",
+            )
         self._files.mark_used()
         if (largest := self._largest_file) is not None:
             num_blocks = 1 + choose_ahead(largest)
             self.stream.reader = DiskReader(self._memory, largest.layout.num_bytes, num_blocks)
         self.stream.attach(self._modules)
         return self.stream
+
+    def _take(self, place: int, num_bytes: int) -> Tensor:
+        """Return memory for a layer: to stay in, or on its way to or from its file."""
+        spare = self._spare.pop(place, None)
+        if spare is not None and len(spare) == num_bytes:
+            return spare
+        if place in self._left_in_files:
+            return allocate_block(num_bytes)
+        return self._memory.take(num_bytes)
+
+    def _stop_keeping(self, error: ExpectedError) -> None:
+        self._keeps_files = False
+        self._warn(
+            f"The next run quantizes layers again, because they cannot be kept: {error.message}",
+            error.hint,
+        )
 
     def _add(
         self, place: int, layer: nn.Module, layout: BlockLayout, source: Tensor | LayerFile

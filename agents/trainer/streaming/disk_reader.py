@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -19,10 +20,14 @@ from torch import Tensor
 
 from agents.errors import ExpectedError
 from agents.trainer.streaming.host_memory import HostMemory
-from agents.trainer.streaming.layer_files import LayerFile
+from agents.trainer.streaming.layer_files import LayerFile, cut
 
-# Threads that read pieces of this many bytes: an SSD reaches its speed with several requests.
-_NUM_READERS, _PIECE_BYTES = 4, 1 << 24
+# An SSD reaches its speed with several requests at once.
+_NUM_READERS = 4
+
+
+class DamagedLayer(ExpectedError):
+    """A layer that cannot be read, or is not what was written."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +76,7 @@ class DiskReader:
         if file.path in self._ahead or not self._free:
             return
         reading = _Reading(self._free.pop(0))
-        for start, piece in _cut(reading.block.content[: file.layout.num_bytes]):
+        for start, piece in cut(reading.block.content[: file.layout.num_bytes]):
             job = self._pool.submit(self._read, file, reading.block, start, piece)
             reading.pieces.append(job)
         self._ahead[file.path] = reading
@@ -80,7 +85,7 @@ class DiskReader:
         """Return a block with the content of a layer, once it is read; give it back when copied.
 
         Raises:
-            ExpectedError: the file cannot be read.
+            DamagedLayer: the file cannot be read.
         """
         if file.path not in self._ahead and not self._free:
             # Read for a direction that the pass did not take.
@@ -141,7 +146,7 @@ def read_block(file: LayerFile, target: Tensor) -> None:
     """Read a layer to host memory that begins a page, by several threads.
 
     Raises:
-        ExpectedError: the file cannot be read.
+        DamagedLayer: the file cannot be read.
     """
     try:
         opened = open_direct(file.path)
@@ -149,7 +154,7 @@ def read_block(file: LayerFile, target: Tensor) -> None:
             with ThreadPoolExecutor(_NUM_READERS) as pool:
                 pieces = [
                     pool.submit(read_piece, opened, file.start + start, piece)
-                    for start, piece in _cut(target[: file.layout.num_bytes])
+                    for start, piece in cut(target[: file.layout.num_bytes])
                 ]
             for done in pieces:
                 done.result()
@@ -159,16 +164,26 @@ def read_block(file: LayerFile, target: Tensor) -> None:
         raise _explain(file, error) from error
 
 
-def _cut(target: Tensor) -> list[tuple[int, Tensor]]:
-    """Return the pieces of a block, each with its first byte."""
-    starts = range(0, len(target), _PIECE_BYTES)
-    return [(start, target[start : start + _PIECE_BYTES]) for start in starts]
+def check_block(file: LayerFile, block: Tensor) -> None:
+    """Check that a layer which was read is what was written, by several threads.
+
+    Raises:
+        DamagedLayer: it is not.
+    """
+    with ThreadPoolExecutor(_NUM_READERS) as pool:
+        pieces = (piece.numpy() for _, piece in cut(block[: file.layout.num_bytes]))
+        checksums = tuple(pool.map(zlib.crc32, pieces))
+    if checksums != file.checksums:
+        raise DamagedLayer(
+            f"A layer of the model in {file.path} is not what was written there.",
+            "Check that disk, and resume the run: what is damaged is made again",
+        )
 
 
-def _explain(file: LayerFile, error: OSError) -> ExpectedError:
-    return ExpectedError(
+def _explain(file: LayerFile, error: OSError) -> DamagedLayer:
+    return DamagedLayer(
         f"A layer of the model could not be read from {file.path}: {error}.",
-        "Check that disk; remove the file if it is damaged, and resume the run",
+        "Check that disk, and resume the run: what cannot be read is made again",
     )
 
 

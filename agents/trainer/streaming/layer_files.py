@@ -2,35 +2,45 @@
 
 Each file is a safetensors file with one tensor of bytes, the layer's block, that begins a page: so
 it can be read past the system's cache. The folder is named by all that decides the bytes: the
-model's files, how they are quantized, the kind of device that did it, our format.
+model's files, how they are quantized, the kind of device that did it, our format. Checksums show
+what a disk has changed since.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import threading
 import time
+import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from agents.errors import explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.streaming.layout import PAGE_BYTES, BlockLayout
 
 # Raised when files of earlier versions would be read wrongly.
-_FORMAT = 1
+_FORMAT = 2
 # Disk space that writing leaves free, in bytes.
 _LEFT_BYTES = 4 << 30
 # Folders of models that nobody has streamed for so long are removed, in seconds.
 _KEPT_S = 30 * 86400.0
+# Files that a killed process did not finish are removed after so long, in seconds.
+_PARTIAL_S = 3600.0
 _TENSOR = "layer"
+# Beginning of the names of files that are being written.
+_PARTIAL = ".partial-"
 # Limit of the head of a file, in bytes: one that claims more is damaged.
 _MAX_HEADER_BYTES = 1 << 26
+PIECE_BYTES = 1 << 24
+"""Size of the pieces of a block that are read at once and have a checksum each, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +51,8 @@ class LayerFile:
     layout: BlockLayout
     start: int
     """First byte of its block."""
+    checksums: tuple[int, ...]
+    """CRC-32 of each piece of the block."""
 
 
 class LayerFiles:
@@ -61,22 +73,42 @@ class LayerFiles:
         try:
             with path.open("rb") as file:
                 num_bytes = min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES)
-                header = json.loads(file.read(num_bytes))
-                layout = BlockLayout.from_text(header["__metadata__"]["layout"])
+                about = json.loads(file.read(num_bytes))["__metadata__"]
                 start = file.tell()
-            is_whole = path.stat().st_size == start + layout.num_bytes
+            layout = BlockLayout.from_text(about["layout"])
+            known, *checksums = json.loads(about["checksums"])
+            is_whole = (
+                known == zlib.crc32(about["layout"].encode())
+                and len(checksums) == len(range(0, layout.num_bytes, PIECE_BYTES))
+                and path.stat().st_size == start + layout.num_bytes
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return LayerFile(path=path, layout=layout, start=start) if is_whole else None
+        if not is_whole:
+            return None
+        return LayerFile(path=path, layout=layout, start=start, checksums=tuple(checksums))
 
-    def has_room(self, num_bytes: int) -> bool:
-        """Return whether the disk has room for so many bytes, and some to spare."""
-        with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+    def prepare(self, num_bytes: int) -> None:
+        """Make the folder, and check that the disk has room for so many bytes and some to spare.
+
+        Raises:
+            ExpectedError: it has not, or the folder cannot be written to.
+        """
+        folder = self._folder
         try:
-            return shutil.disk_usage(self._folder).free > num_bytes + _LEFT_BYTES
-        except OSError:
-            return False
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            free_bytes = shutil.disk_usage(folder).free
+        except OSError as error:
+            raise explain_os_error(error, f"keeping layers in {folder}") from error
+        self._remove_partial()
+        if free_bytes < num_bytes + _LEFT_BYTES:
+            raise ExpectedError(
+                f"{folder} needs {(num_bytes + _LEFT_BYTES) / 2**30:.1f} GiB, with "
+                f"{_LEFT_BYTES >> 30} to spare, and its disk has {free_bytes / 2**30:.1f} free.",
+                "Free space on that disk",
+            )
 
     def write(self, place: int, layout: BlockLayout, block: Tensor) -> LayerFile:
         """Write a layer, which then appears at once and whole.
@@ -86,8 +118,9 @@ class LayerFiles:
         """
         path = self._path(place)
         # Ranks of one node make the same file, each under a name of its own.
-        partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-        header = _make_header(layout)
+        partial = path.with_name(f"{_PARTIAL}{place}.{os.getpid()}.{threading.get_ident()}")
+        checksums = tuple(zlib.crc32(piece.numpy()) for _, piece in cut(block))
+        header = _make_header(layout, checksums)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:
@@ -100,25 +133,47 @@ class LayerFiles:
             with suppress(OSError):
                 partial.unlink()
             raise explain_os_error(error, f"writing {path}") from error
-        return LayerFile(path=path, layout=layout, start=len(header))
+        return LayerFile(path=path, layout=layout, start=len(header), checksums=checksums)
 
     def mark_used(self) -> None:
-        """Remember that these files were used, and remove those that nobody uses any more."""
+        """Remember that these files are used, and remove those that nobody uses any more."""
         with suppress(OSError):
             os.utime(self._folder)
-        oldest_s = time.time() - _KEPT_S
         with suppress(OSError):
             for other in self._folder.parent.iterdir():
-                if other.stat().st_mtime < oldest_s:
+                if _is_older(other, _KEPT_S):
                     shutil.rmtree(other, ignore_errors=True)
+
+    def _remove_partial(self) -> None:
+        for path in self._folder.glob(f"{_PARTIAL}*"):
+            if _is_older(path, _PARTIAL_S):
+                with suppress(OSError):
+                    path.unlink()
 
     def _path(self, place: int) -> Path:
         return self._folder / f"layer-{place:04}.safetensors"
 
 
-def _make_header(layout: BlockLayout) -> bytes:
+def cut(block: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield the pieces of a block (num_bytes,), each with its first byte."""
+    for start in range(0, len(block), PIECE_BYTES):
+        yield start, block[start : start + PIECE_BYTES]
+
+
+def _is_older(path: Path, age_s: float) -> bool:
+    """Return whether nobody has changed a file or folder for so long; False: it is gone."""
+    try:
+        return path.stat(follow_symlinks=False).st_mtime < time.time() - age_s
+    except OSError:
+        return False
+
+
+def _make_header(layout: BlockLayout, checksums: tuple[int, ...]) -> bytes:
     """Return the head of a safetensors file, padded with blanks so that a page begins behind it."""
     tensor = {"dtype": "U8", "shape": [layout.num_bytes], "data_offsets": [0, layout.num_bytes]}
-    text = json.dumps({"__metadata__": {"layout": layout.to_text()}, _TENSOR: tensor}).encode()
+    about = layout.to_text()
+    known = [zlib.crc32(about.encode()), *checksums]
+    metadata = {"layout": about, "checksums": json.dumps(known)}
+    text = json.dumps({"__metadata__": metadata, _TENSOR: tensor}).encode()
     num_bytes = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES - 8
     return num_bytes.to_bytes(8, "little") + text.ljust(num_bytes)

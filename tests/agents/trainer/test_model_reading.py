@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from agents.contract.spec import AdapterSpec
 from agents.errors import ExpectedError
 from agents.trainer import model_reading
 from agents.trainer.checkpoint.fingerprint import hash_model
@@ -22,8 +23,8 @@ def begin(tmp_path, tiny_model, monkeypatch):
     monkeypatch.setattr(model_reading, "read_ahead", read.extend)
     model = shutil.copytree(tiny_model, tmp_path / "model")
 
-    def start(rank=0, path=model):
-        run = Run(tmp_path, model, make_spec(), num_ranks=2)
+    def start(rank=0, path=model, **changes):
+        run = Run(tmp_path, model, make_spec(**changes), num_ranks=2)
         run.attempt = len([*tmp_path.glob("runs/r1/attempts/*")])
         intent = run.intend(model_path=str(path))
         return start_reading(RankAttempt(folder=run.attempt_folder, intent=intent, rank=rank))
@@ -60,6 +61,17 @@ def test_what_memory_has_no_room_for_is_not_read_ahead(begin, monkeypatch):
     start().result(10)
     wait_for(lambda: asked)
     assert read == []
+
+
+def test_a_model_whose_quantized_layers_are_kept_is_not_read_ahead(begin, monkeypatch):
+    start, model, read = begin
+    start().result(10)
+    asked = []
+    monkeypatch.setattr(model_reading, "read_available_bytes", lambda: asked.append(1) or 1 << 40)
+    start(parallel="streamed", adapter=AdapterSpec(kind="qlora")).result(10)
+    start(parallel="streamed").result(10)
+    wait_for(lambda: read == [*model.glob("*.safetensors")])
+    assert asked == [1]
 
 
 def test_one_rank_of_a_node_reads_and_only_what_is_there(begin):

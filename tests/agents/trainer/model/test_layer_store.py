@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from agents.contract.spec import AdapterSpec
+from agents.errors import ExpectedError
 from agents.trainer.model import fused_linear, layer_loading, layer_store
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.layer_holdings import LayerHoldings
@@ -142,6 +143,51 @@ def test_streamed_layers_compute_as_resident_ones(models, family, kind, tmp_path
     # Quantized layers were written the first time, and not made again.
     assert len(read) == (num_layers if kind == "qlora" else 2 * num_layers)
     assert messages == []
+
+
+@needs_bitsandbytes
+def test_damaged_files_are_made_again_and_a_full_disk_stops_no_run(models, tmp_path, monkeypatch):
+    spec, path = make_run("qlora"), models["llama"]
+    expected = compute(spec, load_model(spec, path, CPU))
+    messages = []
+
+    def check(budget_bytes):
+        base, stream, memory = load_streamed(spec, path, tmp_path, budget_bytes, messages)
+        found = compute(spec, base, stream)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        if stream.reader is not None:
+            stream.reader.close()
+        return memory
+
+    write = LayerFiles.write
+
+    def write_few(files, place, *layer):
+        if place == 2:
+            raise ExpectedError("The disk is full: writing a layer.", "Free some space")
+        return write(files, place, *layer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LayerFiles, "write", write_few)
+        left_bytes = check(1 << 30).budget_bytes
+    (message,) = messages
+    assert "cannot be kept: The disk is full" in message
+    (folder,) = tmp_path.iterdir()
+    assert sorted(one.name[:10] for one in folder.iterdir()) == ["layer-0000", "layer-0001"]
+    for budget_bytes in (1 << 30, 0):
+        messages.clear()
+        check(budget_bytes)
+        assert messages == []
+        whole = {one.name: one.read_bytes() for one in folder.iterdir()}
+        for number in (1, 3):
+            with (folder / f"layer-{number:04}.safetensors").open("r+b") as file:
+                file.seek(20_000)
+                file.write(b"damage")
+        memory = check(budget_bytes)
+        assert budget_bytes == 0 or memory.budget_bytes == left_bytes
+        (message,) = messages
+        assert "layer-0001.safetensors is not what was written there" in message
+        assert "made again (and 1 more) from the model's files" in message
+        assert {one.name: one.read_bytes() for one in folder.iterdir()} == whole
 
 
 @needs_bitsandbytes
