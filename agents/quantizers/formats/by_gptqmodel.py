@@ -18,6 +18,7 @@ from agents.contract.artifacts import MakeJob
 from agents.errors import ExpectedError
 from agents.quantizers.formats.architecture_check import refuse_divided
 from agents.quantizers.formats.awq_by_gptqmodel import mended_awq
+from agents.quantizers.formats.gptq_by_gptqmodel import mended_gptq
 from agents.quantizers.formats.layer_resume import count_kept, keeping, name_layers
 from agents.quantizers.job.heap import return_free_memory
 from agents.quantizers.job.job import JobProgress
@@ -90,6 +91,7 @@ class Gptqmodel:
                 shuts down.
         """
         let_few_cores_work()
+        import torch
         from gptqmodel.looper.checkpoint import CheckpointError, CheckpointStopped
 
         place = name_layers(self.model, self.job, self.group, self.rows, version("gptqmodel"))
@@ -104,6 +106,12 @@ class Gptqmodel:
             self._quantize(None)
         except ExpectedError:
             raise
+        except torch.OutOfMemoryError as error:
+            raise ExpectedError(
+                f"{self.job.device} has too little free memory to quantize a layer by "
+                f"{self.job.method}: {str(error).partition('. If')[0][:300]}.",
+                "Close what else uses that GPU, or use nf4 or gguf",
+            ) from error
         except (NotImplementedError, ValueError) as error:
             said = next(iter(str(error).splitlines()), "")
             raise ExpectedError(
@@ -129,7 +137,8 @@ class Gptqmodel:
         # Before the first layer: quantizing takes long, and the result could not be loaded.
         refuse_divided(self.model, quantized.model)
         quantized.layer_callback = self.layers
-        with mended_awq(self.job.device), keeping(place, self.layers.total) as more:
+        mended = mended_awq(self.job.device) if self.job.method == "awq" else mended_gptq()
+        with mended, keeping(place, self.layers.total) as more:
             quantized.quantize(
                 calibration=rows,
                 batch_size=_ROWS_AT_ONCE,
@@ -147,6 +156,9 @@ class Gptqmodel:
         settings["offload_to_disk_path"] = str(self.folder / SCRATCH / "offloaded")
         if self.job.method == "awq":
             settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
+        elif self.job.device != "cpu":
+            # Inputs of a layer wait in RAM, which the widest Hessian needs the GPU's memory for.
+            settings["calibration_data_device"] = "cpu"
         return settings
 
     def _precision(self, place: Path | None) -> dict[str, Any]:

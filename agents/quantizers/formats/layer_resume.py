@@ -29,7 +29,7 @@ _FAMILIES = ("llama", "qwen3_moe")
 _LEAST_PYTHON = (3, 11)
 
 # Version of how layers are made; kept layers of another version are not used.
-_EDITION = 2
+_EDITION = 3
 
 # Maximum number of saves in one job, since each save reads and hashes all finished layers.
 _KEPT_TIMES = 8

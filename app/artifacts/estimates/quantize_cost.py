@@ -103,11 +103,27 @@ class QuantizeWork(Work):
         seconds += columns * rates.GPTQ_COLUMN_S[self._device]
         seconds += sum(n for _, n in linears) * rates.GPTQ_LINEAR_S[self._device]
         seconds += shape.num_quantized * rates.GPTQ_PACKED_S[self._device]
-        kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
-        ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
-        return self._on(
-            "quantize", seconds, ram, 3 * self._layer_bytes() + kept + rates.PACK_VRAM_BYTES
+        kept = int(tokens * shape.hidden * 2 * 2)  # inputs and outputs of a layer, always in RAM
+        solved, ram = self._solved_bytes(), self._pack_ram() + kept
+        if not bench.is_gpu:
+            ram += solved + self._predicted_bytes()
+        vram = 3 * self._layer_bytes() + solved + rates.PACK_VRAM_BYTES
+        return self._on("quantize", seconds, ram, vram)
+
+    def _solved_bytes(self) -> int:
+        """Return what GPTQ takes to round a layer's weights, beside the layer itself.
+
+        The inputs of all experts of a layer are summed up in one pass.
+        """
+        linears = [one for layer, _ in self.shape.kinds for one in layer.linears]
+        widest = max(
+            4 * one.num_inputs**2
+            + rates.GPTQ_WEIGHT_BYTES * one.num_weights
+            + rates.GPTQ_INPUT_BYTES * one.num_inputs
+            for one in linears
         )
+        expert_inputs = max(self.shape.hidden, self.shape.expert_ffn)
+        return max(widest, 4 * self.shape.num_experts * expert_inputs**2)
 
     def _quantize_gguf(self) -> PhaseForecast:
         seconds, kinds = 0.0, {kind for kind, _ in self.made.files}

@@ -66,6 +66,9 @@ AWQ_LAYER_S, AWQ_WEIGHTS_PER_S = 1.1, 50e6
 GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.7e-4}
 # Packing and writing: seconds per linear layer, and per weight.
 GPTQ_LINEAR_S, GPTQ_PACKED_S = {"cpu": 0.0, "gpu": 0.14}, {"cpu": 0.0, "gpu": 5.7e-8}
+# Memory of GPTQ beside the Hessian of a layer, in bytes: per weight, and per input for what is
+# copied at a time. Must match agents/quantizers/formats/gptq_by_gptqmodel.py.
+GPTQ_WEIGHT_BYTES, GPTQ_INPUT_BYTES = 8, 12 << 10
 # Calibration rows at once, and bytes per logit: gptqmodel computes the logits and discards them.
 ROWS_AT_ONCE, LOGIT_BYTES = 8, 4
 CONVERTED_BYTES_PER_S = 0.25e9

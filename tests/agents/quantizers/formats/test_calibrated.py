@@ -41,7 +41,7 @@ from agents.quantizers.proof.reference_model import Original, look_at_original
 from agents.state import Home
 from agents.trainer.data.tokenizer import load_tokenizer
 from app.provisioning.environment import read_lock
-from tests.agents.quantizers import watched_make
+from tests.agents.quantizers import both_gptq, watched_make
 from tests.agents.trainer.ranks import DEMO, make_tiny_model
 
 ROOT = Path(__file__).parents[4]
@@ -276,6 +276,28 @@ def test_a_model_that_is_built_otherwise_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 256}))
     with pytest.raises(ExpectedError, match=r"awq does not support this kind of model \(gpt2\)"):
         choose_group(tmp_path, "awq")
+
+
+def test_gptq_in_place_rounds_as_gptqmodel_does(beside, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", both_gptq.__name__],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside)))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-1500:]
+    leader, follower = (
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"weight"')
+    )
+    for found in (leader, follower):
+        assert found["weight"] > 0.99, "a value between two codes may fall to either side"
+        assert found["scales"] > 0.99
+        assert found["zeros"] == found["groups"] == 1.0
+        assert found["losses"][0] == pytest.approx(found["losses"][1], rel=1e-3)
+        assert found["damping"] == [0.05, 0.05]
 
 
 def search_like_autoawq(layer: torch.nn.Linear) -> None:

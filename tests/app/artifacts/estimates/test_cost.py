@@ -141,7 +141,7 @@ def test_an_original_that_ram_does_not_hold_takes_time_instead_of_memory(is_gpu)
         ("gptq", ("4-bit",), False), ("awq", (), True), ("awq", (), False),
     ],
 )  # fmt: skip
-def test_a_model_is_quantized_in_less_ram_than_its_result(method, types, is_gpu):
+def test_a_model_is_quantized_in_less_memory_than_its_result(method, types, is_gpu):
     shape = llama("70B")
     made = forecast_artifact(shape, method, types)
     bench = Bench(is_gpu=is_gpu, vram_bytes=11 * GIB if is_gpu else None, ram_bytes=28 * GIB)
@@ -149,6 +149,24 @@ def test_a_model_is_quantized_in_less_ram_than_its_result(method, types, is_gpu)
     (quantize,) = (one for one in phases if one.name == "quantize")
     assert made.final_bytes > 32 * GIB
     assert quantize.ram_bytes < 28 * GIB
+    assert (quantize.vram_bytes or 0) < 11 * GIB
+
+
+def test_experts_are_summed_up_in_one_pass_of_gptq():
+    sizes = {
+        "model_type": "mixtral", "vocab_size": 512, "hidden_size": 1024, "num_hidden_layers": 2,
+        "intermediate_size": 8192, "num_attention_heads": 8,
+    }  # fmt: skip
+
+    def foretell_vram(num_experts: int) -> int:
+        shape = read_shape({**sizes, "num_local_experts": num_experts})
+        made = forecast_artifact(shape, "gptq", ("4-bit",))
+        phases = forecast_phases(shape, "gptq", ("4-bit",), made, Bench(is_gpu=True))
+        return next(one.vram_bytes or 0 for one in phases if one.name == "quantize")
+
+    more = foretell_vram(8) - foretell_vram(4)
+    layers = 3 * 2 * 3 * 4 * 1024 * 8192
+    assert more == pytest.approx(4 * 4 * 8192**2 + layers, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_a_base_of_wide_values_takes_twice_the_disk(
     assert merged_bytes() == 2 * usual
 
 
-@pytest.mark.parametrize("to", ["nf4", "awq"])
+@pytest.mark.parametrize("to", ["nf4", "awq", "gptq"])
 def test_a_result_that_memory_does_not_hold_is_proved_from_the_disk(
     services: Services, interrupted: str, two_unlike: FakeCluster, spec: RunSpec, to: str
 ) -> None:
