@@ -21,15 +21,19 @@ class QuantizeWork(Work):
         return own.get(self.method, self._quantize_by_loading)()
 
     def _quantize_by_loading(self) -> PhaseForecast:
-        whole, size = self.made.merged_bytes, self.made.final_bytes
+        whole, size, bench = self.made.merged_bytes, self.made.final_bytes, self.bench
         of_format = rates.FORMATS[self.method]
         seconds = of_format.import_s + whole / rates.READ_BYTES_PER_S
         seconds += 2 * size / rates.WRITE_BYTES_PER_S  # once apart, once in files
-        if not self.bench.is_gpu:
+        if not bench.is_gpu:
             seconds += self.shape.num_quantized / of_format.weights_per_s
         # Weights come one by one, and what they took is given back from time to time.
-        widest = max(self._widest, self.shape.num_embedding)
-        at_once = rates.WEIGHT_AT_ONCE_BYTES[self._device] * widest
+        at_once = rates.WEIGHT_AT_ONCE_BYTES[self._device] * self._widest
+        if bench.is_gpu:  # which even what stays in 16 bits passes; a CPU writes it as it is mapped
+            at_once = max(at_once, 2 * self.shape.num_embedding)
+        experts = max(layer.num_experts_params for layer, _ in self.shape.kinds)
+        # Experts stay in 16 bits, but are joined to one parameter and cut again.
+        at_once = max(at_once, int(2 * rates.MERGED_SHARE_OF_EXPERTS * experts))
         ram = self._base_ram + of_format.ram_bytes + at_once + rates.UNRETURNED_BYTES
         return self._on("quantize", seconds, ram, at_once)
 

@@ -87,8 +87,8 @@ BASE_RAM_BYTES = {"cpu": 281_000_000, "gpu": 1_250_000_000}
 ROUND_BYTES = 10
 # GPU memory that cuBLAS takes at the first product.
 WORKSPACE_BYTES = 34_000_000
-# Weights in memory while a matrix of a layer's experts is merged, of all weights of these experts:
-# gate and up are two thirds of them, once joined and once as in files.
+# Weights in memory while a matrix of a layer's experts is merged or passes NF4, of all weights of
+# these experts: gate and up are two thirds of them, once joined and once as in files.
 MERGED_SHARE_OF_EXPERTS = 4 / 3
 # RAM of PEFT, and of the rows that are merged at once.
 MERGE_RAM_BYTES = 62_000_000

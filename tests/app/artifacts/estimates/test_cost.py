@@ -152,6 +152,45 @@ def test_a_model_is_quantized_in_less_memory_than_its_result(method, types, is_g
     assert (quantize.vram_bytes or 0) < 11 * GIB
 
 
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_an_embedding_passes_nf4_as_it_is(is_gpu):
+    """On a CPU one of 268 MB took 64 MB, with weights of 4 MB beside it: its file is mapped."""
+    sizes = {
+        "model_type": "llama", "vocab_size": 131072, "hidden_size": 8192, "num_hidden_layers": 2,
+        "intermediate_size": 8192, "num_attention_heads": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+    def foretell_ram(vocab: int) -> PhaseForecast:
+        shape = read_shape({**sizes, "vocab_size": vocab})
+        phases = forecast_phases(
+            shape, "nf4", (), forecast_artifact(shape, "nf4"), Bench(is_gpu=is_gpu)
+        )
+        return next(one for one in phases if one.name == "quantize")
+
+    small, large = foretell_ram(8192), foretell_ram(131072)
+    grown = large.ram_bytes - small.ram_bytes
+    assert grown < (2 * 131072 * 8192 if is_gpu else 1)
+    assert is_gpu == (grown > 0)
+
+
+def test_experts_pass_nf4_as_one_parameter():
+    """Eight experts of 101 MB together took 134 MB on a CPU."""
+    sizes = {
+        "model_type": "qwen3_moe", "vocab_size": 512, "hidden_size": 1024, "num_hidden_layers": 1,
+        "intermediate_size": 1024, "moe_intermediate_size": 2048, "num_attention_heads": 8,
+        "num_key_value_heads": 8, "head_dim": 128,
+    }  # fmt: skip
+
+    def foretell_ram(num_experts: int) -> int:
+        shape = read_shape({**sizes, "num_experts": num_experts})
+        phases = forecast_phases(
+            shape, "nf4", (), forecast_artifact(shape, "nf4"), Bench(is_gpu=False)
+        )
+        return next(one.ram_bytes for one in phases if one.name == "quantize")
+
+    assert foretell_ram(16) - foretell_ram(8) == pytest.approx(134e6, rel=0.01)
+
+
 def test_experts_are_summed_up_in_one_pass_of_gptq():
     sizes = {
         "model_type": "mixtral", "vocab_size": 512, "hidden_size": 1024, "num_hidden_layers": 2,
