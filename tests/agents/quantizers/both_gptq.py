@@ -22,6 +22,7 @@ NAMES = ("weight", "scales", "zeros", "groups")
 def main() -> None:
     """Print the share of equal values of each result, and both losses, of layers on one input."""
     let_few_cores_work()
+    torch.set_num_threads(1)
     torch.manual_seed(2)
     mix = torch.randn(NUM_INPUTS, NUM_INPUTS) / NUM_INPUTS**0.5
     batches = [
