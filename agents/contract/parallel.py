@@ -83,3 +83,19 @@ def refuse_parallel(parallel: str) -> tuple[str, str] | None:
         return None
     *names, last = ["auto", *(row.name for row in PARALLEL.values() if row.runnable)]
     return f"parallel: {parallel} is {row.refusal}", f"Use {', '.join(names)} or {last}"
+
+
+def refuse_trained_weights(parallel: str, adapter_kind: str) -> tuple[str, str] | None:
+    """Return message and hint when `parallel` needs frozen weights, which a run trains; None: ok.
+
+    >>> refuse_trained_weights("streamed", "full")[1]
+    'Use adapter: {kind: qlora} or {kind: lora}, or parallel: auto'
+    >>> refuse_trained_weights("streamed", "qlora")
+    """
+    if parallel != "streamed" or adapter_kind != "full":
+        return None
+    return (
+        "parallel: streamed keeps frozen weights outside the GPU, but adapter: {kind: full} trains "
+        "all of them",
+        "Use adapter: {kind: qlora} or {kind: lora}, or parallel: auto",
+    )

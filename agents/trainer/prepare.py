@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from agents.contract.parallel import refuse_parallel
+from agents.contract.parallel import refuse_parallel, refuse_trained_weights
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.file_hashes import hash_files
@@ -59,7 +59,8 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
     Raises:
         ExpectedError: the message names the key and its value.
     """
-    if refusal := refuse_parallel(spec.parallel):
+    refusal = refuse_parallel(spec.parallel)
+    if refusal := refusal or refuse_trained_weights(spec.parallel, spec.adapter.kind):
         raise ExpectedError(f"{refusal[0]}.", refusal[1])
     if spec.parallel == "single" and world_size > 1:
         raise ExpectedError(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from agents.contract.parallel import refuse_parallel
+from agents.contract.parallel import refuse_parallel, refuse_trained_weights
 from agents.contract.spec import MAX_COUNT, MAX_SEED, MOST, refuse_pattern
 from app.flows.field import YES
 from app.flows.new_run_answers import (
@@ -91,7 +91,8 @@ def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
     # `auto` is never a contradiction here: nodes detect the format from the first rows.
     elif answers.format == "preference":
         yield "format", "Preference pairs are for DPO. Choose DPO above, or another format."
-    if refusal := refuse_parallel(answers.parallel):
+    refusal = refuse_parallel(answers.parallel)
+    if refusal := refusal or refuse_trained_weights(answers.parallel, answers.adapter):
         yield "parallel", f"{refusal[0]}."
 
 

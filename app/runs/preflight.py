@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agents.contract.node import NodeFacts
-from agents.contract.parallel import refuse_parallel
+from agents.contract.parallel import refuse_parallel, refuse_trained_weights
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, RacklessError, UserError
@@ -82,9 +82,12 @@ def require_supported(spec: RunSpec) -> None:
 
     Raises:
         NotAvailableYet: it cannot; the message names the key and what can be used instead.
+        UserError: no version can: keys contradict each other.
     """
     if refusal := refuse_parallel(spec.parallel):
         raise NotAvailableYet(refusal[0], f"{refusal[1]}.")
+    if refusal := refuse_trained_weights(spec.parallel, spec.adapter.kind):
+        raise UserError(refusal[0], f"{refusal[1]}.")
 
 
 async def plan_launch(

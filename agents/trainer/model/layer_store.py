@@ -97,7 +97,8 @@ class StreamedLayers:
                 raise ExpectedError(
                     f"Host memory has room for {num_fitting} of {len(places)} layers, and the "
                     f"others cannot be written: {error.message}",
-                    f"{error.hint}, free memory of that PC, or use parallel: pipeline",
+                    f"{error.hint or 'Mend that folder'}, free memory of that PC, or use "
+                    "parallel: pipeline",
                 ) from error
             self._stop_keeping(error)
 

@@ -7,7 +7,6 @@ Only the place of the frozen weights differs: gradients, shares and checkpoints 
 from __future__ import annotations
 
 from agents.contract.spec import RunSpec
-from agents.errors import ExpectedError
 from agents.trainer.model.layer_holdings import (
     Holding,
     LayerHoldings,
@@ -37,10 +36,9 @@ class Streamed(DataParallel):
         It is measured, so the number in a plan counts only where that is all of them.
 
         Raises:
-            ExpectedError: the model or the run has nothing that can be streamed.
+            ExpectedError: the model has nothing that can be streamed.
         """
         outline.require_layers("streamed")
-        refuse_unstreamed(self._spec)
         if self._plans_all(outline.num_layers):
             return hold_everything(outline)
         if self._device.type == "cuda":
@@ -54,17 +52,3 @@ class Streamed(DataParallel):
         cut = self._attempt.intent.cut
         stages = cut.stages if cut is not None else ()
         return bool(stages) and stages[self._attempt.rank].num_resident == num_layers
-
-
-def refuse_unstreamed(spec: RunSpec) -> None:
-    """Refuse a run whose weights change.
-
-    Raises:
-        ExpectedError: it is one.
-    """
-    if spec.adapter.kind == "full":
-        raise ExpectedError(
-            "parallel: streamed keeps frozen weights outside the GPU, but adapter: {kind: full} "
-            "trains all of them.",
-            "Use adapter: {kind: qlora} or {kind: lora}",
-        )

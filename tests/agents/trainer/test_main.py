@@ -103,6 +103,10 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
     [
         ({"objective": "dpo"}, "objective dpo needs preference rows"),
         ({"parallel": "sharded"}, "parallel: sharded is not available yet"),
+        (
+            {"parallel": "streamed", "adapter": AdapterSpec(kind="full")},
+            "parallel: streamed keeps frozen weights outside the GPU",
+        ),
         ({"shares": (1.0, 2.0)}, "shares has 2 values, but the run has 1 ranks"),
         ({"adapter": AdapterSpec(targets=("q_porj",))}, "'q_porj'"),
     ],

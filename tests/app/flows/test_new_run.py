@@ -93,6 +93,11 @@ def test_a_bad_answer_is_named_at_its_field_and_nothing_starts(key, text, words)
     assert words in result.findings[key].text
 
 
+def test_weights_that_are_trained_are_not_streamed():
+    result = review(replace(GOOD, adapter="full", parallel="streamed"), NODES)
+    assert "keeps frozen weights outside the GPU" in result.findings["parallel"].text
+
+
 def test_fields_of_an_adapter_do_not_matter_in_full_training():
     assert review(replace(GOOD, adapter="full", rank="0"), NODES).findings == {}
 

@@ -10,8 +10,6 @@ import pytest
 
 from agents.contract.model_cut import ModelCut, Stage
 from agents.contract.spec import AdapterSpec, CheckpointSpec
-from agents.errors import ExpectedError
-from agents.trainer.parallel.streamed import refuse_unstreamed
 from tests.agents.trainer.ranks import Run, make_spec, make_tiny_model
 from tests.agents.trainer.test_promises import file_hashes
 
@@ -122,10 +120,3 @@ def test_quantized_layers_are_kept_for_the_next_run(model, tmp_path):
     run.train_to_end()
     assert losses(run) == losses(plain)
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
-
-
-def test_what_has_no_frozen_weights_is_refused():
-    refuse_unstreamed(make_spec())
-    with pytest.raises(ExpectedError, match="keeps frozen weights outside the GPU") as caught:
-        refuse_unstreamed(make_spec(adapter=AdapterSpec(kind="full")))
-    assert caught.value.hint

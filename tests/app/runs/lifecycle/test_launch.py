@@ -14,7 +14,7 @@ from agents.contract.environments import EnvironmentTrial
 from agents.contract.model_cut import ModelCut
 from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse, NodeFacts
 from agents.contract.run import AttemptStatus, RankPlacement
-from agents.contract.spec import DataSpec, RunSpec
+from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
 from app.runs.lifecycle.resume import resume_run
@@ -325,6 +325,8 @@ def test_what_is_not_there_yet_is_refused_at_once(services: Services, spec: RunS
     error = refused(services, replace(spec, parallel="sharded"))
     assert isinstance(error, NotAvailableYet)
     assert "parallel: sharded" in error.message
+    full = replace(spec, parallel="streamed", adapter=AdapterSpec(kind="full"))
+    assert "but adapter: {kind: full} trains all" in refused(services, full).message
 
 
 @pytest.mark.parametrize(
