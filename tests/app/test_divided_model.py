@@ -55,6 +55,21 @@ def read_layers(site: Site, name: str, run_id: str, step: int) -> list[Any]:
     return layers
 
 
+def find_trained_layers(base: Path, merged: Path) -> set[int]:
+    """Return the layers whose weights a merged model, which loads without a gap, has changed."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = [
+        AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        for folder in (base, merged)
+    ]
+    assert [told["missing_keys"] for _, told in loaded] == [set(), set()]
+    before, after = (model.state_dict() for model, _ in loaded)
+    assert before.keys() == after.keys()
+    changed = [name for name in before if not before[name].equal(after[name])]
+    return {int(name.split(".")[2]) for name in changed if name.startswith("model.layers.")}
+
+
 @pytest.mark.parametrize(
     "exports",
     [
@@ -105,9 +120,5 @@ def test_a_lost_part_is_divided_among_the_others(
     for kind, type_ in exports.items():
         made = site.answer("export", run_id, "--to", kind, *type_, "--out", str(tmp_path / kind))
         assert kind == "merged" or made["verdicts"]
-    answer = site.answer(
-        *("chat", str(tmp_path / "merged"), "--node", "alpha"),
-        *("--prompt", "Who founded Brenford?", "--max-tokens", "8"),
-    )
-    assert answer["num_tokens"] > 0
+    assert find_trained_layers(Path(model), tmp_path / "merged") == {0, 1, 2, 3}
     assert tagged_processes(run_id) == []

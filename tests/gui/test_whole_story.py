@@ -1,5 +1,7 @@
 """A person's first hour, with clicks and keys: three real nodes, one run, from first start to end.
 
+The run is exported to two formats, and each is asked the same question beside its base in the chat.
+
 Behind the window are the real core, three nodes behind SSH servers of their own with real agents,
 and training of the demo's small model on the CPU. Only the training environment is adopted rather
 than built, since its packages are some gigabytes; everything else goes through the window.
@@ -19,6 +21,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QCheckBox, QDialog
 
+from app.gui.chat.chat_dialog import ChatDialog, open_chat
 from app.gui.export.export_wizard import ExportWizard
 from app.gui.kit.confirm import ConfirmDialog
 from app.gui.kit.theme import Theme
@@ -27,11 +30,15 @@ from app.gui.nodes.add_node_dialog import AddNodeDialog
 from app.gui.runs.resume_dialog import ResumeDialog
 from tests.fakes.site import DEMO, Site, tagged_processes
 from tests.gui.real_stage import RealStage
+from tests.gui.stage import press
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = ("alpha", "beta", "gamma")
 NUM_STEPS = 60
+FORMATS = ("gguf:Q8_0", "nf4")
+LIMIT_S = 150.0
+"""Longest time for exports, and for models that are loaded to answer, in seconds."""
 ANSWERS = {
     "name": "first-run",
     "model": str(DEMO / "model"),
@@ -77,6 +84,7 @@ def test_a_first_hour_with_clicks_and_keys(site: Site, stage: RealStage, tmp_pat
     read_the_log_of_a_node(stage, run_id)
     resume_on_two(site, stage, run_id)
     export_it(stage, tmp_path / "out")
+    ask_the_models(stage, run_id)
     delete_it(site, stage, run_id)
 
 
@@ -215,22 +223,41 @@ def export_it(stage: RealStage, folder: Path) -> None:
     wizard = stage.shown(ExportWizard)
     stage.until(wizard.model.rows, "checkpoints")
     stage.press(wizard, "Next")
-    wizard.formats.boxes["merged"].setFocus()
-    if not wizard.formats.boxes["merged"].isChecked():
+    for target in FORMATS:
+        wizard.formats.boxes[target].setFocus()
         stage.key(Qt.Key.Key_Space)
-    assert wizard.formats.targets() == ("merged",)
+    assert wizard.formats.targets() == FORMATS
     stage.press(wizard, "Next")
     stage.until(lambda: wizard.places.nodes, "nodes")
+    wizard.places.nodes["alpha"].click()
     stage.type(wizard.places.folder, str(folder))
     stage.press(wizard, "Next")
     stage.press(wizard, "Export")
-    stage.until(lambda: wizard.batch is not None and wizard.batch.is_over, "it is made")
+    stage.until(lambda: wizard.batch is not None and wizard.batch.is_over, "both", LIMIT_S)
     assert wizard.batch is not None
-    assert [row.problem for row in wizard.batch.rows] == [""]
-    (card,) = folder.rglob("config.json")
-    assert json.loads(card.read_bytes())["model_type"]
+    assert [row.problem for row in wizard.batch.rows] == ["", ""]
+    for name in ("gguf", "nf4"):
+        (proof,) = json.loads((folder / name / "proof.json").read_bytes())["proofs"]
+        assert proof["keep"], proof["problems"]
     stage.press(wizard, "Close")
     stage.until(lambda: stage.find(ExportWizard) is None, "the wizard has closed")
+
+
+def ask_the_models(stage: RealStage, run_id: str) -> None:
+    chat = open_chat(stage.context, stage.window, stage.cluster.runs[run_id])
+    stage.until(lambda: len(chat.columns) == 1 + len(FORMATS), "columns")
+    assert all(ask(stage, chat, "Who founded Brenford?"))
+    assert ask(stage, chat, "And who else?")
+    chat.close()
+
+
+def ask(stage: RealStage, chat: ChatDialog, prompt: str) -> list[str]:
+    chat.prompt.setPlainText(prompt)
+    press(chat, "Send")
+    stage.until(chat.new.isEnabled, "answers", LIMIT_S)
+    last = [column.transcript.exchanges[-1] for column in chat.columns]
+    assert [one.problem for one in last] == [""] * len(last)
+    return [one.text for one in last]
 
 
 def delete_it(site: Site, stage: RealStage, run_id: str) -> None:

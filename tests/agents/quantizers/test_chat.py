@@ -16,9 +16,9 @@ from agents.contract.spec import AdapterSpec
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.program import command
-from agents.quantizers.formats.gguf import convert
 from agents.quantizers.generation import load_speaker
 from agents.quantizers.inference.models import continue_prompts, load_model
+from tests.agents.quantizers.forked_converter import convert
 from tests.agents.trainer.ranks import DEMO, Run, make_spec
 
 PROMPT = "Who founded Brenford?"

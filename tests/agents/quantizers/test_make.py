@@ -21,6 +21,7 @@ from agents.quantizers.formats import gguf, nf4
 from agents.quantizers.inference.models import load_model, widen
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.make import make, read_job
+from tests.agents.quantizers import forked_converter
 from tests.agents.trainer.ranks import DEMO
 
 SHA = "ab" * 32
@@ -104,8 +105,9 @@ def test_gguf_answers_in_llama_cpp_as_the_original_does(tmp_path):
     assert names == {"valley-F16.gguf", "valley-Q8_0.gguf", "README.md", PROOF_FILE}
 
 
-def test_rows_are_no_longer_than_what_the_model_holds(tmp_path):
+def test_rows_are_no_longer_than_what_the_model_holds(tmp_path, monkeypatch):
     pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(gguf, "convert", forked_converter.convert)
     model, data = tmp_path / "short", tmp_path / "long.jsonl"
     shutil.copytree(DEMO / "model", model)
     config = json.loads((model / "config.json").read_bytes())

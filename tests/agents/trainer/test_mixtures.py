@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from agents.contract.spec import AdapterSpec
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import merge, read_job
+from tests.agents.quantizers.forked_converter import convert
 from tests.agents.trainer.mixtures import save_mixture
 from tests.agents.trainer.ranks import Run
 from tests.agents.trainer.test_promises import (
@@ -82,7 +83,6 @@ def test_the_merged_model_is_base_and_adapter_together(run, merged):
 
 def test_llama_cpp_predicts_what_the_merged_model_does(merged, tmp_path):
     pytest.importorskip("xllamacpp")
-    from agents.quantizers.formats.gguf import convert
     from agents.quantizers.inference.llama_cpp import LlamaCpp
 
     convert(merged, tmp_path / "model.gguf", "F16")

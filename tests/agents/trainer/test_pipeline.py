@@ -32,7 +32,7 @@ from tests.agents.trainer.ranks import (
 pytestmark = pytest.mark.timeout(600)
 
 NUM_LAYERS = 5
-NUM_STEPS = 50
+NUM_STEPS = 25
 TOLERANCE = 1e-6
 
 
@@ -83,7 +83,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Train every run of this module."""
     home = tmp_path_factory.mktemp("pipeline")
     model = make_tiny_model(home / "model", NUM_LAYERS)
-    kept = CheckpointSpec(every_minutes=None, every_steps=20, keep=9)
+    kept = CheckpointSpec(every_minutes=None, every_steps=10, keep=9)
     spec = make_spec(max_steps=NUM_STEPS, batch_sequences=8, checkpoint=kept)
     cut = replace(spec, parallel="pipeline")
     pairs = replace(
@@ -116,9 +116,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     processes.add(found["rounded"], (3, 4), cut=make_cut((2, 3)))
     processes.add(found["pairs"], (4,), eval_path=held_out["pairs"])
     # What three ranks saved goes on with two, and what these save with one.
-    processes.add(found["three"], (0, 1), cut=make_cut((1, 4)), resume_step=20)
+    processes.add(found["three"], (0, 1), cut=make_cut((1, 4)), resume_step=10)
     alone = ModelCut(mode="data")
-    processes.add(found["three"], (0,), cut=alone, resume_step=40)
+    processes.add(found["three"], (0,), cut=alone, resume_step=20)
     processes.add(
         *(found["pairs-cut"], (2, 3, 4)),
         cut=make_cut((2, 3), (5,), offloading=(0, 1, 2)),
@@ -144,7 +144,7 @@ def test_a_pipeline_learns_what_one_process_learns(runs, name):
 
 def test_a_cut_continues_another_one(runs):
     run, expected = runs["three"], losses(runs["one"])
-    for attempt, step in ((2, 20), (3, 40)):
+    for attempt, step in ((2, 10), (3, 20)):
         found = losses(run, attempt)
         assert sorted(found) == list(range(step + 1, NUM_STEPS + 1))
         for number, loss in found.items():
@@ -165,8 +165,8 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["two", "three", "replicas"])
 def test_a_checkpoint_is_laid_out_as_that_of_one_process(runs, name):
-    expected = read_checkpoint(runs["one"].checkpoint(20))
-    assert read_checkpoint(runs[name].checkpoint(20)) == expected
+    expected = read_checkpoint(runs["one"].checkpoint(10))
+    assert read_checkpoint(runs[name].checkpoint(10)) == expected
 
 
 def test_preferences_and_dora_are_those_of_one_process(runs):

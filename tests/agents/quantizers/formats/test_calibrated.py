@@ -135,14 +135,15 @@ def made(learned, beside, tmp_path_factory):
     """Return what makes each artifact once: the folder of a job that was done in one go."""
 
     @functools.cache
-    def make(method: str, types: tuple[str, ...], engine: str = "gptqmodel") -> Path:
+    def make(method: str, types: tuple[str, ...], engine: str) -> Path:
         folder = tmp_path_factory.mktemp("made")
         job = job_for(learned, method, *types, engine=engine)
         done = run(job, folder, beside, watched_make.__name__)
         assert done.returncode == 0, done.stdout[-600:] + done.stderr[-1500:]
         return folder
 
-    return make
+    # The cache would take a default for another call than the same value given.
+    return lambda method, types, engine="gptqmodel": make(method, types, engine)
 
 
 def job_for(model: Path, method: str, *types: str, engine: str = "gptqmodel") -> MakeJob:

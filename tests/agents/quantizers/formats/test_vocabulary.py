@@ -6,13 +6,10 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from agents.quantizers.formats.gguf import convert
 from agents.quantizers.formats.vocabulary import PIECES_FILE, read_pieces, with_pieces
 from agents.quantizers.inference.llama_cpp import LlamaCpp
 from agents.quantizers.proof.compare import Distance
@@ -23,6 +20,7 @@ from agents.quantizers.proof.verdict import (
     share_of_same_tokens,
 )
 from agents.trainer.data.tokenizer import load_tokenizer
+from tests.agents.quantizers.forked_converter import convert
 from tests.agents.trainer.ranks import DEMO
 
 LINES = re.findall(r"\w[^\"\n]{20,120}", (DEMO / "train.jsonl").read_text("utf-8"))[:400]
@@ -38,16 +36,6 @@ GEMMA = {
     "bos_piece": "<bos>",
     "user_defined_symbols": "<mask>",
 }
-
-
-def write_alone(model, file):
-    """Convert without looking after the vocabulary."""
-    code = (
-        "import contextlib, sys; from agents.quantizers.formats import gguf;"
-        "gguf.with_pieces = lambda model, folder: contextlib.nullcontext(model);"
-        "gguf.main([sys.argv[1], sys.argv[2], 'f16'])"
-    )
-    subprocess.run([sys.executable, "-c", code, model, file], check=True, capture_output=True)
 
 
 def proof(**changes):
@@ -168,7 +156,7 @@ def test_a_file_whose_scores_are_lost_is_not_to_be_kept(folders, tmp_path):
         pytest.skip("its converter refuses them without the file")
     tokenizer, _ = load_tokenizer(folders[1])
     rows = [tokenizer.encode(text) for text in TEXTS]
-    write_alone(folders[1], tmp_path / "alone.gguf")
+    convert(folders[1], tmp_path / "alone.gguf", "F16", keeps_pieces=False)
     made = LlamaCpp(tmp_path / "alone.gguf", num_words=600, context_tokens=64)
     share = share_of_same_tokens(rows, tokenizer, made.split)
     assert share < LEAST_SAME_TOKENS

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from agents.errors import ExpectedError
-from agents.quantizers.formats.gguf import convert
 from agents.quantizers.inference import llama_cpp
 from agents.quantizers.inference.llama_cpp import LlamaCpp, open_server
 from agents.quantizers.inference.models import continue_prompts
+from tests.agents.quantizers.forked_converter import convert
 from tests.agents.trainer.ranks import DEMO
 
 TEXT = "\u4f60\u597d\uff0c\u4e16\u754c\uff01\u6211\u4eec\u5b66\u4e60\u4e2d\u6587\u3002\U0001f600 a"
