@@ -384,7 +384,8 @@ run_tests() {
     if [ $# -gt 0 ]; then
         run_check "tests" -m pytest "$@"
     else
-        workers=$(nproc)
+        # Tests wait for nodes, links and time-outs: one process more than cores keeps these busy.
+        workers=$(($(nproc) + 1))
         [ "$workers" -le 4 ] || workers=4
         run_check "tests" -m pytest -m 'not campaign and not alone' \
             --numprocesses "$workers" --dist loadfile --no-loadscope-reorder \
