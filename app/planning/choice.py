@@ -59,7 +59,7 @@ def choose(spec: RunSpec, cluster: Cluster, found: Iterable[Candidate]) -> Candi
         for one in found
         if one.fits
         and one.runnable
-        and spec.parallel in ("auto", one.mode)
+        and _is_asked(spec, cluster, one)
         and _is_allowed(spec, cluster, one)
     )
 
@@ -96,6 +96,12 @@ def _may_hold_all(one: Candidate) -> bool:
     return one.mode not in CUT_MODES and all(
         gpu.memory.low_bytes <= gpu.room_bytes for gpu in one.gpus
     )
+
+
+def _is_asked(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
+    """Return whether the spec asks for a candidate's mode; with one GPU, `data` is that GPU."""
+    is_alone = one.mode == "single" and sum(len(node.gpus) for node in cluster.nodes) == 1
+    return spec.parallel in ("auto", one.mode) or (spec.parallel == "data" and is_alone)
 
 
 def _is_allowed(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:

@@ -37,8 +37,7 @@ def make_plan(request: PlanRequest) -> Plan:
     chosen = choose(request.spec, case.cluster, found)
     others = [explain(case, one, chosen) for one in _keep_best(case, found) if one is not chosen]
     if chosen is None:
-        # What keeps the mode that the run file names from fitting is what its reader asks.
-        others.sort(key=lambda one: request.spec.parallel not in ("auto", one.mode))
+        others.sort(key=lambda one: _order_misfit(request, one))
     if chosen is not None:
         chosen = explain(case, chosen, chosen, _find_whole(found))
     advice = give_advice(request, case, chosen, found)
@@ -51,6 +50,16 @@ def make_plan(request: PlanRequest) -> Plan:
         limits=list_limits(request, case),
         model=summarize(request.shape),
     )
+
+
+def _order_misfit(request: PlanRequest, one: Candidate) -> tuple[bool, bool, bool, float]:
+    """Return the place of a candidate where none is chosen: the nearest to fitting comes first.
+
+    What keeps the mode that the run file names from fitting is what its reader asks.
+    """
+    is_other = request.spec.parallel not in ("auto", one.mode)
+    worst = max(gpu.memory.expected_bytes / gpu.room_bytes for gpu in one.gpus)
+    return is_other, not one.fits, not one.runnable, worst
 
 
 def _find_whole(found: list[Candidate]) -> Candidate | None:

@@ -100,11 +100,12 @@ def _tier_words(candidate: Candidate) -> str:
 
 
 def _misfit(candidate: Candidate) -> str:
-    """Name the PC that lacks RAM, or the GPU that lacks the most memory."""
-    if crowded := [gpu for gpu in candidate.gpus if not gpu.fits_host]:
+    """Name the GPU that lacks the most memory, else the PC that lacks RAM."""
+    short = [gpu for gpu in candidate.gpus if gpu.memory.expected_bytes > gpu.room_bytes]
+    crowded = [gpu for gpu in candidate.gpus if not gpu.fits_host]
+    if crowded and not short:
         needed, room = crowded[0].host_bytes / GIB, (crowded[0].host_room_bytes or 0) / GIB
         return f"{crowded[0].node} would need {needed:.1f} GiB of RAM and has {room:.1f} to spare"
-    short = [gpu for gpu in candidate.gpus if not gpu.fits]
     if not short:
         return "does not fit"
     worst = max(short, key=lambda gpu: gpu.memory.expected_bytes - gpu.room_bytes)

@@ -81,13 +81,21 @@ def propose_pipeline(case: Case) -> Iterator[Candidate]:
 
 def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
     yield case.workers
-    need = sum(case.fit(case.workers[0], 1).memory.parts[part] for part in _SPLIT_PARTS)
     for names in fastest_together(case):
         workers = case.of(names)
-        room = sum(case.room_bytes(worker) for worker in workers)
-        if 1 < len(workers) < len(case.workers) and room > _ROOM_FACTOR * need:
+        if 1 < len(workers) < len(case.workers) and has_room(case, workers, _ROOM_FACTOR):
             yield workers
             return
+
+
+def has_room(case: Case, workers: Sequence[Worker], factor: float = 1.0) -> bool:
+    """Return whether GPUs together have more than `factor` times the memory of what stages share.
+
+    Below 1 no cut fits.
+    """
+    parts = case.fit(case.workers[0], 1).memory.parts
+    need = sum(parts[part] for part in _SPLIT_PARTS)
+    return sum(case.room_bytes(worker) for worker in workers) > factor * need
 
 
 def divide_workers(workers: Sequence[Worker], num: int) -> list[tuple[Worker, ...]]:

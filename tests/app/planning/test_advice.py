@@ -10,7 +10,7 @@ import pytest
 from agents.contract.cards import list_cards
 from agents.contract.parallel import ParallelMode
 from agents.contract.spec import AdapterKind, AdapterSpec, RunSpec
-from app.planning.advice import apply_change
+from app.planning.changes import apply_change
 from app.planning.cluster import Cluster
 from app.planning.model_shape import read_shape
 from app.planning.plan import DataSize, Plan, PlanRequest, make_plan
@@ -124,6 +124,9 @@ def test_changes_that_only_help_together_are_one_sentence() -> None:
     spec = replace(asked.spec, adapter=AdapterSpec(targets="all-linear", rank=32))
     (offer,) = make_plan(replace(asked, spec=spec)).advice
     assert len(offer.change) > 1
+    for key in offer.change:  # and each of them matters
+        less = {k.replace(".", "__"): v for k, v in offer.change.items() if k != key}
+        assert not fits(replace(asked, spec=spec), **less)
     assert not re.search(r" [A-KM-PR-Z]", offer.text.partition(":")[0])  # but for LoRA and QLoRA
     assert fits(
         replace(asked, spec=spec), **{k.replace(".", "__"): v for k, v in offer.change.items()}
@@ -179,3 +182,35 @@ def test_a_run_that_streams_16_bit_weights_is_advised_4_bits_where_that_is_faste
         gains[size] = plan.chosen.step_s / smaller.step_s
         assert len(advised) == (gains[size] > 1.5)
     assert gains["7B"] < 1.5 < gains["70B"]
+
+
+def test_a_change_is_offered_to_data_parallel_only_if_it_fits_on_two_gpus() -> None:
+    """One card would be enough for it as `single`, which the run file does not say."""
+    nodes = tuple(make_node(name, card) for name, card in zip("abc", HOME_PCS, strict=True))
+    asked = ask(Cluster(nodes=nodes), "13B", parallel="data", sequence_tokens=8192)
+    plan = make_plan(asked)
+    assert plan.chosen is None
+    offers = [one for one in plan.advice if one.change]
+    assert offers
+    for offer in offers:
+        assert fits(asked, **{k.replace(".", "__"): v for k, v in offer.change.items()})
+
+
+def test_a_run_that_only_a_larger_pc_holds_names_its_ram_and_is_compared_with_the_nearest() -> None:
+    node = replace(make_node("pc", "RTX 4070"), ram_bytes=None)
+    plan = make_plan(ask(Cluster(nodes=(node,)), "70B"))
+    (advice,) = plan.advice
+    assert re.search(r"needs \d\.\d GiB of RAM for training on pc, whose RAM is not", advice.text)
+    assert [one.mode for one in plan.others] == ["streamed", "single"]
+    # With the GPU short as well, its RAM would not help.
+    both = make_plan(ask(make_pcs("RTX 3070 Ti"), "70B", sequence_tokens=65536))
+    assert "RTX 3070 Ti of pc1 would need" in both.others[0].reason
+    small = ask(make_pcs("RTX 3070 Ti"), parallel="pipeline")
+    (alone,) = make_plan(replace(small, shape=LARGE_WORDS)).advice
+    assert alone.text.startswith("A pipeline needs two GPUs or more")
+
+
+def test_one_gpu_is_data_parallel_with_itself() -> None:
+    plan = make_plan(ask(make_pcs("RTX 4070"), parallel="data"))
+    assert plan.chosen is not None
+    assert plan.chosen.mode == "single"

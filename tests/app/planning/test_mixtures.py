@@ -10,7 +10,7 @@ import torch
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.trainer.metrics.flops import read_flops
 from agents.trainer.model.model import build_trained_model, load_model
-from app.planning.advice import apply_change
+from app.planning.changes import apply_change
 from app.planning.memory.experts import ExpertsMemory, count_experts, count_met_adapter
 from app.planning.memory.forecast import (
     GIB,

@@ -8,8 +8,8 @@ import pytest
 
 from agents.contract.parallel import ParallelMode
 from agents.contract.spec import AdapterKind
-from app.planning.advice import apply_change
 from app.planning.candidate import Candidate
+from app.planning.changes import apply_change
 from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
 from app.planning.learning import Corrections, RunOutcome
 from app.planning.plan import DataSize, Plan, make_plan
