@@ -33,9 +33,7 @@ def give_advice(
 ) -> tuple[Advice, ...]:
     """Return the advice for a plan, the most important first."""
     if not case.workers:
-        return (
-            Advice(text="No node has a GPU whose memory is known: add a node, or describe one"),
-        )
+        return (Advice(text=_say_no_gpu(case)),)
     together = _together(case, found)
     advice: list[Advice] = []
     if chosen is None or (
@@ -48,6 +46,18 @@ def give_advice(
         advice += _compress(request, chosen)
         advice += _hold_in_4_bits(request, chosen)
     return tuple(advice)
+
+
+def _say_no_gpu(case: Case) -> str:
+    """Say what to change where no node can train."""
+    if not case.cluster.nodes:
+        return "There is no node: add one, or describe PCs in a cluster file"
+    names = name_nodes(tuple(node.name for node in case.cluster.nodes))
+    has = "has" if len(case.cluster.nodes) == 1 else "have"
+    if any(node.gpus for node in case.cluster.nodes):
+        return f"The memory of the GPUs of {names} is not known: give it, as memory_gib"
+    # Of a node that is there, the CPU trains: only a file describes a PC without any device.
+    return f"{names} {has} no GPU: add gpus to the cluster file, such as gpus: [RTX 4070]"
 
 
 def _together(case: Case, found: Sequence[Candidate]) -> Candidate | None:

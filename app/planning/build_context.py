@@ -95,6 +95,8 @@ def _workers(
 ) -> tuple[tuple[Worker, ...], list[str]]:
     workers, notes = [], []
     for node in cluster.nodes:
+        if not node.gpus:
+            notes.append(f"{node.name} has no GPU and takes no part")
         for gpu in node.gpus:
             memory = gpu.memory
             if memory is None:

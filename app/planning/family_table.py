@@ -46,6 +46,8 @@ class Family:
     """Keys of the width of one expert."""
     beside: Callable[[ConfigReader], int] = lambda config: 0
     """Returns the parameters outside of embedding, layers, last norm and head."""
+    may_be_cut: bool = True
+    """Whether nothing but features goes from layer to layer, so that a pipeline can divide it."""
 
 
 _MISTRAL = {"num_key_value_heads": 8}
@@ -100,11 +102,12 @@ FAMILIES: dict[str, Family] = {
     "phi": Family(read=read_phi, beside=lambda config: (
         config.number("hidden_size") + config.number("vocab_size")  # biases of last norm and head
     )),
-    "gemma3n_text": Family(read=read_gemma3n, beside=count_streams, defaults={
+    "gemma3n_text": Family(read=read_gemma3n, beside=count_streams, may_be_cut=False, defaults={
         **_TIED, **_PER_LAYER, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
         "num_kv_shared_layers": 15, "laurel_rank": 64, "altup_num_inputs": 4,
     }),
-    "gemma4_text": Family(read=read_gemma4, beside=count_per_layer_inputs, defaults={
+    "gemma4_text": Family(read=read_gemma4, beside=count_per_layer_inputs, may_be_cut=False,
+        defaults={
         **_TIED, **_PER_LAYER, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
         "sliding_window": 512,
     }),
@@ -128,7 +131,7 @@ FAMILIES: dict[str, Family] = {
             **_MAMBA, "num_local_experts": 8, "num_experts_per_tok": 2,
             "shared_intermediate_size": 1024,
         }),
-    "falcon_h1": Family(read=read_falcon_h1, defaults={
+    "falcon_h1": Family(read=read_falcon_h1, may_be_cut=False, defaults={
         **_MAMBA, "num_key_value_heads": 8, "mamba_d_ssm": 1024,
     }),
     "nemotron_h": Family(read=read_nemotron_h, defaults={
@@ -142,7 +145,7 @@ FAMILIES: dict[str, Family] = {
         **_TIED, "num_key_value_heads": 8, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True,
         "block_multiple_of": 256,
     }),
-    "mamba2": Family(read=read_mamba2, ffn=("hidden_size",), defaults={
+    "mamba2": Family(read=read_mamba2, may_be_cut=False, ffn=("hidden_size",), defaults={
         "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8, "conv_kernel": 4,
         "use_conv_bias": True, "expand": 2,
     }),

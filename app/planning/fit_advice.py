@@ -14,7 +14,7 @@ from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case, Worker
 from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import propose_data
-from app.planning.strategies.pipeline_plan import has_room, plan_pipeline
+from app.planning.strategies.pipeline_plan import has_room, plan_pipeline, refuse_pipeline
 from app.planning.strategies.weight_streaming import plan_streamed
 from app.planning.subsets import fastest_together
 
@@ -41,12 +41,15 @@ def advise_fit(
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
     # Where a run fits, so do the ways that divide the model, without a change.
     only_whole = chosen is not None
+    refusal = refuse_pipeline(case) if request.spec.parallel == "pipeline" else ""
+    if refusal:
+        yield Advice(text=refusal)
     offers = list(_list_offers(request, num_needed, only_whole))
     other = None if chosen is not None else _offer_other_way(request, case, found)
     yield from offers
     if other is not None:
         yield other
-    if not offers and chosen is None and other is None:
+    if not offers and chosen is None and other is None and not refusal:
         yield from _nothing_fits(request, case, found)
 
 
@@ -160,7 +163,7 @@ def _fit_divided(case: Case, num_needed: int) -> Candidate | None:
         for name in CUT_MODES
         if case.spec.parallel in ("auto", name)
         and PARALLEL[name].runnable
-        and not (name == "pipeline" and case.spec.refuse_pipeline())
+        and not (name == "pipeline" and refuse_pipeline(case))
     ]
     groups = [case.workers]
     if num_needed < len(case.workers):

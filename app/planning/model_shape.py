@@ -125,6 +125,8 @@ class ModelShape:
     """Maximum length of a sequence, in tokens; None: not given."""
     num_beside: int = 0
     """Parameters outside of embedding, layers, last norm and head."""
+    may_be_cut: bool = True
+    """Whether a pipeline can divide it between two layers."""
     kinds: tuple[tuple[LayerShape, int], ...] = field(init=False, repr=False, compare=False)
     """Distinct layers with their counts, which are quicker to loop over than all layers."""
 
@@ -360,6 +362,7 @@ def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShap
         sliding_window=int(window) if window else None,
         max_tokens=config.count("max_position_embeddings") or None,
         num_beside=how.beside(config),
+        may_be_cut=how.may_be_cut,
     )
 
 

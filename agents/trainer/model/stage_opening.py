@@ -22,7 +22,7 @@ from agents.trainer.model.model import TrainedModel
 from agents.trainer.model.stage_ends import BorderLayer, StageEnds, UnfedEmbedding
 
 # Arguments of layers that every rank has, or makes of the positions of its tokens.
-_KNOWN_ARGUMENTS = {
+KNOWN_ARGUMENTS = {
     *("self", "args", "kwargs", "hidden_states", "attention_mask", "causal_mask", "alibi"),
     *("position_ids", "position_embeddings", "cache_position", "head_mask", "use_cache"),
     *("past_key_values", "past_key_value", "layer_past", "output_attentions"),
@@ -122,7 +122,7 @@ def _find_causal(model: TrainedModel) -> Any:
 
 def _refuse_connected(causal: nn.Module, layer: nn.Module) -> None:
     """Check that nothing but features connects the layers."""
-    odd = inspect.signature(type(layer).forward).parameters.keys() - _KNOWN_ARGUMENTS
+    odd = inspect.signature(type(layer).forward).parameters.keys() - KNOWN_ARGUMENTS
     if odd:
         raise ExpectedError(
             f"{type(causal).__name__} cannot be cut into stages, because its layers take "

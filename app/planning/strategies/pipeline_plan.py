@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from app.planning.candidate import Candidate, GpuPlan, StepParts
 from app.planning.memory.forecast import Fit
 from app.planning.memory.gpu import choose_width
+from app.planning.model_shape import choose_targets
 from app.planning.network import gradient_bytes, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import split_rows
@@ -63,7 +64,7 @@ def propose_pipeline(case: Case) -> Iterator[Candidate]:
     """Yield the pipeline over all GPUs, that with the fastest replicas, and the shortest one whose
     memory may suffice.
     """
-    if case.spec.refuse_pipeline():
+    if refuse_pipeline(case):
         return
     replicated: list[Candidate] = []
     for num in range(2, len(case.workers)):
@@ -77,6 +78,16 @@ def propose_pipeline(case: Case) -> Iterator[Candidate]:
         candidate = plan_pipeline(case, workers)
         if candidate is not None:
             yield candidate
+
+
+def refuse_pipeline(case: Case) -> str:
+    """Return why no pipeline trains this run; empty: one may."""
+    if not case.shape.may_be_cut:
+        return (
+            f"Models of the family {case.shape.family} cannot be cut into stages: their layers "
+            "hand on more than features"
+        )
+    return case.spec.refuse_pipeline()
 
 
 def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
@@ -179,7 +190,7 @@ def _plan_chain(
     if counts is None:
         # Planned by speed alone, so that the plan can show how much memory is missing.
         counts = split_layers(num_layers, layer_s, [num_layers] * num, (0.0, head_s))
-    if counts is None:
+    if counts is None or not _all_train(case, counts):
         return None
     stages_s = [count * one for count, one in zip(counts, layer_s, strict=True)]
     stages_s[-1] += head_s
@@ -192,6 +203,16 @@ def _plan_chain(
         depths=depths,
         fits=fits and all(stage.fits for stage in stages),
     )
+
+
+def _all_train(case: Case, counts: Sequence[int]) -> bool:
+    """Return whether every stage has an adapter, which the trainer requires."""
+    adapter, layers = case.spec.adapter, case.shape.layers
+    has = [
+        bool(choose_targets(layer, adapter.targets) or (adapter.experts and layer.num_router))
+        for layer in layers
+    ]
+    return all(any(has[first:stop]) for first, stop in bounds_of(counts))
 
 
 def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:

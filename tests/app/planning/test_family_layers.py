@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.trainer.model.model import find_unfit_linears
+from agents.trainer.model.stage_opening import KNOWN_ARGUMENTS
 from app.errors import UserError
 from app.planning.family_table import FAMILIES as READ
 from app.planning.model_shape import ModelShape, choose_targets, read_shape
@@ -78,7 +80,11 @@ def test_what_a_config_leaves_out_has_the_default_of_its_class(family):
     if family not in ("mamba2", "nemotron_h"):
         said = {"num_attention_heads": 4, "intermediate_size": 176, **said}
     config = AutoConfig.for_model(**said)
-    check(read_shape(said), build(config))
+    shape, model = read_shape(said), build(config)
+    check(shape, model)
+    layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
+    odd = inspect.signature(type(layer).forward).parameters.keys() - KNOWN_ARGUMENTS
+    assert shape.may_be_cut == (not odd)  # else the trainer refuses a pipeline that a plan chose
 
 
 def test_the_list_of_nemotron_h_may_be_one_of_letters():

@@ -235,11 +235,19 @@ def test_pcs_without_gpus_train_on_their_processors() -> None:
 
 
 def test_no_gpu_at_all_is_no_plan() -> None:
-    plan = make_plan(ask(Cluster(nodes=())))
-
-    assert plan.chosen is None
-    assert plan.others == ()
-    assert plan.advice
+    bare, unknown = PlannedNode(name="pc1"), make_node("pc2", "Some GPU")
+    for nodes, words in (
+        ((), "There is no node: add one"),
+        ((bare,), "pc1 has no GPU: add gpus to the cluster file, such as gpus: [RTX 4070]"),
+        ((unknown,), "The memory of the GPUs of pc2 is not known: give it, as memory_gib"),
+    ):
+        plan = make_plan(ask(Cluster(nodes=nodes)))
+        assert (plan.chosen, plan.others) == (None, ())
+        (advice,) = plan.advice
+        assert words in advice.text
+    plan = make_plan(ask(Cluster(nodes=(bare, make_node("pc2", "RTX 4070")))))
+    assert plan.chosen is not None
+    assert "pc1 has no GPU and takes no part" in plan.assumptions
 
 
 def test_a_plan_knows_where_layers_are_not_compiled_and_what_that_costs() -> None:

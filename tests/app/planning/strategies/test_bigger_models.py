@@ -265,3 +265,21 @@ def test_recompute_none_is_respected_by_stages() -> None:
 
     assert chain is not None
     assert all(stage.setting.num_recomputed == 0 for stage in chain.stages)
+
+
+def test_a_pipeline_is_planned_only_where_the_trainer_can_cut_the_model(all_modes: None) -> None:
+    request = ask(make_pcs(*["RTX 4070"] * 7), "70B", batch_sequences=64, parallel="pipeline")
+    connected = replace(request.shape, may_be_cut=False, family="gemma4_text")
+    plan = make_plan(replace(request, shape=connected))
+
+    assert plan.chosen is None
+    assert plan.advice[0].text.startswith("Models of the family gemma4_text cannot be cut")
+    assert dict(plan.advice[-1].change) == {"parallel": "streamed"}
+    # Only the last 20 layers have the projection that gets an adapter.
+    bare = replace(request.shape.layers[0], linears=request.shape.layers[0].linears[1:])
+    name = request.shape.layers[0].linears[0].name
+    layers = (*[bare] * 60, *request.shape.layers[60:])
+    adapter = replace(request.spec.adapter, targets=(name,))
+    rare = replace(request, spec=replace(request.spec, adapter=adapter))
+    assert make_plan(rare).chosen is not None
+    assert make_plan(replace(rare, shape=replace(request.shape, layers=layers))).chosen is None
