@@ -65,11 +65,11 @@ ORDER = {
     ),
     "app.planning": (
         "config_reader layer_shape | mixer_layers | family_layers | family_table"
-        " | model_shape learning row_lengths | model_parts | memory"
+        " | model_shape learning row_lengths changes | model_parts | memory"
         " | cluster setting_search forecast_accuracy"
         " misses measurement_limits | rates layer_costs"
         " network | throughput | candidate | choice plan_context | build_context subsets"
-        " | strategies | cut reasons run_limits | advice | plan"
+        " | strategies | cut reasons run_limits | fit_advice | advice | plan"
     ),
     "app.runs": (
         "node_pool placement run | journals attempt_status | snapshot run_repository services"

@@ -72,8 +72,11 @@ def time_pipeline(
     period = max(period, *(sum(pair) for pair in pairwise((0.0, *transfers_s, 0.0))))
     total = fill + 2 * sum(transfers_s) + (num_micro - 1) * period
     bare = fill + (num_micro - 1) * free
+    # Rounding must not make a part negative.
     return PipelineTime(
-        compute_s=num_micro * free, bubble_s=bare - num_micro * free, network_s=total - bare
+        compute_s=num_micro * free,
+        bubble_s=max(0.0, bare - num_micro * free),
+        network_s=max(0.0, total - bare),
     )
 
 
