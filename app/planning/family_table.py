@@ -131,7 +131,7 @@ FAMILIES: dict[str, Family] = {
             **_MAMBA, "num_local_experts": 8, "num_experts_per_tok": 2,
             "shared_intermediate_size": 1024,
         }),
-    "falcon_h1": Family(read=read_falcon_h1, may_be_cut=False, defaults={
+    "falcon_h1": Family(read=read_falcon_h1, defaults={
         **_MAMBA, "num_key_value_heads": 8, "mamba_d_ssm": 1024,
     }),
     "nemotron_h": Family(read=read_nemotron_h, defaults={
@@ -145,7 +145,7 @@ FAMILIES: dict[str, Family] = {
         **_TIED, "num_key_value_heads": 8, "conv_L_cache": 3, "block_auto_adjust_ff_dim": True,
         "block_multiple_of": 256,
     }),
-    "mamba2": Family(read=read_mamba2, may_be_cut=False, ffn=("hidden_size",), defaults={
+    "mamba2": Family(read=read_mamba2, ffn=("hidden_size",), defaults={
         "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8, "conv_kernel": 4,
         "use_conv_bias": True, "expand": 2,
     }),

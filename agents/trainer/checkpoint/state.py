@@ -31,7 +31,7 @@ from agents.trainer.checkpoint.sharded_files import (
     read_shards,
     write_shards,
 )
-from agents.trainer.model.experts import name_targets_for_peft
+from agents.trainer.model.experts import list_adapted, name_targets_for_peft
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import Layout
 from agents.trainer.optim.loss_scale import LossScale
@@ -171,7 +171,8 @@ def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
         key: sorted(value) if isinstance(value, set) else value
         for key, value in model.lora.to_dict().items()
     }
-    plain |= name_targets_for_peft(model.lora, model.module)
+    adapted = model.stage.adapted if model.stage is not None else list_adapted(model.module)
+    plain |= name_targets_for_peft(model.lora, model.module, adapted)
     # PEFT puts the path on this node there, and sets in their order in memory: copies of the
     # checkpoint on two nodes would differ.
     plain["base_model_name_or_path"] = spec.model

@@ -16,7 +16,7 @@ features, O outputs of the first product.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,8 @@ from agents.trainer.model.nf4_experts import (
 
 NAME = "rackless"
 _ADAPTER = "default"
+# Linear layers that PEFT takes for one matrix of experts.
+_FUSED = ("gate_proj", "up_proj")
 
 
 def forward_experts(
@@ -189,23 +191,45 @@ def names_as_they_are() -> Iterator[None]:
         transformers_weight_conversion.convert_peft_config_for_transformers = usual
 
 
-def name_targets_for_peft(lora: LoraConfig, model: nn.Module) -> dict[str, Any]:
+def list_adapted(model: nn.Module) -> list[str]:
+    """Return the names of the linear layers of a model, as PEFT wraps it, that have an adapter."""
+    base: Any = model.get_base_model()  # type: ignore[operator, unused-ignore]
+    return [
+        name
+        for name, module in base.named_modules()
+        if isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper)
+    ]
+
+
+def name_targets_for_peft(
+    lora: LoraConfig, model: nn.Module, adapted: Iterable[str]
+) -> dict[str, Any]:
     """Return the settings of an adapter's config file that let PEFT load it without that change.
+
+    Args:
+        lora: Settings of the adapter.
+        model: As PEFT wraps it; it may have some of the layers only.
+        adapted: Linear layers of the whole model that have an adapter; see `list_adapted`.
 
     A linear layer whose name PEFT would take for experts is named by its weight, which has the same
     layout of adapters. These have no dropout in PEFT, and a finished adapter needs none.
     """
-    changed = copy.deepcopy(lora)
     base: Any = model.get_base_model()  # type: ignore[operator, unused-ignore]
-    transformers_weight_conversion.convert_peft_config_for_transformers(changed, base, None)
+    convert = transformers_weight_conversion.convert_peft_config_for_transformers
+    changed = copy.deepcopy(lora)
+    try:
+        convert(changed, base, None)
+    except ValueError:  # one of two matrices has an adapter that are one in experts
+        changed = copy.deepcopy(lora)
+        changed.target_modules = {*adapted, *_FUSED}
+        convert(changed, base, None)
     if not changed.target_parameters or lora.use_dora:
         return {}
     kept: set[str] = set()
     taken: set[str] = set()
-    for name, module in base.named_modules():
-        if isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper):
-            is_kept = any(f".{name}".endswith(f".{one}") for one in changed.target_modules or ())
-            (kept if is_kept else taken).add(name)
+    for name in adapted:
+        is_kept = any(f".{name}".endswith(f".{one}") for one in changed.target_modules or ())
+        (kept if is_kept else taken).add(name)
     if not taken:
         return {}
     parameters = {*(lora.target_parameters or ()), *(f"{name}.weight" for name in taken)}

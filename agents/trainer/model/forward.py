@@ -54,7 +54,7 @@ class Forward:
         self._model = model
         self._device = device
         self._causal: Any = model.module if model.lora is None else model.module.get_base_model()
-        self._body = _find_body(self._causal)
+        self._body = find_body(self._causal)
         self._ropes = positions.find_length_dependent(self._body, max_tokens)
         self.flat = False
         """Whether several segments go through the model in one pass."""
@@ -244,7 +244,7 @@ class Forward:
         return bool(error_M.max() <= tolerance)
 
 
-def _find_body(causal: Any) -> nn.Module:
+def find_body(causal: Any) -> nn.Module:
     """Return the model without its head."""
     body: nn.Module = causal.base_model
     # Llama 4's text class names a body that it does not have.

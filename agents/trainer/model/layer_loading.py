@@ -53,13 +53,25 @@ OpenStore = Callable[[], LayerStore]
 
 
 class AbsentModule(nn.Module):
-    """Stands in for a part that other ranks hold, with its plain attributes; passes input on."""
+    """Stands in for a part that other ranks hold, with its attributes; passes input on.
+
+    Args:
+        original: the part, whose parameters have no memory, or what stands in for it so far.
+    """
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
-        for name, value in vars(original).items():
-            if not name.startswith("_") and name != "training":
-                setattr(self, name, value)
+        whole = original.original if isinstance(original, AbsentModule) else original
+        self._original = (whole,)  # not a child, whose parameters would be loaded
+
+    @property
+    def original(self) -> nn.Module:
+        """The part itself, whose parameters have no memory."""
+        return self._original[0]
+
+    def __getattr__(self, name: str) -> Any:
+        # Classes read attributes of their layers and embeddings, such as a layer's kind.
+        return getattr(self._original[0], name)
 
     def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the first input, such as the hidden features between two layers."""
@@ -81,6 +93,22 @@ def find_layers(model: Any) -> list[str]:
                 name = prefixes[id(module)]
                 stacks.append([f"{name}.{place}" for place in range(len(module))])
     return max(stacks, key=len, default=[])
+
+
+@contextmanager
+def as_whole(model: nn.Module) -> Iterator[None]:
+    """Let a model have all its parts inside the block, those of other ranks without memory.
+
+    What is decided by names and classes of modules is then the same on every rank.
+    """
+    absent = {name: one for name, one in model.named_modules() if isinstance(one, AbsentModule)}
+    for name, one in absent.items():
+        model.set_submodule(name, one.original)
+    try:
+        yield
+    finally:
+        for name, one in absent.items():
+            model.set_submodule(name, one)
 
 
 @contextmanager

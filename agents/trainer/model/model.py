@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,20 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
-from agents.contract.spec import AdapterSpec, RunSpec
+from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model import dora, experts, stored_weights
+from agents.trainer.model.adapter import add_adapter, first_line
 from agents.trainer.model.causal_class import find_causal_class
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything
 from agents.trainer.model.layer_loading import OpenStore, compute_in, loading_layers
-from agents.trainer.model.nf4_experts import find_routers
 from agents.trainer.model.stage_ends import StageEnds
 from agents.trainer.model.weights import Report, read_by_threads
 from agents.trainer.streaming.layer_stream import LayerStream
@@ -43,9 +41,6 @@ _DTYPES = {
 _NARROW = (torch.bfloat16, torch.float16)
 # Module names of learned position embeddings (GPT-2, OPT, GPT-BigCode).
 _LEARNED_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
-# PEFT adapts no output projection of these families' Mamba layers: kernels for training skip it.
-_MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
-_MAMBA_OUTPUT = "out_proj"
 # PEFT inserts the adapter's name into parameter names, and removes it in files.
 _ADAPTER = ".default."
 
@@ -142,7 +137,7 @@ def load_model(
         *(AssertionError, AttributeError, TypeError),  # odd values of config.json
     ) as error:
         raise ExpectedError(
-            f"The model in {path} cannot be loaded: {_first_line(error)}.",
+            f"The model in {path} cannot be loaded: {first_line(error)}.",
             "The folder needs config.json and model.safetensors of a causal language model",
         ) from error
     _refuse_missing(loaded, path)
@@ -259,8 +254,7 @@ def build_trained_model(
         _drop(model, non_text)
         model.requires_grad_(True)
     else:
-        lora = _lora_config(spec.adapter, model, non_text)
-        adapted = _add_adapter(model, lora, spec, non_text)
+        adapted, lora = add_adapter(model, spec, non_text)
         _drop(model, non_text)  # not earlier: PEFT requires modules that its settings exclude
         model = adapted
         _initialise(model, spec.seed, wide=dtype == torch.float64)
@@ -286,93 +280,6 @@ def build_trained_model(
         plain_template=plain_template,
         stream=stream,
     )
-
-
-def find_unfit_linears(model: nn.Module) -> list[str]:
-    """Return the linear layers whose class or family no adapter fits."""
-    is_mamba = model.config.model_type in _MAMBA_TYPES
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and (_is_more_than_linear(module) or (is_mamba and name.endswith(f".{_MAMBA_OUTPUT}")))
-    ]
-
-
-def _is_more_than_linear(module: nn.Module) -> bool:
-    """Return whether it is a class of one model, as Llama 4's router, which returns a tuple."""
-    own = type(module).__module__.startswith("transformers.models.")
-    return isinstance(module, nn.Linear) and own
-
-
-def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]) -> LoraConfig:
-    left_out = list(non_text)
-    if adapter.targets == "all-linear":
-        # A router that is a linear layer is no part to adapt unless somebody names it.
-        left_out += [name for name, _ in find_routers(model)]
-        left_out += find_unfit_linears(model)
-    targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
-    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
-    return LoraConfig(
-        r=adapter.rank,
-        lora_alpha=alpha,
-        lora_dropout=adapter.dropout,
-        use_rslora=adapter.rslora,
-        use_dora=adapter.dora,
-        target_modules=targets,
-        target_parameters=experts.name_targets(model) if adapter.experts else None,
-        exclude_modules=rf"({'|'.join(map(re.escape, left_out))})(\..*)?" if left_out else None,
-        task_type="CAUSAL_LM",
-    )
-
-
-def _add_adapter(
-    model: nn.Module, lora: LoraConfig, spec: RunSpec, non_text: Sequence[str]
-) -> nn.Module:
-    out = tuple(f"{name}." for name in non_text)
-    modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
-    layers = {
-        name
-        for name, one in modules.items()
-        if isinstance(one, (nn.Linear, Conv1D)) and not _is_more_than_linear(one)
-    }
-    usable = sorted({name.rpartition(".")[2] for name in layers})
-    hint = f"Use all-linear, or names from {', '.join(usable)}"
-    targets = spec.adapter.targets
-    if targets != "all-linear":
-        for target in (targets,) if isinstance(targets, str) else targets:
-            meant = _find_meant(target, modules, is_pattern=isinstance(targets, str))
-            if not meant & layers:
-                raise ExpectedError(
-                    f"adapter.targets: this model has no linear layer {target!r}.", hint
-                )
-            for other in sorted(meant - layers):
-                raise ExpectedError(
-                    f"adapter.targets: {target!r} also matches {other or 'the model'!r}, "
-                    "which is not a linear layer.",
-                    hint,
-                )
-    if spec.adapter.experts and not lora.target_parameters:
-        raise ExpectedError(
-            "adapter.experts is true, but this model has no experts that an adapter fits.",
-            "Set adapter.experts to false",
-        )
-    try:
-        with experts.names_as_they_are():
-            peft_model: nn.Module = get_peft_model(model, lora)
-    except ValueError as error:
-        raise ExpectedError(
-            f"The adapter does not fit this model: {_first_line(error)}.", hint
-        ) from error
-    experts.connect_adapters(peft_model)
-    return peft_model
-
-
-def _find_meant(target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool) -> set[str]:
-    """Return the modules that a regular expression or a name's ending selects in PEFT."""
-    if not is_pattern:
-        return {name for name in modules if f".{name}".endswith(f".{target}")}
-    return {name for name in modules if re.fullmatch(target, name)}
 
 
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
@@ -403,7 +310,3 @@ def _apply_dora_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.training = True
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__

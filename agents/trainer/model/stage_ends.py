@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agents.errors import ExpectedError
 from agents.trainer.model.layer_loading import AbsentModule
 
 
@@ -28,12 +27,16 @@ class StageEnds:
         first: index of the first layer of the stage.
         stop: index behind its last layer.
         num_layers: layers of the whole model.
+        width: hidden features H between two layers.
     """
 
-    def __init__(self, first: int, stop: int, num_layers: int) -> None:
+    def __init__(self, first: int, stop: int, num_layers: int, width: int) -> None:
         self.first = first
         self.stop = stop
         self.num_layers = num_layers
+        self.width = width
+        self.adapted: tuple[str, ...] = ()
+        """Linear layers of all stages that have an adapter, by name; known once all have loaded."""
         # Features (M, H) that the stage before has sent: with the adapter, and without it.
         self._fed: tuple[Tensor, Tensor | None] | None = None
         self._is_plain = False
@@ -93,7 +96,6 @@ class StageEnds:
 
     def enter(self, hidden_1MH: Tensor) -> Tensor:
         """Return the features with which the first layer begins; `hidden_1MH` if none were fed."""
-        _require_plain(hidden_1MH)
         if self._fed is None:
             return hidden_1MH
         hidden_MH = self._fed[self._is_plain]
@@ -102,30 +104,36 @@ class StageEnds:
 
     def leave(self, hidden_1MH: Tensor) -> None:
         """Keep the features for the next stage."""
-        _require_plain(hidden_1MH)
         self._output = hidden_1MH
 
 
-class BorderLayer(AbsentModule):
-    """Stands in for a layer of another rank beside this rank's stretch.
+class PassingLayer(AbsentModule):
+    """Stands in for a layer of another rank.
 
     Args:
-        absent: what stands in for it so far; plain values that the model's class reads are kept.
+        absent: what stands in for it so far.
         enters: ends of the stage that begins behind it; None: none does.
         leaves: ends of the stage that stops before it; None: none does.
+        in_tuple: whether the class takes the first result of a layer.
     """
 
     def __init__(
-        self, absent: AbsentModule, enters: StageEnds | None, leaves: StageEnds | None
+        self,
+        absent: AbsentModule,
+        enters: StageEnds | None,
+        leaves: StageEnds | None,
+        *,
+        in_tuple: bool,
     ) -> None:
         super().__init__(absent)
-        self._enters, self._leaves = enters, leaves
+        self._enters, self._leaves, self._in_tuple = enters, leaves, in_tuple
 
-    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
         """Return the features (1, M, H), or those that were fed."""
         if self._leaves is not None:
             self._leaves.leave(hidden)
-        return hidden if self._enters is None else self._enters.enter(hidden)
+        result = hidden if self._enters is None else self._enters.enter(hidden)
+        return (result,) if self._in_tuple else result
 
 
 class UnfedEmbedding(AbsentModule):
@@ -135,36 +143,26 @@ class UnfedEmbedding(AbsentModule):
     features of its own, so that different tokens differ.
 
     Args:
-        ends: of this rank's stage.
         absent: what stands in for the embedding so far.
         dtype: type in which the stages compute.
+        device: on which they compute.
     """
 
-    def __init__(self, ends: StageEnds, absent: AbsentModule, dtype: torch.dtype) -> None:
+    ends: StageEnds | None = None
+    """Ends of this rank's stage, once it is opened."""
+
+    def __init__(self, absent: AbsentModule, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(absent)
-        self._ends = ends
         self._dtype = dtype
+        # Llama 4 moves token ids to where it is.
+        self.weight = torch.empty(0, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return (1, M, H) for token ids (1, M): zeros that nobody reads, or made-up features."""
         ids_1M = hidden
         width: Any = self.embedding_dim
-        if self._ends.is_fed:
+        if self.ends is not None and self.ends.is_fed:
             zero = torch.zeros((), dtype=self._dtype, device=ids_1M.device)
             return zero.expand(*ids_1M.shape, width)
         place_H = torch.arange(1, width + 1, device=ids_1M.device)
         return torch.sin(((ids_1M[..., None] + 1) * place_H).double()).to(self._dtype)
-
-
-def _require_plain(hidden: Any) -> None:
-    """Check that one tensor (1, M, H) goes from layer to layer.
-
-    Raises:
-        ExpectedError: more than that does.
-    """
-    if not isinstance(hidden, Tensor) or hidden.dim() != 3:
-        raise ExpectedError(
-            "Between the layers of this model more than one row of features is handed on, so it "
-            "cannot be cut into stages.",
-            "Use parallel: streamed or data, where every rank computes all layers",
-        )

@@ -1,31 +1,33 @@
 """Connect the layers of one rank to the stages before and behind it; see `stage_ends`.
 
 A model can be cut where one tensor is all that its layers hand on. What else a layer's class takes
-has to be known here: per-layer inputs, or keys and values of other layers, would stay behind.
+has to be known here: per-layer inputs, or keys and values of other layers, would stay behind. One
+pass shows how the layers are called (`stage_trace`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import _find_minimal_target_modules
-from peft.utils.constants import MIN_TARGET_MODULES_FOR_OPTIMIZATION
+import torch
 from torch import nn
 
 from agents.errors import ExpectedError
+from agents.trainer.model.forward import find_body
 from agents.trainer.model.layer_loading import AbsentModule, find_layers
 from agents.trainer.model.model import TrainedModel
-from agents.trainer.model.stage_ends import BorderLayer, StageEnds, UnfedEmbedding
+from agents.trainer.model.stage_ends import PassingLayer, StageEnds, UnfedEmbedding
+from agents.trainer.model.stage_trace import trace_layers
 
 # Arguments of layers that every rank has, or makes of the positions of its tokens.
 KNOWN_ARGUMENTS = {
     *("self", "args", "kwargs", "hidden_states", "attention_mask", "causal_mask", "alibi"),
+    *("mamba_attention_mask", "conv_mask"),
     *("position_ids", "position_embeddings", "cache_position", "head_mask", "use_cache"),
-    *("past_key_values", "past_key_value", "layer_past", "output_attentions"),
+    *("past_key_values", "past_key_value", "layer_past", "cache_params", "output_attentions"),
     *("output_router_logits", "output_hidden_states", "layer_idx"),
     *("encoder_hidden_states", "encoder_attention_mask"),
 }
@@ -40,34 +42,46 @@ class TrainedPlace:
     """Index of its layer; one of the embedding counts to the first, one of the head to the last."""
 
 
-def open_stage(model: TrainedModel, first: int, stop: int) -> TrainedModel:
+def open_stage(model: TrainedModel, first: int, stop: int, device: torch.device) -> TrainedModel:
     """Return the model, of which this rank has the layers `first` to before `stop`, connected.
+
+    Args:
+        model: whose other layers are absent.
+        first: index of its first layer.
+        stop: index behind its last layer.
+        device: on which it is.
 
     Raises:
         ExpectedError: the model cannot be cut, or nothing in this stretch is trained.
     """
     causal = _find_causal(model)
     names = find_layers(causal)
-    ends = StageEnds(first, stop, len(names))
-    for place, name in enumerate(names):
-        layer = causal.get_submodule(name)
+    layers = [causal.get_submodule(name) for name in names]
+    for layer in layers:
         if not isinstance(layer, AbsentModule):
             _refuse_connected(causal, layer)
-            continue
-        enters = ends if place == first - 1 else None
-        leaves = ends if place == stop else None
-        if enters or leaves:
-            above, _, last = name.rpartition(".")
-            setattr(causal.get_submodule(above), last, BorderLayer(layer, enters, leaves))
-    embedding = causal.get_input_embeddings()
-    if isinstance(embedding, AbsentModule):
-        causal.set_input_embeddings(UnfedEmbedding(ends, embedding, model.dtype))
+    absent = causal.get_input_embeddings()
+    embedding = None
+    if isinstance(absent, AbsentModule):
+        embedding = UnfedEmbedding(absent, model.dtype, device)
+        causal.set_input_embeddings(embedding)
+    calls = trace_layers(causal, find_body(causal), names, device)
+    ends = StageEnds(first, stop, len(names), calls.width)
+    if embedding is not None:
+        embedding.ends = ends
+    for place, (name, layer) in enumerate(zip(names, layers, strict=True)):
+        if isinstance(layer, AbsentModule):
+            enters = ends if place == first - 1 else None
+            leaves = ends if place == stop else None
+            standing = PassingLayer(layer, enters, leaves, in_tuple=calls.takes_first)
+            causal.set_submodule(name, standing)
     opened = replace(model, stage=ends)
     if not opened.named_parameters():
         raise ExpectedError(
             f"Layers {first + 1} to {stop} of the model have nothing to train.",
             "Use adapter.targets: all-linear, or fewer nodes, so that every stage has an adapter",
         )
+    _refuse_outside(opened, [*layers, causal.get_input_embeddings()])
     return opened
 
 
@@ -89,35 +103,29 @@ def place_trained(model: TrainedModel) -> dict[str, TrainedPlace]:
     }
 
 
-def list_modules(model: TrainedModel) -> tuple[list[str], list[str]]:
-    """Return the names of this rank's modules with an adapter, and those of all others."""
-    names = [name for name, _ in _find_causal(model).named_modules() if name]
-    adapted = [
-        name for name in names if isinstance(_find_causal(model).get_submodule(name), LoraLayer)
-    ]
-    inside = tuple(f"{name}." for name in adapted)
-    others = [name for name in names if name not in adapted and not name.startswith(inside)]
-    return adapted, others
-
-
-def name_targets(adapted: Collection[str], others: Collection[str]) -> set[str]:
-    """Return the names by which PEFT describes an adapter of the whole model.
-
-    Args:
-        adapted: modules of all ranks with an adapter.
-        others: modules of all ranks without one.
-
-    >>> sorted(name_targets({f"layers.{n}.up" for n in range(20)}, {"layers", "head"}))
-    ['up']
-    """
-    if len(adapted) < MIN_TARGET_MODULES_FOR_OPTIMIZATION:
-        return set(adapted)
-    return _find_minimal_target_modules(set(adapted), set(others))
-
-
 def _find_causal(model: TrainedModel) -> Any:
     module: Any = model.module
     return module if model.lora is None else module.get_base_model()
+
+
+def _refuse_outside(model: TrainedModel, parts: Sequence[nn.Module]) -> None:
+    """Check that all that is trained belongs to a layer, the embedding or the head."""
+    causal = _find_causal(model)
+    head = causal.get_output_embeddings()
+    known = {
+        id(one)
+        for part in (*parts, *([head] if head is not None else []))
+        for one in part.parameters()
+    }
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in known:
+            module = name.partition(".lora_")[0].removeprefix("base_model.model.")
+            raise ExpectedError(
+                f"The adapter has {module}, which is no part of a layer of "
+                f"{type(causal).__name__}, so that no stage would train it alone.",
+                "Name layers in adapter.targets, such as q_proj and v_proj, or use parallel: "
+                "streamed or data",
+            )
 
 
 def _refuse_connected(causal: nn.Module, layer: nn.Module) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agents.trainer.model.model import find_unfit_linears
+from agents.trainer.model.adapter import find_unfit_linears
 from agents.trainer.model.stage_opening import KNOWN_ARGUMENTS
 from app.errors import UserError
 from app.planning.family_table import FAMILIES as READ

@@ -26,13 +26,12 @@ from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.trainer.data.examples import Examples, Part
 from agents.trainer.execution.executor import Executor
+from agents.trainer.model.experts import list_adapted
 from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.model.stage_ends import StageEnds
 from agents.trainer.model.stage_opening import (
     TrainedPlace,
-    list_modules,
-    name_targets,
     open_stage,
     place_trained,
 )
@@ -156,7 +155,8 @@ class Pipeline:
 
     def divide(self, model: TrainedModel) -> TrainedModel:
         """Return the model with its layers connected to the stages around."""
-        self._model = open_stage(model, self._stage.first_layer, self._stage.stop_layer)
+        stage = self._stage
+        self._model = open_stage(model, stage.first_layer, stage.stop_layer, self._device)
         assert self._model.stage is not None
         self._ends = self._model.stage
         return self._model
@@ -168,7 +168,7 @@ class Pipeline:
         return self._flat
 
     def join(self) -> None:
-        """Learn the parameters of all stages, and what PEFT shall call their adapters."""
+        """Learn the parameters and adapters of all stages."""
         borders = [
             (before.rank, behind.rank)
             for row in self._replicas.rows
@@ -176,8 +176,9 @@ class Pipeline:
         ]
         self._group.open_lanes(borders, NUM_LANES)
         trained = {name: to_wire(one) for name, one in place_trained(self._model).items()}
-        adapted, others = list_modules(self._model)
-        mine = {"trained": trained, "adapted": adapted, "others": others}
+        lora = self._model.lora
+        adapted = list_adapted(self._model.module) if lora is not None else []
+        mine = {"trained": trained, "adapted": adapted}
         reports = self._group.exchange("stages", mine)
         rows = [reports[stage.rank] for stage in self._replicas.rows[0]]
         self._trained = {
@@ -185,11 +186,7 @@ class Pipeline:
             for row in rows
             for name, one in row["trained"].items()
         }
-        lora = self._model.lora
-        if lora is not None and self._spec.adapter.targets == "all-linear":
-            # PEFT names the modules that it finds, and a stage has some of them.
-            found, rest = ({n for row in rows for n in row[key]} for key in ("adapted", "others"))
-            lora.target_modules = name_targets(found, rest - found)
+        self._ends.adapted = tuple(name for row in rows for name in row["adapted"])
         self._whole = WholeValues(self.shapes, self._flat.layout)
         layers = {name: place.layer for name, place in self._trained.items()}
         self._stretches = Stretches(self._group, self._replicas, self._flat, layers)
@@ -224,11 +221,10 @@ class Pipeline:
         replica, place = self._place
         row = self._replicas.rows[replica]
         in_flight = plan_in_flight(_DEPTH, [stage.max_in_flight for stage in row])
-        width: Any = self._model.module.get_input_embeddings().embedding_dim
         self._transport = Transport(
             self._group,
             self._device,
-            WireFormat(width, self._model.dtype, self._spec.activation_bits),
+            WireFormat(self._ends.width, self._model.dtype, self._spec.activation_bits),
             previous=row[place - 1].rank if place else None,
             following=row[place + 1].rank if place + 1 < len(row) else None,
             ahead=_DEPTH,

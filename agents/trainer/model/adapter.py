@@ -1,0 +1,212 @@
+"""Add an adapter to a base model, which may lack layers that other ranks hold.
+
+What the adapter's settings mean is decided by the names and classes of the whole model, so that
+every rank has the settings that one process would have; PEFT then finds those of them that are
+here.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from peft import LoraConfig, get_peft_model
+from peft.tuners import tuners_utils
+from peft.utils.constants import (
+    DUMMY_TARGET_MODULES,
+    MIN_TARGET_MODULES_FOR_OPTIMIZATION,
+)
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from agents.contract.spec import AdapterSpec, RunSpec
+from agents.errors import ExpectedError
+from agents.trainer.model import experts
+from agents.trainer.model.layer_loading import AbsentModule, as_whole
+from agents.trainer.model.nf4_experts import find_routers
+
+# PEFT adapts no output projection of these families' Mamba layers: kernels for training skip it.
+_MAMBA_TYPES = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+_MAMBA_OUTPUT = "out_proj"
+# Settings by which PEFT adds no adapter, but all that comes with one.
+_NO_TARGETS: dict[str, Any] = {
+    "target_modules": DUMMY_TARGET_MODULES,
+    "target_parameters": None,
+    "exclude_modules": None,
+}
+
+
+def add_adapter(
+    model: nn.Module, spec: RunSpec, non_text: Sequence[str]
+) -> tuple[nn.Module, LoraConfig]:
+    """Return a model with an adapter, as PEFT wraps it, and the settings of the adapter.
+
+    Args:
+        model: the base model; an adapter on layers of other ranks alone adds none here.
+        spec: names the adapter.
+        non_text: modules that no text goes through.
+
+    Raises:
+        ExpectedError: its targets are not in this model.
+    """
+    with as_whole(model):
+        lora = _lora_config(spec.adapter, model, non_text)
+        _require_targets(model, lora, spec, non_text)
+        targets = lora.target_modules
+        if targets == "all-linear":
+            targets = _name_all_linear(model, lora)
+    settings = _limit_to_parts(model, lora)
+    try:
+        with experts.names_as_they_are():
+            peft_model: nn.Module = get_peft_model(model, settings)
+    except ValueError as error:
+        names = _list_names(_find_linears(dict(model.named_modules())))
+        raise ExpectedError(
+            f"The adapter does not fit this model: {first_line(error)}.",
+            f"Use all-linear, or names from {names}",
+        ) from error
+    experts.connect_adapters(peft_model)
+    # PEFT finds out whether a class stores weights the other way round.
+    lora.target_modules, lora.fan_in_fan_out = targets, settings.fan_in_fan_out
+    return peft_model, lora
+
+
+def find_unfit_linears(model: nn.Module) -> list[str]:
+    """Return the linear layers whose class or family no adapter fits."""
+    is_mamba = model.config.model_type in _MAMBA_TYPES
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and (_is_more_than_linear(module) or (is_mamba and name.endswith(f".{_MAMBA_OUTPUT}")))
+    ]
+
+
+def _is_more_than_linear(module: nn.Module) -> bool:
+    """Return whether it is a class of one model, as Llama 4's router, which returns a tuple."""
+    own = type(module).__module__.startswith("transformers.models.")
+    return isinstance(module, nn.Linear) and own
+
+
+def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]) -> LoraConfig:
+    left_out = list(non_text)
+    if adapter.targets == "all-linear":
+        # A router that is a linear layer is no part to adapt unless somebody names it.
+        left_out += [name for name, _ in find_routers(model)]
+        left_out += find_unfit_linears(model)
+    targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
+    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
+    return LoraConfig(
+        r=adapter.rank,
+        lora_alpha=alpha,
+        lora_dropout=adapter.dropout,
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
+        target_modules=targets,
+        target_parameters=experts.name_targets(model) if adapter.experts else None,
+        exclude_modules=_match_inside(dict.fromkeys(left_out)) if left_out else None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _match_inside(names: Iterable[str]) -> str:
+    """Return a regular expression for some modules and all that is in them."""
+    return rf"({'|'.join(map(re.escape, names))})(\..*)?"
+
+
+def _require_targets(
+    model: nn.Module, lora: LoraConfig, spec: RunSpec, non_text: Sequence[str]
+) -> None:
+    """Check that the adapter's targets are linear layers of the whole model.
+
+    Raises:
+        ExpectedError: some are not.
+    """
+    out = tuple(f"{name}." for name in non_text)
+    modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
+    layers = _find_linears(modules)
+    hint = f"Use all-linear, or names from {_list_names(layers)}"
+    targets = spec.adapter.targets
+    if targets != "all-linear":
+        for target in (targets,) if isinstance(targets, str) else targets:
+            meant = _find_meant(target, modules, is_pattern=isinstance(targets, str))
+            if not meant & layers:
+                raise ExpectedError(
+                    f"adapter.targets: this model has no linear layer {target!r}.", hint
+                )
+            for other in sorted(meant - layers):
+                raise ExpectedError(
+                    f"adapter.targets: {target!r} also matches {other or 'the model'!r}, "
+                    "which is not a linear layer.",
+                    hint,
+                )
+    if spec.adapter.experts and not lora.target_parameters:
+        raise ExpectedError(
+            "adapter.experts is true, but this model has no experts that an adapter fits.",
+            "Set adapter.experts to false",
+        )
+
+
+def _name_all_linear(model: nn.Module, lora: LoraConfig) -> set[str]:
+    """Return the names by which PEFT describes an adapter of all linear layers of a model."""
+    named = tuners_utils._maybe_include_all_linear_layers(copy.copy(lora), model)
+    found = set(named.target_modules or ())
+    if len(found) < MIN_TARGET_MODULES_FOR_OPTIMIZATION:
+        return found
+    others = {name for name, _ in model.named_modules()} - found
+    return set(tuners_utils._find_minimal_target_modules(found, others))
+
+
+def _limit_to_parts(model: nn.Module, lora: LoraConfig) -> LoraConfig:
+    """Return the settings by which PEFT adapts the parts of a model that this rank has."""
+    modules = dict(model.named_modules())
+    absent = [name for name, one in modules.items() if isinstance(one, AbsentModule)]
+    if not absent:
+        return lora
+    if not _has_targets(model, modules, lora):
+        return replace(lora, **_NO_TARGETS)
+    return replace(
+        lora,
+        exclude_modules="|".join(filter(None, (lora.exclude_modules, _match_inside(absent)))),
+        target_parameters=lora.target_parameters if experts.name_targets(model) else None,
+    )
+
+
+def _has_targets(model: nn.Module, modules: Mapping[str, nn.Module], lora: LoraConfig) -> bool:
+    """Return whether an adapter has targets in the parts of a model that this rank has."""
+    if lora.target_parameters and experts.name_targets(model):
+        return True
+    targets, linears = lora.target_modules, _find_linears(modules)
+    if targets == "all-linear":
+        return bool(linears)
+    names = [targets] if isinstance(targets, str) else list(targets or ())
+    is_pattern = isinstance(targets, str)
+    return any(_find_meant(one, modules, is_pattern=is_pattern) & linears for one in names)
+
+
+def _find_linears(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Return the names of the linear layers that an adapter fits."""
+    return {
+        name
+        for name, one in modules.items()
+        if isinstance(one, (nn.Linear, Conv1D)) and not _is_more_than_linear(one)
+    }
+
+
+def _list_names(layers: Iterable[str]) -> str:
+    return ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+
+
+def _find_meant(target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool) -> set[str]:
+    """Return the modules that a regular expression or a name's ending selects in PEFT."""
+    if not is_pattern:
+        return {name for name in modules if f".{name}".endswith(f".{target}")}
+    return {name for name in modules if re.fullmatch(target, name)}
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, without a full stop, or its kind."""
+    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
