@@ -104,7 +104,7 @@ def _print_gpus(candidate: Candidate, out: Output) -> None:
     from app.text import show_bytes
 
     rows = []
-    for gpu in candidate.gpus:
+    for gpu in sorted(candidate.gpus, key=lambda one: (one.replica, one.layers or (0, 0))):
         groups = group_memory(gpu.memory.parts.items())
         rows.append(
             [
@@ -115,7 +115,7 @@ def _print_gpus(candidate: Candidate, out: Output) -> None:
                 describe_memory(gpu),
                 "" if gpu.fits else "does not fit",
                 ", ".join(f"{name} {show_bytes(size)}" for name, size in groups if size),
-                describe_setting(gpu),
+                describe_setting(gpu, candidate.num_replicas),
             ]
         )
     head = ["GPU", "CARD", "SHARE", "ALONE", "MEMORY", "", "PARTS", "SETTING"]
@@ -167,6 +167,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "tokens_per_s": candidate.tokens_per_s,
         "tokens_per_step": candidate.tokens_per_step,
         "num_steps": candidate.num_steps,
+        "ten_million_tokens_s": candidate.ten_million_tokens_s,
         "total_s": candidate.total_s,
         "energy_wh": candidate.energy_wh,
         "wire_s": candidate.wire_s,

@@ -101,11 +101,12 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
     # Rounded, so that a slightly better but much larger batch does not win.
     best = min(lost, key=lambda more: (round(lost[more], 2), more))
     gain = lost[rows] / lost[best]
+    percent = f"{100 * (gain - 1):.0f} %"
     is_fastest = together.tokens_per_s * gain > _MIN_GAIN * chosen.tokens_per_s
     if gain >= 1 + _MIN_BATCH_GAIN and is_fastest:
         yield Advice(
             text=f"A batch of {best} sequences divides better among {len(speeds)} GPUs than one "
-            f"of {rows}: {gain - 1:.0%} more tokens per second, but fewer and larger steps",
+            f"of {rows}: {percent} more tokens per second, but fewer and larger steps",
             change={"batch_sequences": best},
         )
 
@@ -128,8 +129,8 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
     if chosen.mode == "pipeline":
         return  # what it waits for is features, not gradients
     yield Advice(
-        text=f"{waited / chosen.step_s:.0%} of each step waits for the network: send gradients as "
-        "bf16, which halves the wait and changes the last digits of results",
+        text=f"{100 * waited / chosen.step_s:.0f} % of each step waits for the network: send "
+        "gradients as bf16, which halves the wait and changes the last digits of results",
         change={"compression": "bf16"},
     )
 
@@ -144,5 +145,7 @@ def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]
     best = min((one.step_s for one in able if one.nodes == chosen.nodes), default=chosen.step_s)
     if chosen.step_s > _MIN_4_BIT_GAIN * best:
         share = best / chosen.step_s
-        text = f"Hold the weights in 4 bits (QLoRA): a step then takes {share:.0%} of the time"
+        text = (
+            f"Hold the weights in 4 bits (QLoRA): a step then takes {100 * share:.0f} % of the time"
+        )
         yield Advice(text=text, change=change)

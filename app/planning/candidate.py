@@ -156,6 +156,11 @@ class Candidate:
         """Speed of all GPUs together over whole steps, in tokens per second."""
         return self.tokens_per_step / self.step_s if self.step_s > 0 else 0.0
 
+    @property
+    def ten_million_tokens_s(self) -> float | None:
+        """Time for ten million tokens, by which plans of large models are compared, in seconds."""
+        return 1e7 / self.tokens_per_s if self.tokens_per_s else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:

@@ -123,7 +123,11 @@ def _network_words(case: Case, candidate: Candidate) -> str:
     seconds, step_s = candidate.parts_s.network_s, candidate.step_s
     if seconds <= 0.05 * step_s:
         bubble_s = candidate.parts_s.bubble_s
-        return f"{bubble_s / step_s:.0%} of a step is a bubble" if bubble_s > 0.1 * step_s else ""
+        return (
+            f"{100 * bubble_s / step_s:.0f} % of a step is a bubble"
+            if bubble_s > 0.1 * step_s
+            else ""
+        )
     measure = PLANNED_MODES[candidate.mode].wire_s
     if measure is not None:
         seconds = measure(case, candidate)
@@ -133,7 +137,9 @@ def _network_words(case: Case, candidate: Candidate) -> str:
 def _wait_words(candidate: Candidate) -> str:
     """Describe the wait for streamed weights; empty: it is too small to matter."""
     share = candidate.parts_s.input_s / candidate.step_s
-    return f"{share:.0%} of a step waits for streamed weights" if share > _LEAST_WAIT else ""
+    return (
+        f"{100 * share:.0f} % of a step waits for streamed weights" if share > _LEAST_WAIT else ""
+    )
 
 
 def _seconds(seconds: float) -> str:

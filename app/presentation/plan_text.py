@@ -70,14 +70,16 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
 def _describe_division(candidate: Candidate) -> str:
     rows = list_planned_stages(candidate)
     bubble_s = candidate.parts_s.bubble_s
-    return describe_division(rows, candidate.step_s, bubble_s, candidate.wire_s) or DASH
+    words = describe_division(rows, candidate.step_s, bubble_s, candidate.wire_s)
+    return capitalize(words) if words else DASH
 
 
 def _show_ten_million(candidate: Candidate) -> str:
-    """Return the time for ten million tokens, by which plans of large models are compared."""
-    if candidate.mode not in CUT_MODES or not candidate.tokens_per_s:
+    """Return the hours for ten million tokens, as in docs/big-models.md."""
+    seconds = candidate.ten_million_tokens_s
+    if candidate.mode not in CUT_MODES or seconds is None:
         return DASH
-    return show_duration(1e7 / candidate.tokens_per_s)
+    return f"{seconds / 3600:,.1f} h"
 
 
 def describe_recovery(spec: RunSpec) -> str:
@@ -124,10 +126,17 @@ def show_energy(energy_wh: float | None) -> str:
     return f"{energy_wh / KWH:.1f} kWh" if energy_wh >= 100 else f"{energy_wh:.0f} Wh"
 
 
-def describe_setting(gpu: GpuPlan) -> str:
-    """Describe the settings of a GPU: tokens at once, and recomputed or offloaded layers."""
+def describe_setting(gpu: GpuPlan, num_replicas: int = 1) -> str:
+    """Describe the settings of a GPU: tokens at once, and recomputed or offloaded layers.
+
+    Args:
+        gpu: its plan.
+        num_replicas: number of pipelines of the plan; each GPU then says of which it is.
+    """
     setting = gpu.setting
     parts = [f"{setting.micro_tokens:,} tokens at once"]
+    if num_replicas > 1:
+        parts.append(f"pipeline {gpu.replica + 1}")
     # Layers count from 0 with an exclusive end; people count from 1.
     if gpu.layers is not None and gpu.max_in_flight is not None:
         parts.append(f"layers {gpu.layers[0] + 1} to {gpu.layers[1]}")

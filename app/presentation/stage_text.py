@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agents.contract.model_cut import WeightTier
 from app.events import RankProgress
@@ -23,6 +24,8 @@ _LEAST_SHOWN = 0.005
 class StageRow:
     """One GPU's part of a model."""
 
+    rank: int
+    """Place of the GPU in the plan, and of its process in the run."""
     node: str
     device: str
     card: str
@@ -41,33 +44,43 @@ class StageRow:
     memory_bytes: int | None
     """Expected memory in use, in bytes; None: not known."""
     room_bytes: int | None
+    allocated_bytes: int | None = None
+    """Expected memory of training alone, in bytes; None: not known."""
+    num_replicas: int = 1
+    """Number of pipelines that share each batch."""
+    is_only: bool = True
+    """Whether the plan uses no other GPU of its node."""
 
     @property
     def title(self) -> str:
-        """Node and card, such as `alpha: RTX 4070`."""
-        return f"{self.node}: {short_card(self.card) if self.card else self.device}"
+        """Node and card, such as `alpha: RTX 4070`, with the device where a node has several."""
+        node = self.node if self.is_only else f"{self.node} {self.device}"
+        return f"{node}: {short_card(self.card) if self.card else self.device}"
 
     @property
     def layers_text(self) -> str:
         """Layers of the stage, counted from 1, and what else decides its memory.
 
-        >>> row = StageRow(node="a", device="cuda:0", card="RTX 4070", replica=0, first_layer=12,
-        ...     stop_layer=24, num_layers=80, num_streamed=0, streams_from=None, max_in_flight=7,
-        ...     offloads=True, memory_bytes=None, room_bytes=None)
+        >>> row = StageRow(rank=1, node="a", device="cuda:0", card="RTX 4070", replica=0,
+        ...     first_layer=12, stop_layer=24, num_layers=80, num_streamed=0, streams_from=None,
+        ...     max_in_flight=7, offloads=True, memory_bytes=None, room_bytes=None)
         >>> row.layers_text
         'layers 13 to 24 of 80, 7 in flight, their inputs in RAM'
         """
         one = self.stop_layer - self.first_layer == 1
         span = f"{self.first_layer + 1} to {self.stop_layer}"
+        if self.num_streamed and self.streams_from is not None:
+            where = f"{self.num_streamed} of them from {TIERS[self.streams_from]}"
+            return f"all {count_of(self.num_layers, 'layer')}, {where}"
         parts = [
             f"layer{'' if one else 's'} {self.stop_layer if one else span} of {self.num_layers}"
         ]
+        if self.num_replicas > 1 and self.max_in_flight is not None:
+            parts.insert(0, f"pipeline {self.replica + 1}")
         if self.max_in_flight is not None and self.max_in_flight > 1:
             parts.append(f"{self.max_in_flight} in flight")
         if self.offloads:
             parts.append(INPUTS_IN_RAM)
-        if self.num_streamed and self.streams_from is not None:
-            parts.append(f"{count_of(self.num_streamed, 'layer')} from {TIERS[self.streams_from]}")
         return ", ".join(parts)
 
     @property
@@ -80,12 +93,13 @@ class StageRow:
 
 
 def list_planned_stages(candidate: Candidate) -> list[StageRow]:
-    """Return the stages of a candidate, in the order of ranks; none where GPUs hold all layers."""
+    """Return the stages of a candidate, by pipeline and layer; none where GPUs hold all layers."""
     if candidate.mode not in CUT_MODES:
         return []
     total = max((gpu.layers[1] for gpu in candidate.gpus if gpu.layers is not None), default=0)
-    return [
+    rows = [
         StageRow(
+            rank=number,
             node=gpu.node,
             device=gpu.device,
             card="" if gpu.device == "cpu" else gpu.card,
@@ -99,19 +113,22 @@ def list_planned_stages(candidate: Candidate) -> list[StageRow]:
             offloads=gpu.offloads,
             memory_bytes=gpu.memory.expected_bytes,
             room_bytes=gpu.room_bytes,
+            allocated_bytes=gpu.memory.allocated_bytes,
         )
-        for gpu in candidate.gpus
+        for number, gpu in enumerate(candidate.gpus)
         if gpu.layers is not None
     ]
+    return _arrange(rows)
 
 
 def list_run_stages(forecast: Forecast) -> list[StageRow]:
-    """Return the stages of an attempt as it was planned, in the order of ranks."""
+    """Return the stages of an attempt as it was planned, by pipeline and layer."""
     if forecast.mode not in CUT_MODES:
         return []
     total = max((rank.layers[1] for rank in forecast.ranks if rank.layers is not None), default=0)
-    return [
+    rows = [
         StageRow(
+            rank=number,
             node=rank.node,
             device=rank.device,
             card=rank.card or "",
@@ -125,10 +142,21 @@ def list_run_stages(forecast: Forecast) -> list[StageRow]:
             offloads=rank.offloads,
             memory_bytes=rank.expected_bytes,
             room_bytes=rank.room_bytes,
+            allocated_bytes=rank.allocated_bytes,
         )
-        for rank in forecast.ranks
+        for number, rank in enumerate(forecast.ranks)
         if rank.layers is not None
     ]
+    return _arrange(rows)
+
+
+def _arrange(rows: Sequence[StageRow]) -> list[StageRow]:
+    """Return the rows so that each pipeline is a stair, with what tells them apart."""
+    num_replicas, on_node = len({row.replica for row in rows}), Counter(row.node for row in rows)
+    named = [
+        replace(row, num_replicas=num_replicas, is_only=on_node[row.node] == 1) for row in rows
+    ]
+    return sorted(named, key=lambda row: (row.replica, row.first_layer))
 
 
 def describe_division(
@@ -150,13 +178,18 @@ def describe_division(
     return ", ".join(parts)
 
 
-def describe_measured(rank: RankProgress | None) -> str:
-    """Return what a rank measured of its stage: memory and the share of waiting; empty: nothing."""
+def describe_measured(row: StageRow, rank: RankProgress | None) -> str:
+    """Return what a rank measured of its stage: memory and the share of waiting; empty: nothing.
+
+    Only the memory of training is measured, which is less than what is in use on the GPU.
+    """
     if rank is None:
         return ""
     parts = []
     if rank.memory_bytes is not None:
-        parts.append(f"measured {show_bytes(rank.memory_bytes)}")
+        told = row.allocated_bytes
+        planned = "" if told is None else f" (planned {show_bytes(told)})"
+        parts.append(f"training takes {show_bytes(rank.memory_bytes)}{planned}")
     if rank.wait_s is not None and rank.step_s:
         parts.append(f"waits {show_share(rank.wait_s / rank.step_s)} of a step")
     return ", ".join(parts)

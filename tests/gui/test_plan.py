@@ -142,16 +142,18 @@ def test_stages_are_drawn_where_gpus_hold_parts_of_the_model(
     strips = [one for one in plan.findChildren(LayerStrip) if one.isVisibleTo(plan)]
     assert [one.accessibleName() for one in strips] == [
         "alpha: RTX 5070 Ti: layers 1 to 28 of 80, 6 in flight",
-        "beta: RTX 3090: layers 29 to 50 of 80, 4 in flight",
-        "beta: RTX 3090: layers 51 to 71 of 80, 3 in flight",
+        "beta cuda:0: RTX 3090: layers 29 to 50 of 80, 4 in flight",
+        "beta cuda:1: RTX 3090: layers 51 to 71 of 80, 3 in flight",
         "gamma: RTX 4070 Laptop GPU: layers 72 to 80 of 80",
     ]
     texts = [label.text() for label in plan.findChildren(QLabel)]
-    assert "bubble 7 % of a step, busiest link in use for 21 % of a step" in texts
+    assert "Bubble 7 % of a step, busiest link in use for 21 % of a step" in texts
     streamed = make_plan_of_stages().others[0]
     busy.core.plan_answer = replace(make_plan_of_stages(), chosen=streamed, others=())
     QTest.keyClicks(dialog.form.fields["model"].input, "x")
-    busy.wait_for(lambda: strips[3].accessibleName().endswith("71 layers from the SSD"))
+    busy.wait_for(
+        lambda: strips[3].accessibleName().endswith("all 80 layers, 71 of them from the SSD")
+    )
     busy.core.plan_answer = make_plan_of_all()
     QTest.keyClicks(dialog.form.fields["model"].input, "x")
     busy.wait_for(lambda: not any(one.isVisibleTo(plan) for one in strips))
@@ -173,7 +175,7 @@ def test_a_runs_page_shows_its_stages_beside_what_they_measured(busy: Stage) -> 
             "alpha: RTX 5070 Ti, layers 1 to 28 of 80, 6 in flight, planned 14.3 GiB of 16.0 GiB"
         )
     )
-    busy.wait_for(lambda: "measured" in page.stages.lines[0].text())
+    busy.wait_for(lambda: "training takes" in page.stages.lines[0].text())
     # A run in which every GPU has all layers has no such tab.
     busy.window.open_run("recipes-a0d2")
     busy.wait_for(lambda: not page.tabs.isTabVisible(tab))

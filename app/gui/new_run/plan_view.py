@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
@@ -171,10 +172,14 @@ class PlanView(QWidget):
         while len(self._gpus) < len(gpus):
             self._gpus.append(line := _GpuLine(self._theme))
             self._gpu_column.addWidget(line)
+        parts: list[tuple[GpuPlan, StageRow | None]]
+        parts = [(gpus[row.rank], row) for row in stages] or [(gpu, None) for gpu in gpus]
+        on_node = Counter(gpu.node for gpu in gpus)
         for number, line in enumerate(self._gpus):
-            line.setVisible(number < len(gpus))
-            if number < len(gpus):
-                line.show_gpu(gpus[number], stages[number] if number < len(stages) else None)
+            line.setVisible(number < len(parts))
+            if number < len(parts):
+                gpu, stage = parts[number]
+                line.show_gpu(gpu, stage, is_only=on_node[gpu.node] == 1)
         self._legend.setVisible(bool(gpus))
 
 
@@ -194,14 +199,23 @@ class _GpuLine(QWidget):
         for part in (self._name, self._strip, self._bar, self._memory, self._setting):
             column.addWidget(part)
 
-    def show_gpu(self, gpu: GpuPlan, stage: StageRow | None) -> None:
-        """Show the plan of one GPU, and its stage where it has not all layers."""
+    def show_gpu(self, gpu: GpuPlan, stage: StageRow | None, *, is_only: bool) -> None:
+        """Show the plan of one GPU, and its stage where it has not all layers.
+
+        Args:
+            gpu: its plan.
+            stage: its stage; None: it has all layers.
+            is_only: whether the plan uses no other GPU of its node.
+        """
         self._strip.setVisible(stage is not None)
         if stage is not None:
             self._strip.show_stage(stage)
         share = "" if gpu.share >= 1 else f", {show_share(gpu.share)}"
-        card = short_card(gpu.card)
-        self._name.setText(f"{gpu.node}: {card}{share}")
+        card, node = short_card(gpu.card), gpu.node if is_only else f"{gpu.node} {gpu.device}"
+        pipeline = ""
+        if stage is not None and stage.num_replicas > 1:
+            pipeline = f", pipeline {stage.replica + 1}"
+        self._name.setText(f"{node}: {card}{share}{pipeline}")
         self._bar.show_parts(group_memory(gpu.memory.parts.items()), gpu.room_bytes)
         fits = "" if gpu.fits else "Does not fit: "
         self._memory.setText(f"{fits}{describe_memory(gpu)}")

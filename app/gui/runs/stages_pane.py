@@ -70,7 +70,8 @@ class StagesPane(QWidget):
         for number, line in enumerate(self.lines):
             line.setVisible(number < len(self._rows))
             if number < len(self._rows):
-                line.show_stage(self._rows[number], describe_measured(measured.get(number)))
+                row = self._rows[number]
+                line.show_stage(row, describe_measured(row, measured.get(row.rank)))
 
 
 class StageLine(QWidget):

@@ -116,18 +116,19 @@ def test_stages_of_a_divided_model_are_listed_in_a_plan_and_for_a_run(
 ) -> None:
     plan = make_plan_of_stages()
     text = printed(plan)
-    assert "10 million tokens   19 h 7 min" in text
-    assert "Division            bubble 7 % of a step, busiest link in use for 21 % of a" in text
+    assert "10 million tokens   19.1 h" in text
+    assert "Division            Bubble 7 % of a step, busiest link in use for 21 % of a" in text
     assert "layers 1 to 28, 6 in flight, 28 layers recomputed" in text
     assert plan.chosen is not None
     document = plan_document(plan)
     assert document["chosen"]["gpus"][1]["layers"] == (28, 50)
+    assert document["chosen"]["ten_million_tokens_s"] / 3600 == pytest.approx(19.1, abs=0.05)
     assert document["others"][0]["gpus"][3]["streams_from"] == "disk"
     core = FakeCore(run_map={"r-1": make_run("r-1", "r", "running")})
     core.comparison_map["r-1"] = make_comparison(plan)
     args = build_parser().parse_args(["runs", "show", "r-1"])
     assert asyncio.run(runs._show(core, args, Output(False))) == 0  # type: ignore[arg-type]
     shown = capsys.readouterr().out
-    assert "beta: RTX 3090" in shown
+    assert "beta cuda:1: RTX 3090" in shown
     assert "layers 29 to 50 of 80, 4 in flight" in shown
     assert "planned: bubble 7 % of a step" in shown
