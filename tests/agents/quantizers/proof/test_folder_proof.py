@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agents.errors import ExpectedError
@@ -19,10 +20,12 @@ from agents.quantizers.proof import folder_proof
 from agents.quantizers.proof.folder_proof import is_held_packed, prove_folder, prove_unpacked
 from agents.quantizers.proof.reference_model import look_at_original
 from tests.agents.quantizers.own_memory import OwnMemory
+from tests.agents.quantizers.proof.packed_folders import pack_folder
 from tests.agents.quantizers.test_make import job_for, run
 
 pytest.importorskip("bitsandbytes")
 GIB = 1 << 30
+FILE = "model.safetensors"
 
 
 class Disk(NamedTuple):
@@ -102,6 +105,45 @@ def test_it_is_unpacked_and_measured_in_a_part_of_its_memory(result, tmp_path, m
     assert not (tmp_path / "new").exists(), "refused before it begins"
     monkeypatch.setattr(models, "read_available_bytes", lambda: 3 * whole)
     folder_proof.expect_room(before, result / "model", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("method", "device"),
+    [
+        ("awq", "cpu"),
+        ("gptq", "cpu"),
+        *(pytest.param(one, "cuda:0", marks=pytest.mark.gpu) for one in ("nf4", "awq", "gptq")),
+    ],
+)
+def test_a_result_of_each_layout_is_unpacked_on_its_device(method, device, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "ANSWER_TOKENS", 4)
+    sizes = {
+        "hidden_size": 256, "intermediate_size": 512, "vocab_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 512,
+    }  # fmt: skip
+    torch.manual_seed(3)
+    model, made = tmp_path / "model", tmp_path / method
+    LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).save_pretrained(model)
+    if method == "nf4":
+        nf4.load_quantized(model, device).save_pretrained(made)
+    else:
+        pack_folder(model, made, method)
+    for place in {"cpu", device}:
+        PackedModel(made).unpack(tmp_path / f"unpacked-{place}", place)
+    here, there = (load_file(tmp_path / f"unpacked-{one}" / FILE) for one in ("cpu", device))
+    assert here.keys() == there.keys() == load_file(model / FILE).keys()
+    # bitsandbytes has a kernel of its own for each device.
+    off = 2**-7 if method == "nf4" else 0.0
+    assert all(torch.allclose(here[name], one, rtol=off, atol=0) for name, one in there.items())
+
+    rows, progress = [tuple(range(30, 200, 3)), tuple(range(5, 90))], JobProgress(io.StringIO())
+    first = look_at_original(model, device, rows, tmp_path / "first", progress)
+    job = job_for(tmp_path, method, *(("4-bit",) if method == "gptq" else ()), device=device)
+    proof = prove_unpacked(job, made, first, progress)
+    assert proof.is_unpacked
+    # Groups of 64 for two of them, and the control has groups of 128.
+    assert 0.2 * first.control.kl < proof.distance.kl < 1.5 * first.control.kl
+    assert not list(made.glob(".*"))
 
 
 @pytest.mark.parametrize(
