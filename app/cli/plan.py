@@ -64,7 +64,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     if plan.chosen is not None:
         for caption, text in describe_candidate(plan.chosen):
             out.text(f"  {caption:<20}{text}")
-        out.text(f"  {'After a loss':<20}{describe_recovery(spec)}")
+        out.text(f"  {'After a loss':<20}{describe_recovery(spec, plan.chosen.mode)}")
         out.text(f"  {'Loss not finite':<20}{describe_divergence(spec)}")
     # If nothing fits, the first alternative shows which GPU lacks memory.
     shown = plan.chosen or (plan.others[0] if plan.others else None)

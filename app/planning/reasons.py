@@ -46,7 +46,10 @@ def describe_candidate(case: Case, candidate: Candidate) -> str:
     if candidate.mode == "single":
         node = name_nodes(candidate.nodes)
         return f"{node} alone" if len(case.of(candidate.nodes)) == 1 else f"one GPU of {node}"
-    return f"{PARALLEL[candidate.mode].label} on {name_nodes(candidate.nodes)}"
+    label = PARALLEL[candidate.mode].label
+    if candidate.num_replicas > 1:
+        label = f"{candidate.num_replicas} pipelines"
+    return f"{label} on {name_nodes(candidate.nodes)}"
 
 
 def _reason(

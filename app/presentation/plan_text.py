@@ -82,17 +82,26 @@ def _show_ten_million(candidate: Candidate) -> str:
     return f"{seconds / 3600:,.1f} h"
 
 
-def describe_recovery(spec: RunSpec) -> str:
+def describe_recovery(spec: RunSpec, mode: str | None = None) -> str:
     """Describe what happens to a run when a rank or node is lost, and when a node comes back.
+
+    Args:
+        spec: the run.
+        mode: how it is planned, where that is known: a pipeline does not go on without a stage.
 
     >>> from agents.contract.spec import DataSpec
     >>> describe_recovery(RunSpec(model="m", data=DataSpec(train="t"), recovery="off"))
     'waits for you to resume it (recovery: off)'
+    >>> describe_recovery(RunSpec(model="m", data=DataSpec(train="t"), rejoin="off"), "pipeline")
+    ... # doctest: +ELLIPSIS
+    'resumed automatically with another cut, by the window or by `rackless watch`; nodes...'
     """
     if spec.recovery == "off":
         return "waits for you to resume it (recovery: off)"
     resumed = "resumed automatically by the window, by `rackless watch`, or by three or more nodes"
-    if spec.recovery == "auto":
+    if "pipeline" in (mode, spec.parallel):
+        resumed = "resumed automatically with another cut, by the window or by `rackless watch`"
+    elif spec.recovery == "auto":
         resumed = (
             f"goes on in its processes where most of three or more nodes are left, else {resumed}"
         )

@@ -119,6 +119,7 @@ def test_stages_of_a_divided_model_are_listed_in_a_plan_and_for_a_run(
     assert "10 million tokens   19.1 h" in text
     assert "Division            Bubble 7 % of a step, busiest link in use for 21 % of a" in text
     assert "layers 1 to 28, 6 in flight, 28 layers recomputed" in text
+    assert "After a loss        resumed automatically with another cut" in text
     assert plan.chosen is not None
     document = plan_document(plan)
     assert document["chosen"]["gpus"][1]["layers"] == (28, 50)

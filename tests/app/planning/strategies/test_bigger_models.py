@@ -14,6 +14,7 @@ from app.planning.candidate import Candidate, Plan, PlanRequest
 from app.planning.cluster import Cluster
 from app.planning.cut import find_problem, make_cut
 from app.planning.plan import make_plan
+from app.planning.reasons import describe_candidate as describe_way
 from app.planning.strategies.pipeline_plan import divide_workers, plan_chain, plan_pipelines
 from app.planning.strategies.pipeline_schedule import choose_depths, time_pipeline
 from app.planning.strategies.weight_streaming import plan_streamed
@@ -192,6 +193,7 @@ def test_replicas_of_pipelines_hold_the_model_and_share_the_batch(all_modes: Non
     shares = [sum(gpu.share for gpu in found.gpus if gpu.replica == r) for r in (0, 1)]
     assert sum(shares) == pytest.approx(1.0)
     assert shares[sizes.index(3)] > shares[sizes.index(2)]
+    assert describe_way(case, found).startswith("2 pipelines on pc1, pc2")
     # Shown one pipeline after the other, each as a stair.
     rows = list_planned_stages(found)
     assert [row.first_layer == 0 for row in rows].count(True) == 2
