@@ -26,6 +26,8 @@ class ModelOutline:
     """Memory of the embeddings in bytes."""
     head_bytes: int
     """Memory of the head in bytes; 0: it is the embeddings."""
+    shared_weight: str = ""
+    """Name of a parameter that a layer shares with another one, as in Zamba; empty: none does."""
 
     @property
     def num_layers(self) -> int:
@@ -39,8 +41,14 @@ class ModelOutline:
             parallel: mode of the run file that needs them.
 
         Raises:
-            ExpectedError: it has none.
+            ExpectedError: it has none, or they share weights.
         """
+        if self.shared_weight:
+            raise ExpectedError(
+                f"parallel: {parallel} needs layers with weights of their own, and those of "
+                f"{self.class_name} share {self.shared_weight}.",
+                "Use parallel: data, or another model",
+            )
         if not self.layer_bytes:
             raise ExpectedError(
                 f"parallel: {parallel} needs a model that is a stack of layers, and those of "

@@ -215,7 +215,15 @@ def _outline(model: Any, layers: list[str], config: Any) -> ModelOutline:
         layer_bytes=tuple(count(model.get_submodule(name), name) for name in layers),
         embedding_bytes=count(embeddings, _name_of(model, embeddings)),
         head_bytes=0 if is_tied or head is None else count(head, _name_of(model, head)),
+        shared_weight=_find_shared(model, layers),
     )
+
+
+def _find_shared(model: Any, layers: Iterable[str]) -> str:
+    """Return a parameter of a layer that is also that of another layer; empty: none is."""
+    inside = tuple(f"{name}." for name in layers)
+    tied = model.all_tied_weights_keys
+    return next((name for name in tied if name.startswith(inside)), "")
 
 
 def _count_bytes(model: Any, name: str, parameter: torch.Tensor, config: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import modeling_utils
+from transformers import AutoConfig, AutoModelForCausalLM, modeling_utils
 
 from agents.contract.spec import AdapterSpec
 from agents.errors import ExpectedError
@@ -131,3 +131,16 @@ def test_a_model_without_a_stack_is_named():
     outline = ModelOutline(class_name="Loose", layer_bytes=(), embedding_bytes=1, head_bytes=1)
     with pytest.raises(ExpectedError, match=r"parallel: pipeline needs .* those of Loose cannot"):
         outline.require_layers("pipeline")
+
+
+def test_layers_that_share_weights_are_not_divided(tmp_path):
+    config = AutoConfig.for_model(
+        "zamba", vocab_size=97, hidden_size=16, intermediate_size=16, num_attention_heads=2,
+        num_key_value_heads=2, num_hidden_layers=6, attn_layer_period=3, attn_layer_offset=2,
+        mamba_d_state=4, n_mamba_heads=2,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    shared = r"those of ZambaForCausalLM share model\.layers\.5\.shared_transf"
+    with pytest.raises(ExpectedError, match=shared) as caught:
+        load_model(SPEC, tmp_path, CPU, choose_layers=lambda one: one.require_layers("streamed"))
+    assert "parallel: data" in caught.value.hint
