@@ -317,7 +317,7 @@ def test_a_lost_node_is_recovered_on_the_others_without_a_person(
     (interrupted,) = [text for text in texts if text.startswith("node ") and "was lost" in text]
     assert interrupted.startswith(f"node {lost.name} was lost"), texts
     # At the loss a survivor saves the last step that was done.
-    (saved,) = [text for text in texts if text.endswith("when another rank was lost")]
+    (saved,) = [text for text in texts if text.endswith("before the attempt ended")]
     reached = int(saved.split(" saved step ")[1].split()[0])
     ended = lines[-1]["run"]
     assert watching.returncode == 0, texts

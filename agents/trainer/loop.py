@@ -46,6 +46,7 @@ from agents.trainer.rank.step_control import SLOTS, StepControl
 from agents.trainer.regrouping import Regrouping
 from agents.trainer.resume_verifier import ResumeVerifier
 from agents.trainer.step_result import StepResult, read_result
+from agents.trainer.streaming.disk_reader import DamagedLayer
 from agents.trainer.training_state import TrainingState
 
 _SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
@@ -129,11 +130,12 @@ class Loop:
         Raises:
             ExpectedError: memory ran out, the training diverged, or a checkpoint cannot be written.
             PeerLost: another rank has gone; this one has saved its last completed step.
+            DamagedLayer: a streamed layer cannot be read; likewise.
         """
         self._loss_saver.watch()
         try:
             return self._run()
-        except PeerLost:
+        except (PeerLost, DamagedLayer):
             self._loss_saver.save()
             raise
         finally:

@@ -55,7 +55,7 @@ class Manifest:
     model_sha256: str
     versions: dict[str, str]
     at_loss: bool = False
-    """Whether one rank has saved it alone, when another rank was lost."""
+    """Whether one rank has saved it alone, when another rank or a layer was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

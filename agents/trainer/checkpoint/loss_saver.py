@@ -1,4 +1,4 @@
-"""Save the last completed step when another rank is lost, with nobody's help.
+"""Save the last completed step when another rank, or a frozen layer, is lost, with nobody's help.
 
 A rank that survives holds the trained state of the step before. It saves that as an ordinary
 checkpoint of its node, whose manifest says that it was made at a loss, so that a resume repeats one
@@ -101,7 +101,7 @@ class LossSaver:
         name = self._context.attempt.rank_names[self._context.attempt.rank]
         self._context.journal.write(
             "warning",
-            message=f"{name} could not save step {step} when another rank was lost: {reason}.",
+            message=f"{name} could not save step {step} before the attempt ended: {reason}.",
             hint="The run resumes from an earlier checkpoint, or from what another rank has saved",
             of_rank=True,
         )

@@ -161,7 +161,7 @@ def _reason(line: Line) -> str:
 
 def _describe_checkpoint(line: Line, node: str, rank: int | None) -> Description:
     if line.get("at_loss") is True:
-        text = f"{node} saved step {whole_of(line, 'step')} when another rank was lost"
+        text = f"{node} saved step {whole_of(line, 'step')} before the attempt ended"
         return "info", text, False
     seconds = number_of(line, "seconds")
     took = f" in {show_duration(seconds)}" if seconds is not None else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,7 +12,14 @@ import pytest
 
 from agents.contract.model_cut import ModelCut, Stage
 from agents.contract.spec import AdapterSpec, CheckpointSpec
-from tests.agents.trainer.ranks import Run, make_spec, make_tiny_model
+from tests.agents.trainer.ranks import (
+    Run,
+    finish,
+    make_environ,
+    make_spec,
+    make_tiny_model,
+    start,
+)
 from tests.agents.trainer.test_promises import file_hashes
 
 NUM_LAYERS, NUM_STEPS, HALF = 4, 50, 25
@@ -120,3 +129,42 @@ def test_quantized_layers_are_kept_for_the_next_run(model, tmp_path):
     run.train_to_end()
     assert losses(run) == losses(plain)
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
+
+
+def run_on_failing_disk(environ: dict[str, str]) -> None:
+    """Be a rank with all layers on a disk that reads no more from some step on."""
+    os.environ.update(environ)
+    from agents.trainer import streamed_store
+    from agents.trainer.__main__ import main
+    from agents.trainer.loop import Loop
+    from agents.trainer.streaming import disk_reader
+
+    do_step = Loop._do_step
+
+    def fail(*args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def do(self, step):
+        if step == int(environ["FAILING_STEP"]):
+            disk_reader.read_piece = fail
+        return do_step(self, step)
+
+    Loop._do_step = do
+    streamed_store.choose_budget = lambda num_local_ranks: 0
+    os._exit(main())
+
+
+def test_a_disk_that_fails_in_a_step_is_named_and_costs_no_step_before(resident, model, tmp_path):
+    run = make_run(tmp_path, model, "lora", max_steps=NUM_STEPS, parallel="streamed")
+    environ = {**make_environ(run.intend(), 0, run.attempt_folder), "FAILING_STEP": "6"}
+    assert finish([start(run_on_failing_disk, environ)]) == [3]
+    lines = run.journal()
+    (setting,) = (line for line in lines if line["kind"] == "setting")
+    assert setting["num_from_disk"] == NUM_LAYERS
+    (failed,) = (line for line in lines if line["kind"] == "failed")
+    assert "could not be read from" in failed["message"]
+    assert "Input/output error" in failed["message"]
+    assert "resume the run" in failed["hint"]
+    assert max(run.steps()) == 5
+    run.train_to_end(resume_step=5)
+    assert losses(run) == losses(resident)[5:]
