@@ -243,6 +243,16 @@ def _describe_warning(line: Line, node: str, rank: int | None) -> Description:
     return ("warning", where + words, True) if words else None
 
 
+def _describe_rounded(line: Line, node: str, rank: int | None) -> Description:
+    found = [
+        f"{name} by {show_share(share, 2)}"
+        for name in ("features", "gradients")
+        if (share := number_of(line, name)) is not None
+    ]
+    where = f"rank {rank} on {node}"
+    return "info", f"{where} sends 8 bits, which changes {' and '.join(found)}", False
+
+
 def _describe_eval(line: Line, node: str, rank: int | None) -> Description:
     figures = [f"loss {show_loss(number_of(line, 'loss'))}"]
     perplexity, right = number_of(line, "perplexity"), number_of(line, "reward_accuracy")
@@ -343,6 +353,7 @@ _RANK_LINES: dict[str, tuple[RunEventKind, Describer]] = {
     "trace": ("trace", _describe_trace),
     "trace_failed": ("trace_failed", _describe_trace_failed),
     "warning": ("warning", _describe_warning),
+    "rounded": ("note", _describe_rounded),
     "eval": ("evaluated", _describe_eval),
     "finished": ("finished", _describe_finished),
     "failed": ("failed", _describe_failed),

@@ -197,6 +197,12 @@ def test_features_in_8_bits_change_a_loss_by_less_than_a_thousandth(runs):
     (loss,) = losses(runs["rounded"]).values()
     assert loss != losses(runs["one"])[1]
     assert loss == pytest.approx(losses(runs["one"])[1], rel=1e-3)
+    (features,), (gradients,) = (
+        [line for line in runs["rounded"].journal(rank) if line["kind"] == "rounded"]
+        for rank in range(2)
+    )
+    assert 0 < features["features"] < 0.01
+    assert 0 < gradients["gradients"] < 0.01
 
 
 def test_ranks_report_their_part_of_the_work(runs):

@@ -102,6 +102,7 @@ class Pipeline:
         self._device = context.device
         self._intent = context.attempt.intent
         self._divisor = 1.0
+        self._has_told_rounding = False
 
     @property
     def _stage(self) -> Stage:
@@ -260,6 +261,9 @@ class Pipeline:
             self._executor.scale_gradients(loss_scale / batch.weight)
         self._divisor = batch.weight if loss_scale is None else loss_scale
         self._passes.add_gradients(batch.mine, self._group_rows(batch.mine))
+        if not self._has_told_rounding and (errors := self._transport.rounding_errors):
+            self._context.journal.write("rounded", **errors)
+            self._has_told_rounding = True
 
     def take_waited_s(self) -> float:
         """Return how long this stage has waited for others within its passes, in seconds."""

@@ -71,6 +71,7 @@ class Transport:
         self._outlet = None if following is None else _Lane(following, FORWARD)
         self._gradients_in = None if following is None else _Lane(following, BACKWARD)
         self._gradients_out = None if previous is None else _Lane(previous, BACKWARD)
+        self._errors: dict[str, float] = {}
         self._waited_s = 0.0
         # On a GPU only its own clock knows how long it stood still.
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -102,6 +103,11 @@ class Transport:
         """Begin to send features to the next stage."""
         assert self._outlet is not None
         self._send(self._outlet, number, hidden_NH)
+
+    @property
+    def rounding_errors(self) -> dict[str, float]:
+        """Relative error of the first `features` and `gradients` that it has sent, if rounded."""
+        return dict(self._errors)
 
     def receive_gradient(self, number: int) -> Tensor:
         """Return the gradient of what was sent for a micro-batch (N, H)."""
@@ -187,7 +193,11 @@ class Transport:
         return self._wire.decode(buffer.to(self._device, non_blocking=True))
 
     def _send(self, lane: _Lane, number: int, hidden_NH: Tensor) -> None:
-        message = self._wire.encode(hidden_NH.detach()).to(self._where)
+        encoded = self._wire.encode(hidden_NH.detach())
+        name = "features" if lane.number == FORWARD else "gradients"
+        if self._wire.rounds and name not in self._errors:
+            self._errors[name] = self._wire.measure_error(hidden_NH.detach(), encoded)
+        message = encoded.to(self._where)
         tag = NUM_LANES * number + lane.number
         wait = self._group.start_send(message, lane.peer, lane=lane.number, tag=tag)
         lane.sending[number] = (message, wait)

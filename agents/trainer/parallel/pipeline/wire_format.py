@@ -39,6 +39,17 @@ class WireFormat:
             return self._num_blocks * (_BLOCK + 4)
         return self._width * self._dtype.itemsize
 
+    @property
+    def rounds(self) -> bool:
+        """Whether what arrives is not what was sent."""
+        return self._bits == 8
+
+    def measure_error(self, hidden_NH: Tensor, message: Tensor) -> float:
+        """Return the root mean square of what a message has lost, relative to its features."""
+        exact_NH = hidden_NH.float()
+        lost_NH = self.decode(message).float() - exact_NH
+        return float(lost_NH.norm() / exact_NH.norm().clamp(min=1e-30))
+
     def make_buffer(self, num_rows: int, device: torch.device) -> Tensor:
         """Return memory for a message of `num_rows` rows."""
         if self._bits == 8:

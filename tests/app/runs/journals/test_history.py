@@ -187,6 +187,8 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ),
         ({"kind": "eval", "step": 8, "loss": 1.5}, 0, "info",
          "evaluation after step 8: loss 1.500"),
+        ({"kind": "rounded", "features": 0.0056, "gradients": 0.0061}, 0, "info",
+         "rank 0 on alpha sends 8 bits, which changes features by 0.56 % and gradients by 0.61 %"),
         ({"kind": "finished", "step": 9, "reason": "completed"}, 0, "info",
          "training finished after step 9"),
         ({"kind": "finished", "step": 5, "reason": "stopped"}, 0, "info",
@@ -226,6 +228,7 @@ def test_what_a_line_tells_in_plain_words(
         "preview": "data_read",
         "standing": "stalled",
         "moving": "stalled",
+        "rounded": "note",
     }.get(line["kind"], line["kind"])
     assert told.event.kind == kind
 
