@@ -56,6 +56,9 @@ _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
+_NOT_UTF_8 = "Save the file as UTF-8; nothing was started."
+# Bytes that are not UTF-8, as `surrogateescape` reads them.
+_FOREIGN_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def is_hub_data(name: str) -> bool:
@@ -291,7 +294,12 @@ class _RowCount:
         self._num_broken = 0
         self._first: UserError | None = None
 
-    def add_whole(self, row: Any) -> None:
+    def add_read(self, path: Path, number: int, text: str, row: Any) -> None:
+        """Count a row that was read from `text`: broken if that is not UTF-8, as on the nodes."""
+        if odd := _FOREIGN_BYTE.search(text):
+            reason = f"byte 0x{ord(odd[0]) - 0xDC00:02x} is not UTF-8"
+            self.add_broken(path, number, reason, _NOT_UTF_8)
+            return
         self.num_whole += 1
         self.meant.add(row)
 
@@ -322,7 +330,7 @@ def _check_text(path: Path, lines: Iterable[str | None], count: _RowCount) -> No
         if line is None:
             count.add_broken(path, number, LONG_LINE)
         elif line.strip():
-            count.add_whole({"text": line})
+            count.add_read(path, number, line, {"text": line})
         else:
             count.meant.add(None)
 
@@ -343,7 +351,7 @@ def _check_json_lines(path: Path, lines: Iterable[str | None], count: _RowCount)
             count.add_broken(path, number, f"not valid JSON: {explain_bad_json(error)}", hint)
             continue
         if isinstance(row, dict):
-            count.add_whole(row)
+            count.add_read(path, number, line, row)
         else:
             is_list = isinstance(row, list) and path.suffix.lower() != ".json"
             count.add_broken(path, number, _NO_OBJECT, _ONE_VALUE if is_list else _NO_START)
@@ -377,13 +385,14 @@ def _check_json(path: Path, text: str, count: _RowCount) -> None:
     while place < len(text) and not (is_list and text[place] == "]"):
         # Counted on from the last place: from the start each time would take quadratic time.
         line, counted = line + text.count("\n", counted, place), place
+        began = place
         try:
             value, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             number = error.lineno if isinstance(error, json.JSONDecodeError) else line
             raise _broken(path, number, f"not valid JSON: {explain_bad_json(error)}") from error
         if isinstance(value, dict):
-            count.add_whole(value)
+            count.add_read(path, line, text[began:place], value)
         else:
             count.add_broken(path, line, _NO_OBJECT)
         place = _end_of(_GAP, text, place)
@@ -430,7 +439,8 @@ def _check_table(path: Path, lines: Iterator[str | None], count: _RowCount) -> N
                 continue
             # The first row names the columns, so it is not counted.
             if names:
-                count.add_whole(dict(zip(names, fields, strict=True)))
+                row = dict(zip(names, fields, strict=True))
+                count.add_read(path, reader.line_num, " ".join(fields), row)
             names = names or [name.strip() for name in fields]
     except csv.Error as error:
         raise _broken(path, reader.line_num, f"not valid CSV: {error}") from error

@@ -413,3 +413,26 @@ def test_names_that_no_disk_can_have_are_told(hashes: HashStore, name: str) -> N
         find_data(name, "data.train", hashes)
     with pytest.raises(UserError, match="no model folder"):
         find_model(name, hashes)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "row", "end"),
+    [
+        ("a.jsonl", "", '{"text": "caf\xe9 %d"}\n', ""),
+        ("a.csv", "text\n", "caf\xe9 %d\n", ""),
+        ("a.txt", "", "caf\xe9 %d\n", ""),
+        ("a.json", "[", '{"text": "caf\xe9 %d"},', '{"text": "x"}]'),
+    ],
+)
+def test_data_in_another_encoding_is_refused_at_once_and_a_few_such_rows_are_not(
+    tmp_path: Path, name: str, head: str, row: str, end: str
+) -> None:
+    path = tmp_path / name
+    rows = [row % number for number in range(300)]
+    path.write_bytes((head + "".join(rows) + end).encode("latin-1"))
+    with pytest.raises(UserError, match="byte 0xe9 is not UTF-8") as error:
+        check_form(path)
+    assert error.value.hint.startswith("Save the file as UTF-8")
+    path.write_bytes((head + "".join(rows[:3])).encode("latin-1") +
+                     ("".join(rows[3:]) + end).encode())  # fmt: skip
+    check_form(path)
