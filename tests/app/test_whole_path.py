@@ -17,7 +17,7 @@ import pytest
 from app.nodes.transport.loopback import power_cut
 from tests.fakes.site import Site, open_site, slowed, tagged_processes, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NODES = ("alpha", "beta")
 
 
@@ -39,22 +39,22 @@ def killed_after(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[st
 
 def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     rarely = {"every_minutes": None, "every_steps": 40, "keep": 3, "copies": 2}
-    run = site.answer("start", str(site.write_run_file(240, checkpoint=rarely)))
+    run_file = str(site.write_run_file(300, checkpoint=rarely))
+    run = site.answer("start", run_file)
     run_id = run["run_id"]
     assert (run["state"], run["nodes"], run["attempt"]) == ("running", list(NODES), 1)
 
-    again = site.rackless("start", str(site.write_run_file(240)))
-    assert (again.code, "is already busy" in again.problem) == (1, True)
-    assert run_id in again.problem
-    assert [known["run_id"] for known in site.answer("runs", "list")] == [run_id]
-
     wait_until(lambda: len(site.steps_told("alpha", run_id, 0)) >= 6, "six steps")
-    shown = site.answer("runs", "show", run_id)
-    assert (shown["state"], shown["phase"]) == ("running", "training")
-    assert [rank["node"] for rank in shown["ranks"]] == list(NODES)
-    assert sum(rank["share"] for rank in shown["ranks"]) == pytest.approx(1.0)
-
     with slowed(run_id):
+        again = site.rackless("start", run_file)
+        assert (again.code, "is already busy" in again.problem) == (1, True)
+        assert run_id in again.problem
+        assert [known["run_id"] for known in site.answer("runs", "list")] == [run_id]
+        shown = site.answer("runs", "show", run_id)
+        assert (shown["state"], shown["phase"]) == ("running", "training")
+        assert [rank["node"] for rank in shown["ranks"]] == list(NODES)
+        assert sum(rank["share"] for rank in shown["ranks"]) == pytest.approx(1.0)
+
         saved = site.answer("runs", "save", run_id)
         assert saved["stall_s"] < saved["seconds"]
         traced = site.answer("runs", "trace", run_id, "--steps", "2")

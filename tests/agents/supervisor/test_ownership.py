@@ -252,6 +252,9 @@ def test_a_supervisor_that_was_stopped_is_continued_and_names_its_stopped_rank(n
     assert rank is not None
     for pid in (supervisor, rank):
         os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + 5.0
+    while read_process_state(supervisor) != "T" and time.monotonic() < end:
+        time.sleep(0.01)  # where cores are busy, it does not stop at once
     watch = OwnershipWatch(node.home)
     for _ in range(STOPPED_LOOKS - 1):
         watch.look()

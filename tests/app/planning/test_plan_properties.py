@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agents.contract.cards import list_cards
 from agents.contract.spec import AdapterKind
 from app.planning.cluster import Cluster, PlannedNode, ethernet
-from app.planning.plan import PlanRequest, make_plan
+from app.planning.plan import Plan, PlanRequest, make_plan
 from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.pipeline_schedule import split_layers, time_pipeline
 from tests.app.planning.clusters import ask, make_node
@@ -51,12 +51,8 @@ def questions(draw: st.DrawFn) -> tuple[PlanRequest, PlanRequest]:
     return question, replace(question, cluster=build(nodes, gbit, more))
 
 
-@given(questions())
-@PLANS
-def test_every_plan_adds_up(pair: tuple[PlanRequest, PlanRequest]) -> None:
-    question, _ = pair
-    plan = make_plan(question)
-
+def expect_sums(question: PlanRequest, plan: Plan) -> None:
+    """Check that each plan's parts add up to its whole."""
     for one in (plan.chosen, *plan.others):
         if one is None:
             continue
@@ -80,13 +76,17 @@ def test_every_plan_adds_up(pair: tuple[PlanRequest, PlanRequest]) -> None:
 
 @given(questions())
 @PLANS
-def test_more_memory_never_makes_a_plan_worse(pair: tuple[PlanRequest, PlanRequest]) -> None:
+def test_every_plan_adds_up_and_more_memory_never_makes_it_worse(
+    pair: tuple[PlanRequest, PlanRequest],
+) -> None:
     """But by one sequence: a batch is cut at whole ones, as the trainer does, whatever the speeds.
 
     The trainer's search has a patience of 2 %.
     """
-    less, more = (make_plan(question).chosen for question in pair)
-
+    plans = [make_plan(question) for question in pair]
+    for question, plan in zip(pair, plans, strict=True):
+        expect_sums(question, plan)
+    less, more = (plan.chosen for plan in plans)
     if less is not None:
         assert more is not None
         slowest = min(gpu.tokens_per_s for gpu in more.gpus if gpu.share)

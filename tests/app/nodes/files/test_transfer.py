@@ -89,17 +89,15 @@ async def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "pc-0" / HOME / "data" / "d").exists()
 
 
-@pytest.mark.parametrize("destination", ["../x", "/etc/x", "secrets/x", "models"])
-async def test_a_place_outside_of_the_agents_home_is_refused(
-    tmp_path: Path, destination: str
-) -> None:
+async def test_a_place_outside_of_the_agents_home_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "data"
     files = make_files(root, rows=10)
     async with nodes(tmp_path, 1) as (pc,):
-        with pytest.raises(UserError, match="not allowed"):
-            await transfer.push(pc, destination, root, files)
-        with pytest.raises(UserError, match="not allowed"):
-            await transfer.fetch(pc, destination, tmp_path / "fetched")
+        for destination in ("../x", "/etc/x", "secrets/x", "models"):
+            with pytest.raises(UserError, match="not allowed"):
+                await transfer.push(pc, destination, root, files)
+            with pytest.raises(UserError, match="not allowed"):
+                await transfer.fetch(pc, destination, tmp_path / "fetched")
 
 
 async def test_a_file_in_the_way_of_a_folder_is_reported(tmp_path: Path) -> None:
@@ -154,68 +152,67 @@ async def test_a_target_that_cannot_be_written(tmp_path: Path) -> None:
             await transfer.fetch(pc, "runs/r", tmp_path / "file" / "out")
 
 
-def sending(entries: Sequence[dict[str, object]], data: str = "", noise: str = "") -> str:
-    """An agent whose `send` says this."""
-    header = json.dumps({"files": entries})
-    return (
-        "import sys\n"
-        f"if sys.argv[1] == 'send':\n    print({noise!r} + {header!r}); print({data!r}, end='')\n"
-        "else:\n"
-        "    import json\n"
-        "    print('RACKLESS ' + sys.argv[2])\n"
-        "    hello = dict(version=1, archive_sha256=SUM, python='3', hostname='x', pid=1,\n"
-        "                 boot_id='b', agent_home=FOLDER)\n"
-        "    print(json.dumps(dict(type='event', kind='hello', data=hello)), flush=True)\n"
-        "    sys.stdin.readline()\n"
-    )
+SENDING = (
+    "import json, os, sys\n"
+    "FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(sys.argv[0])))\n"
+    "if sys.argv[1] == 'send':\n"
+    "    print(open(FOLDER + '/said').read(), end='')\n"
+    "else:\n"
+    "    print('RACKLESS ' + sys.argv[2])\n"
+    "    hello = dict(version=1, archive_sha256=os.path.basename(sys.argv[0])[:-4], python='3',\n"
+    "                 hostname='x', pid=1, boot_id='b', agent_home=FOLDER)\n"
+    "    print(json.dumps(dict(type='event', kind='hello', data=hello)), flush=True)\n"
+    "    sys.stdin.readline()\n"
+)
+"""An agent whose `send` says what `let_it_send` wrote."""
+
+
+def let_it_send(
+    folder: Path, entries: Sequence[dict[str, object]], data: str = "", noise: str = ""
+) -> None:
+    """Write what the node of `hostile` says when it is to send files."""
+    (folder / "pc" / HOME / "said").write_text(f"{noise}{json.dumps({'files': entries})}\n{data}")
 
 
 @contextlib.asynccontextmanager
-async def hostile(folder: Path, source: str) -> AsyncIterator[NodeClient]:
+async def hostile(folder: Path) -> AsyncIterator[NodeClient]:
     """A client of a node whose agent says what it wants."""
-    paths = (
-        "import os, sys\n"
-        "SUM = os.path.basename(sys.argv[0])[:-4]\n"
-        "FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(sys.argv[0])))\n"
-    )
-    archive = fake_archive(paths + source)
     async with (
         loopback_node(folder) as server,
-        linked(server, folder / "master", archive) as link,
+        linked(server, folder / "master", fake_archive(SENDING)) as link,
     ):
         yield client_of(link)
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil", "a\\b", "c:evil", ""])
-async def test_a_node_cannot_write_outside_of_the_target(tmp_path: Path, name: str) -> None:
-    entry = {"path": name, "size_bytes": 4, "sha256": "0" * 64}
-    async with hostile(tmp_path, sending([entry], "evil")) as pc:
-        with pytest.raises(UserError, match="offers a file with the name"):
-            await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r")
-        assert not (tmp_path / "out").exists()
+async def test_a_node_cannot_write_outside_of_the_target(tmp_path: Path) -> None:
+    async with hostile(tmp_path) as pc:
+        for name in ("../evil", "/tmp/evil", "a/../../evil", "a\\b", "c:evil", ""):
+            let_it_send(tmp_path, [{"path": name, "size_bytes": 4, "sha256": "0" * 64}], "evil")
+            with pytest.raises(UserError, match="offers a file with the name"):
+                await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r")
+            assert not (tmp_path / "out").exists(), name
 
 
-@pytest.mark.parametrize(
-    ("entry", "data", "message"),
-    [
+async def test_what_arrives_damaged_is_not_kept(tmp_path: Path) -> None:
+    rows: list[tuple[dict[str, object], str, str]] = [
         ({"path": "a", "size_bytes": 4, "sha256": "0" * 64}, "evil", "arrived damaged"),
         ({"path": "a", "size_bytes": 9, "sha256": "0" * 64}, "evil", "broke off in a"),
         ({"path": "a", "size_bytes": -1, "sha256": ""}, "", "offers a file"),
         ({"path": "a"}, "", "in the list of files"),
-    ],
-)
-async def test_what_arrives_damaged_is_not_kept(
-    tmp_path: Path, entry: dict[str, object], data: str, message: str
-) -> None:
-    async with hostile(tmp_path, sending([entry], data)) as pc:
-        with pytest.raises(UserError, match=message):
-            await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r")
-        assert not (tmp_path / "out").exists() or os.listdir(tmp_path / "out") == []
+    ]
+    out = tmp_path / "out"
+    async with hostile(tmp_path) as pc:
+        for entry, data, message in rows:
+            let_it_send(tmp_path, [entry], data)
+            with pytest.raises(UserError, match=message):
+                await transfer.fetch(pc, "runs/r", out / "r")
+            assert not out.exists() or os.listdir(out) == [], message
 
 
 async def test_noise_of_login_scripts_before_the_files_is_skipped(tmp_path: Path) -> None:
     entry = {"path": "a", "size_bytes": 4, "sha256": hashlib.sha256(b"good").hexdigest()}
-    async with hostile(tmp_path, sending([entry], "good", "Welcome!\n[1]\n")) as pc:
+    async with hostile(tmp_path) as pc:
+        let_it_send(tmp_path, [entry], "good", "Welcome!\n[1]\n")
         await transfer.fetch(pc, "runs/r", tmp_path / "r")
         assert content(tmp_path / "r") == {"a": b"good"}
 
