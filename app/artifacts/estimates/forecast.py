@@ -159,9 +159,9 @@ def _gguf_bytes(shape: ModelShape, kind: str) -> int:
     for place, layer in enumerate(shape.layers):
         bits += sum(
             one.num_weights * _bits(_type_of(one, kind, place, shape), one.num_inputs)
-            for one in layer.linears
+            for one in (*layer.linears, *_list_experts(layer, shape))
         )
-        bits += _rest(layer) * _BITS["F32"]
+        bits += _rest(layer, shape) * _BITS["F32"]
     head = _head_type(kind)
     bits += shape.num_head * _bits(head, shape.hidden)
     embedding = head if shape.is_tied else _plain_type(kind)
@@ -169,8 +169,27 @@ def _gguf_bytes(shape: ModelShape, kind: str) -> int:
     return int((bits + shape.num_final_norm * _BITS["F32"]) / 8)
 
 
-def _rest(layer: LayerShape) -> int:
-    return layer.num_parameters - sum(one.num_weights for one in layer.linears)
+def _list_experts(layer: LayerShape, shape: ModelShape) -> list[Linear]:
+    """Return the matrices of a layer's experts, each kind as one: llama.cpp joins them so."""
+    one_matrix = shape.num_experts * shape.hidden * shape.expert_ffn
+    if not (layer.num_experts_params and one_matrix and shape.has_usual_experts):
+        return []
+    num_ups = round(layer.num_experts_params / one_matrix) - 1  # gate and up, or up alone
+    up = shape.num_experts * shape.expert_ffn * num_ups
+    return [
+        Linear(name="up_proj", num_inputs=shape.hidden, num_outputs=up),
+        Linear(
+            name="down_proj",
+            num_inputs=shape.expert_ffn,
+            num_outputs=shape.num_experts * shape.hidden,
+        ),
+    ]
+
+
+def _rest(layer: LayerShape, shape: ModelShape) -> int:
+    """Return the parameters that stay in float32: norms, routers, biases."""
+    matrices = (*layer.linears, *_list_experts(layer, shape))
+    return layer.num_parameters - sum(one.num_weights for one in matrices)
 
 
 def _bits(kind: str, row: int) -> float:

@@ -43,6 +43,19 @@ def test_gguf_files_are_as_large_as_foretold(config, kind, size):
     assert found == (kind, pytest.approx(size - tokenizer, rel=0.005))
 
 
+def test_experts_are_quantized_in_gguf_as_other_matrices():
+    """A Qwen3-MoE of 1,114 MB became 593 MB in Q8_0, made by that converter."""
+    config = {
+        "model_type": "qwen3_moe", "vocab_size": 768, "hidden_size": 1024,
+        "intermediate_size": 2048, "moe_intermediate_size": 512, "num_experts": 16,
+        "num_experts_per_tok": 4, "num_hidden_layers": 20, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    files = dict(forecast_artifact(read_shape(config), "gguf", ("Q8_0", "Q4_K_M")).files)
+    assert files["Q8_0"] == pytest.approx(593e6, rel=0.005)
+    assert files["Q4_K_M"] < 0.6 * files["Q8_0"]
+
+
 @pytest.mark.parametrize(
     ("config", "method", "types", "size"),
     [
