@@ -10,6 +10,7 @@ from app.planning.build_context import open_case
 from app.planning.candidate import CUT_MODES, Advice, Candidate, PlanRequest
 from app.planning.changes import Change, apply_change
 from app.planning.choice import find_least
+from app.planning.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.fit_advice import advise_fit
 from app.planning.plan_context import Case
 from app.planning.reasons import name_nodes
@@ -20,6 +21,8 @@ from app.planning.strategies.registry import propose_candidates
 _MIN_GAIN = 1.05
 # Share of a step spent waiting for the network from which compression is advised.
 _SLOW_NETWORK = 0.1
+# Share of a step spent waiting for weights from an SSD from which its rate is named.
+_SLOW_DISK = 0.2
 # Minimum gain from which another batch size is advised, as a share of tokens per second.
 _MIN_BATCH_GAIN = 0.08
 # Minimum gain from which weights in 4 bits are advised to a run that streams them, as a ratio.
@@ -45,6 +48,7 @@ def give_advice(
         advice += _fill_batch(case, chosen, together)
         advice += _compress(request, chosen)
         advice += _hold_in_4_bits(request, chosen)
+        advice += _name_slow_disks(case, chosen)
     return tuple(advice)
 
 
@@ -149,3 +153,21 @@ def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]
             f"Hold the weights in 4 bits (QLoRA): a step then takes {100 * share:.0f} % of the time"
         )
         yield Advice(text=text, change=change)
+
+
+def _name_slow_disks(case: Case, chosen: Candidate) -> Iterator[Advice]:
+    """Name the SSDs for which a good part of each step waits."""
+    share = chosen.parts_s.input_s / chosen.step_s
+    reading = {gpu.node for gpu in chosen.gpus if gpu.streams_from == "disk"}
+    if share < _SLOW_DISK or not reading:
+        return
+    rates = {
+        node.name: (node.disk_bytes_per_s or ASSUMED_DISK_BYTES_PER_S) / 1e9
+        for node in case.cluster.nodes
+        if node.name in reading
+    }
+    slowest = min(rates, key=lambda name: rates[name])
+    yield Advice(
+        text=f"{100 * share:.0f} % of each step waits for weights from the SSD, that of {slowest} "
+        f"at {rates[slowest]:g} GB/s: a faster SSD or more RAM shortens it"
+    )

@@ -57,7 +57,7 @@ def _reason(
 ) -> str:
     who = describe_candidate(case, candidate)
     if not candidate.fits:
-        return f"{who}: {_misfit(candidate)}"
+        return f"{who}: {_misfit(case, candidate)}"
     words = _network_words(case, candidate) or _wait_words(candidate)
     if candidate is chosen:
         said = (_gain_words(case, candidate, rival), _tier_words(candidate), words)
@@ -102,13 +102,16 @@ def _tier_words(candidate: Candidate) -> str:
     return f"frozen layers come from {where} while others compute"
 
 
-def _misfit(candidate: Candidate) -> str:
+def _misfit(case: Case, candidate: Candidate) -> str:
     """Name the GPU that lacks the most memory, else the PC that lacks RAM."""
     short = [gpu for gpu in candidate.gpus if gpu.memory.expected_bytes > gpu.room_bytes]
     crowded = [gpu for gpu in candidate.gpus if not gpu.fits_host]
     if crowded and not short:
         needed, room = crowded[0].host_bytes / GIB, (crowded[0].host_room_bytes or 0) / GIB
-        return f"{crowded[0].node} would need {needed:.1f} GiB of RAM and has {room:.1f} to spare"
+        systems = {node.name: node.system for node in case.cluster.nodes}
+        why = ", as WSL pins less than half" if systems[crowded[0].node] == "wsl" else ""
+        has = f"has {room:.1f} to spare{why}"
+        return f"{crowded[0].node} would need {needed:.1f} GiB of RAM and {has}"
     if not short:
         return "does not fit"
     worst = max(short, key=lambda gpu: gpu.memory.expected_bytes - gpu.room_bytes)

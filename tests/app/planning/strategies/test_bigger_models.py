@@ -138,6 +138,9 @@ def test_a_slow_disk_is_waited_for_and_ram_is_preferred(all_modes: None) -> None
     slow = make_plan(ask_70b(small_pc(disk_bytes_per_s=0.15e9))).chosen
     assert slow is not None
     assert slow.reason.endswith("of a step waits for streamed weights")
+    named = [one.text for one in make_plan(ask_70b(small_pc(disk_bytes_per_s=0.15e9))).advice]
+    assert any("that of pc1 at 0.15 GB/s: a faster SSD" in text for text in named)
+    assert not any("SSD" in one.text for one in make_plan(ask_70b(small_pc())).advice)
     # With RAM for the weights, the disk does not matter.
     assert wait_s(small_pc(ram_gib=96, disk_bytes_per_s=0.15e9)) == 0
 
@@ -257,6 +260,9 @@ def test_a_pc_without_ram_is_named(all_modes: None) -> None:
     assert problem is not None
     assert "on pc1: it would need" in problem[0]
     assert "GiB of RAM" in problem[0]
+    (node,) = small_pc(ram_gib=6).nodes
+    wsl = make_plan(ask_70b(Cluster(nodes=(replace(node, system="wsl"),)), parallel="streamed"))
+    assert "GiB of RAM and has 2.2 to spare, as WSL pins less than half" in wsl.others[0].reason
 
 
 def test_a_forecast_that_is_a_little_off_refuses_nothing(all_modes: None) -> None:
