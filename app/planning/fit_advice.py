@@ -15,7 +15,7 @@ from app.planning.plan_context import Case, Worker
 from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import propose_data
 from app.planning.strategies.pipeline_plan import has_room, plan_pipeline, refuse_pipeline
-from app.planning.strategies.weight_streaming import plan_streamed
+from app.planning.strategies.weight_streaming import plan_streamed, refuse_streamed
 from app.planning.subsets import fastest_together
 
 # Plans over all GPUs of the modes in which GPUs hold parts of the model.
@@ -41,8 +41,9 @@ def advise_fit(
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
     # Where a run fits, so do the ways that divide the model, without a change.
     only_whole = chosen is not None
-    refusal = refuse_pipeline(case) if request.spec.parallel == "pipeline" else ""
-    if refusal:
+    refusing = {"pipeline": refuse_pipeline, "streamed": refuse_streamed}
+    refuse = refusing.get(request.spec.parallel)
+    if refusal := refuse(case) if refuse is not None else "":
         yield Advice(text=refusal)
     offers = list(_list_offers(request, num_needed, only_whole))
     other = None if chosen is not None else _offer_other_way(request, case, found)

@@ -60,6 +60,8 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _MET = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 # Families whose experts are plain MLPs.
 _UNGATED = ("nemotron_h",)
+# Families in which a layer has the weights of another one.
+_SHARED_LAYERS = ("zamba", "zamba2")
 # Families whose experts have another form, which neither adapters nor NF4 reach.
 _OTHER_EXPERTS = ("dbrx", "jetmoe", "longcat_flash", "muse_spark", "step3p7")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -160,6 +162,11 @@ class ModelShape:
         """All parameters, tied ones counted once."""
         ends = self.num_embedding + self.num_final_norm + self.num_head + self.num_beside
         return ends + sum(count * layer.num_parameters for layer, count in self.kinds)
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether layers share weights, so that none can be held apart from the others."""
+        return self.family in _SHARED_LAYERS
 
     @property
     def has_usual_experts(self) -> bool:

@@ -82,6 +82,11 @@ def propose_pipeline(case: Case) -> Iterator[Candidate]:
 
 def refuse_pipeline(case: Case) -> str:
     """Return why no pipeline trains this run; empty: one may."""
+    if case.shape.shares_layers:
+        return (
+            f"Models of the family {case.shape.family} cannot be cut into stages: their layers "
+            "share weights"
+        )
     if not case.shape.may_be_cut:
         return (
             f"Models of the family {case.shape.family} cannot be cut into stages: their layers "

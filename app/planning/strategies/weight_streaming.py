@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from agents.contract.layer_plan import MOST_TOKENS
 from agents.contract.model_cut import WeightTier
+from agents.contract.parallel import refuse_trained_weights
 from app.planning.candidate import Candidate, StepParts
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting
 from app.planning.memory.gpu import choose_width
@@ -74,7 +75,7 @@ def _make_prospect(case: Case, name: str, streams: list[_Stream]) -> Prospect:
 
 def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     """Return the plan that streams frozen layers; None: all layers fit, or none can be streamed."""
-    if case.spec.adapter.kind == "full":
+    if refuse_streamed(case):
         return None
     is_wanted = case.spec.parallel == "streamed"
     if not is_wanted and all(case.fit(worker, len(workers)).fits for worker in workers):
@@ -116,6 +117,17 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     )
     busy = [time[0] for time in times]
     return make_candidate(case, "streamed", workers, gpus, parts, busy)
+
+
+def refuse_streamed(case: Case) -> str:
+    """Return why no weights of this run are streamed; empty: they may be."""
+    if case.shape.shares_layers:
+        return (
+            f"Layers of models of the family {case.shape.family} cannot be streamed: they share "
+            "weights"
+        )
+    refusal = refuse_trained_weights("streamed", case.spec.adapter.kind)
+    return refusal[0] if refusal else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

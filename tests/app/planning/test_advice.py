@@ -214,3 +214,21 @@ def test_one_gpu_is_data_parallel_with_itself() -> None:
     plan = make_plan(ask(make_pcs("RTX 4070"), parallel="data"))
     assert plan.chosen is not None
     assert plan.chosen.mode == "single"
+
+
+@pytest.mark.parametrize(
+    ("family", "parallel", "kind", "words"),
+    [
+        ("zamba2", "streamed", "lora", "family zamba2 cannot be streamed: they share weights"),
+        ("zamba2", "pipeline", "lora", "cannot be cut into stages: their layers share weights"),
+        ("llama", "streamed", "full", "keeps frozen weights outside the GPU"),
+    ],
+)
+def test_a_way_that_cannot_train_the_run_is_refused_by_name(
+    family: str, parallel: ParallelMode, kind: AdapterKind, words: str
+) -> None:
+    request = request_of(next(iter(SHAPES)), "RTX 4070")
+    spec = replace(request.spec, parallel=parallel, adapter=AdapterSpec(kind=kind))
+    plan = make_plan(replace(with_spec(request, spec), shape=replace(request.shape, family=family)))
+    assert plan.chosen is None
+    assert words in plan.advice[0].text
