@@ -138,11 +138,11 @@ class _Work(QuantizeWork):
             + self._judge_s(self._tokens, on_gpu=on_gpu)
         )
         if not on_gpu:
-            seconds += self.shape.num_quantized / rates.UNPACKED_WEIGHTS_PER_S
+            seconds += self._num_quantized / rates.UNPACKED_WEIGHTS_PER_S
         tokens = self._answer_passes + rates.ANSWER_TOKENS + 1
         moved = size
         if on_gpu:
-            moved += of_format.weight_bytes * self.shape.num_quantized
+            moved += of_format.weight_bytes * self._num_quantized
         seconds += self._answer_s(moved, tokens, on_gpu=on_gpu, layer_s=of_format.layer_s)
         vram = size + self._logits_bytes() + of_format.unpack_bytes * self._widest
         ram = self._held_ram()
@@ -163,7 +163,7 @@ class _Work(QuantizeWork):
         seconds += 2 * self.made.merged_bytes / rates.WRITE_BYTES_PER_S  # once apart, once in files
         if not bench.is_gpu:
             per_s = rates.FORMATS[self.method].unpacked_per_s * bench.num_cores
-            seconds += self.shape.num_quantized / per_s
+            seconds += self._num_quantized / per_s
         measured = self._logits_bytes(rates.COMPARE_BYTES)
         measured += 0 if original.vram_bytes else left._wide_bytes()
         ram = held + max(measured, rates.UNPACKED_BYTES * self._widest)
@@ -194,5 +194,5 @@ class _Work(QuantizeWork):
         have used, and all of NF4 (agents/quantizers/inference/models.py).
         """
         size, shape = self.made.final_bytes, self.shape
-        wide = 2 * (shape.num_parameters - shape.num_quantized)
-        return size + wide + 4 * shape.num_quantized
+        wide = 2 * (shape.num_parameters - self._num_quantized)
+        return size + wide + 4 * self._num_quantized

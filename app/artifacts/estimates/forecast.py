@@ -103,12 +103,16 @@ def forecast_artifact(
     if bits is None:
         wide = float(types[0][0]) if types else 4.0
         bits = wide + (16 + wide) / _GROUP
-    size = int(shape.num_quantized * bits / 8 + (shape.num_parameters - shape.num_quantized) * 2)
+    quantized = count_quantized(shape, method)
+    size = int(quantized * bits / 8 + (shape.num_parameters - quantized) * 2)
     if method == "nf4":
         size += _NF4_LAYER_BYTES * sum(len(layer.linears) * n for layer, n in shape.kinds)
     if method == "gptq":  # each input says its group
         size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
-    packed = size - 2 * (shape.num_parameters - shape.num_quantized)
+        if shape.has_usual_experts:
+            inputs = shape.num_experts * (2 * shape.hidden + shape.expert_ffn)
+            size += 4 * inputs * sum(n for layer, n in shape.kinds if layer.num_experts_params)
+    packed = size - 2 * (shape.num_parameters - quantized)
     is_offloaded = row.calibrated and engine == "gptqmodel"
     beside = _offload(shape, packed, texts) if is_offloaded else 0
     if method == "nf4":  # weights of one file wait in another (quantizers/merging/shard_files.py)
@@ -120,6 +124,12 @@ def forecast_artifact(
         temporary_bytes=logits + beside,
         unpacked_bytes=logits + wide + min(wide, SHARD_BYTES),
     )
+
+
+def count_quantized(shape: ModelShape, method: str) -> int:
+    """Return how many weights a format of Transformers packs: gptqmodel cuts experts apart."""
+    is_all = EXPORTS[method].calibrated and shape.has_usual_experts
+    return shape.num_quantized + (shape.num_all_experts if is_all else 0)
 
 
 def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:

@@ -26,7 +26,7 @@ class QuantizeWork(Work):
         seconds = of_format.import_s + whole / rates.READ_BYTES_PER_S
         seconds += 2 * size / rates.WRITE_BYTES_PER_S  # once apart, once in files
         if not bench.is_gpu:
-            seconds += self.shape.num_quantized / of_format.weights_per_s
+            seconds += self._num_quantized / of_format.weights_per_s
         # Weights come one by one, and what they took is given back from time to time.
         at_once = rates.WEIGHT_AT_ONCE_BYTES[self._device] * self._widest
         if bench.is_gpu:  # which even what stays in 16 bits passes; a CPU writes it as it is mapped
@@ -40,12 +40,12 @@ class QuantizeWork(Work):
     def _quantize_awq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
         tokens = self.texts.block_tokens
-        products = shape.num_quantized * min(tokens, rates.CLIP_TOKENS) * rates.CLIPS
-        search = 2.0 * shape.num_quantized * tokens * rates.GRID
+        products = self._num_quantized * min(tokens, rates.CLIP_TOKENS) * rates.CLIPS
+        search = 2.0 * self._num_reached * tokens * rates.GRID
         seconds = search / (rates.SEARCH_SHARE[self._device] * bench.flops_per_s)
         if not bench.is_gpu:
             rate = rates.ROUNDED_WEIGHTS_PER_S["cpu"] * bench.num_cores
-            seconds += rates.ROUNDINGS * shape.num_quantized / rate
+            seconds += rates.ROUNDINGS * self._num_quantized / rate
         if self.engine == "gptqmodel":
             seconds += 2.0 * products / bench.flops_per_s
         elif bench.is_gpu:
@@ -54,7 +54,7 @@ class QuantizeWork(Work):
             seconds += products / (rates.KEPT_PRODUCTS_PER_S * bench.num_cores / 2)
         if bench.is_gpu:
             seconds += rates.AWQ_LAYER_S * shape.num_layers
-            seconds += shape.num_quantized / rates.AWQ_WEIGHTS_PER_S
+            seconds += self._num_quantized / rates.AWQ_WEIGHTS_PER_S
         seconds += rates.GPTQMODEL_S + self._io_s()
         kept = self._kept_value_bytes()
         if not bench.is_gpu:  # of little text, loading takes more than what is kept of it
@@ -102,11 +102,11 @@ class QuantizeWork(Work):
         linears = [(one, n) for layer, n in shape.kinds for one in layer.linears]
         columns = sum(n * one.num_inputs for one, n in linears)
         tokens = self.texts.calibration_tokens
-        flops = 2.0 * 3 * shape.num_quantized * tokens / (0.4 * bench.flops_per_s)
+        flops = 2.0 * 3 * self._num_reached * tokens / (0.4 * bench.flops_per_s)
         seconds = rates.GPTQMODEL_S + flops + self._io_s()
         seconds += columns * rates.GPTQ_COLUMN_S[self._device]
         seconds += sum(n for _, n in linears) * rates.GPTQ_LINEAR_S[self._device]
-        seconds += shape.num_quantized * rates.GPTQ_PACKED_S[self._device]
+        seconds += self._num_quantized * rates.GPTQ_PACKED_S[self._device]
         kept = int(tokens * shape.hidden * 2 * 2)  # inputs and outputs of a layer, always in RAM
         solved, ram = self._solved_bytes(), self._pack_ram() + kept
         if not bench.is_gpu:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from agents.contract.formats import Engine
 from app.artifacts.estimates import rates
-from app.artifacts.estimates.forecast import ArtifactForecast, count_judged_rows
+from app.artifacts.estimates.forecast import (
+    ArtifactForecast,
+    count_judged_rows,
+    count_quantized,
+)
 from app.artifacts.estimates.texts import TextSizes
 from app.planning.model_shape import ModelShape
 
@@ -61,6 +65,17 @@ class Work:
     @property
     def _base_ram(self) -> int:
         return rates.BASE_RAM_BYTES[self._device]
+
+    @property
+    def _num_quantized(self) -> int:
+        return count_quantized(self.shape, self.method)
+
+    @property
+    def _num_reached(self) -> int:
+        """Weights that a token is multiplied with, of those that are quantized."""
+        linear, shape = self.shape.num_quantized, self.shape
+        experts = self._num_quantized - linear
+        return linear + experts * shape.num_experts_met // max(1, shape.num_experts)
 
     @property
     def _tokens(self) -> float:

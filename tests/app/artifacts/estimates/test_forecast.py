@@ -56,6 +56,21 @@ def test_experts_are_quantized_in_gguf_as_other_matrices():
     assert files["Q4_K_M"] < 0.6 * files["Q8_0"]
 
 
+def test_experts_are_quantized_by_gptqmodel_and_not_in_nf4():
+    """A Qwen3-MoE of two layers, made in both ways on a CPU."""
+    config = {
+        "model_type": "qwen3_moe", "vocab_size": 768, "hidden_size": 256,
+        "intermediate_size": 256, "moe_intermediate_size": 128, "num_experts": 8,
+        "num_experts_per_tok": 4, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    shape = read_shape(config)
+    gptq = forecast_artifact(shape, "gptq", ("4-bit",)).final_bytes
+    assert gptq == pytest.approx(1_569_032, rel=0.03)
+    assert forecast_artifact(shape, "nf4").final_bytes > 2 * shape.num_all_experts
+    assert forecast_artifact(shape, "awq").final_bytes < gptq
+
+
 @pytest.mark.parametrize(
     ("config", "method", "types", "size"),
     [
