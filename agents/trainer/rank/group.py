@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ REMAKE_TIMEOUT_S = 10.0
 _LINGER_S = 3.0
 _POLL_S = 0.02
 _SLOW_POLL_S = 0.1
+# What Gloo puts before and behind its reason: the place in its source, and advice.
+_SOURCE_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
+_ADVICE = " This is typically caused by"
 
 
 class PeerLost(ExpectedError):
@@ -492,8 +496,15 @@ def _place() -> str:
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of an error of torch, without its C++ stack."""
-    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
+    """Return the first line of an error of torch, without places in its source and its advice.
+
+    >>> _first(RuntimeError("[/gloo/pair.cc:553] Connection closed by peer [::1]:9. This is "
+    ...     "typically caused by a remote worker crashing.\\nStack"))
+    'Connection closed by peer [::1]:9'
+    """
+    line = str(error).strip().split("\n", 1)[0]
+    line = _SOURCE_PLACE.sub("", line).partition(_ADVICE)[0]
+    return line[:300].rstrip(".") or type(error).__name__
 
 
 def _raise_failure(value: dict[str, Any]) -> None:
