@@ -326,6 +326,7 @@ def _make_tuner(
         reserve=reserve,
         is_kept=is_kept,
         report=partial(context.progress.report, "tuning"),
+        log=_log,
     )
 
 

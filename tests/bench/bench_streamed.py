@@ -306,12 +306,21 @@ class Bench:
         try:
             return run_trainer(home, "streamed", spec, folder, rows, self._device, target=target)
         finally:
+            show_search(home)
             shutil.rmtree(home, ignore_errors=True)
 
 
 def save_in_process(emit: Emit, folder: str, shape: str, layers: int | None, size: Size) -> None:
     """Save the outline of a model; torch shall not be imported where processes are started."""
     save_outline(Path(folder), shape, layers=layers and round_depth(shape, layers), size=size)
+
+
+def show_search(home: Path) -> None:
+    """Print what the trainer has measured to choose its setting."""
+    for log in home.glob("runs/*/attempts/*/rank-*.log"):
+        for line in log.read_text(errors="replace").splitlines():
+            if "tokens at once" in line:
+                print(f"    {line}", flush=True)
 
 
 def show_size(name: str, line: dict[str, Any], *, slow: bool) -> None:

@@ -80,6 +80,16 @@ def measure_needs(
     return needs, timed
 
 
+def describe_needs(needs: Needs) -> str:
+    """Return a line for a log."""
+    return (
+        f"{needs.tokens:,} tokens at once need {needs.fixed_bytes / 1e9:.2f} GB and "
+        f"{needs.token_bytes / 1e6:.2f} MB a token, a layer that keeps "
+        f"{needs.layer_bytes / 1e6:.2f} MB a token; {needs.pass_s:.2f} s, bus "
+        f"{needs.bus_bytes_per_s / 1e9:.1f} GB/s"
+    )
+
+
 def _read_layer(executor: Executor) -> int:
     offloader = executor.layers.offloader
     return offloader.max_layer_bytes if offloader is not None else 0

@@ -32,7 +32,7 @@ import torch
 from agents.contract.layer_plan import MOST_TOKENS, LayerPlan, Needs, choose_plan
 from agents.contract.spec import Recompute
 from agents.trainer.execution.executor import Executor
-from agents.trainer.execution.needs import measure_needs
+from agents.trainer.execution.needs import describe_needs, measure_needs
 from agents.trainer.execution.pass_times import LONG_S, PassTimer
 from agents.trainer.execution.pruning import cannot_win, without_launches
 from agents.trainer.execution.setting import (
@@ -77,9 +77,10 @@ class Tuner:
         reserve: Memory reserve of the optimizer, which a setting has to leave free.
         is_kept: Whether all layers can keep their activations of the longest example.
         report: Called with the settings tried, their likely number, and seconds until the end.
+        log: Called with a line for each measurement, for the log of the rank.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it measures with, and whom it tells
         self,
         executor: Executor,
         device: torch.device,
@@ -90,6 +91,7 @@ class Tuner:
         reserve: Reserve,
         is_kept: bool = False,
         report: Callable[[int, int, float], None] = lambda done, total, left_s: None,
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._executor = executor
         self._device = device
@@ -101,6 +103,7 @@ class Tuner:
         self._is_kept = is_kept
         self._completed: Needs | None = None
         self._report = report
+        self._log = log
         self._timer = PassTimer(executor, device)
         self.tried: list[ExecutionSetting] = []
         """Settings with their measured speeds."""
@@ -269,6 +272,7 @@ class Tuner:
             num_recomputed=0 if self._is_kept else self._max_recomputed,
             recompute=self._recompute,
         )
+        self._log(f"{describe_needs(needs)}; {read_free_bytes(self._device) / 1e9:.2f} GB free")
         token_s = timed.seconds / needs.tokens
         self._launch_s, self._token_s = timed.launch_s, min(token_s, self._token_s or token_s)
         return needs
@@ -337,7 +341,10 @@ class Tuner:
             self._executor.drop_graphs()
             self._executor.layers.empty()
             plan = self._choose_plan(needs, setting, caution, may_move=may_move)
-            if plan is None or (timed and plan == timed[-1].plan):
+            if plan is None:
+                self._log(f"{setting.micro_tokens:,} tokens at once need more than there is free")
+                break
+            if timed and plan == timed[-1].plan:
                 break
             if self._cannot_win(setting, plan):
                 break
@@ -375,6 +382,16 @@ class Tuner:
         return cannot_win(setting, plan, self.tried, self._executor.layers.num_layers)
 
     def _try_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
+        found, is_roomy = self._time_setting(setting)
+        speed = "did not fit" if found is None else f"{found.tokens_per_s:,.0f} tokens/s"
+        self._log(
+            f"{setting.micro_tokens:,} tokens at once, {setting.num_recomputed} layers recompute, "
+            f"{setting.num_moved} offload{', replayed' if setting.is_repeating else ''}: {speed}"
+            f"{'' if is_roomy or found is None else ', memory is tight'}"
+        )
+        return found, is_roomy
+
+    def _time_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
         """Return the setting with its speed (None if out of memory), and whether it fits well.
 
         It does not if the allocator has to flush and reallocate during the passes because of
