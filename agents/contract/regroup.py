@@ -49,8 +49,7 @@ def may_regroup(intent: AttemptIntent) -> bool:
     They have to know each other, and each rank has to hold the whole state.
     """
     spec = intent.spec
-    is_cut = intent.cut is not None and intent.cut.mode == "pipeline"
-    is_whole = spec.parallel in ("auto", "data") and spec.compression == "none" and not is_cut
+    is_whole = intent.parallel != "pipeline" and spec.compression == "none"
     knows_others = intent.election is not None and bool(intent.credential)
     return spec.recovery == "auto" and is_whole and knows_others
 

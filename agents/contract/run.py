@@ -19,9 +19,10 @@ from agents.contract.names import (
     check_text,
     check_time,
 )
+from agents.contract.parallel import ParallelMode
 from agents.contract.run_layout import checkpoint_path, is_stream
 from agents.contract.shares import SharedPlace
-from agents.contract.spec import RunSpec
+from agents.contract.spec import Parallel, RunSpec
 from agents.contract.wire import WireError
 
 MAX_STREAM_BYTES = 1 << 50
@@ -226,6 +227,11 @@ class AttemptIntent:
     """Time in seconds for which ranks wait for a node that cannot be reached."""
     when_hot: HeatRule = "warn"
     """What the ranks of this node do while their GPUs are too hot."""
+
+    @property
+    def parallel(self) -> Parallel | ParallelMode:
+        """Way that the attempt trains: what the plan chose, else what the run file names."""
+        return self.cut.mode if self.cut is not None else self.spec.parallel
 
     def check_foreign(self) -> None:
         check_name("run_id", self.run_id)

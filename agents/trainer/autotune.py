@@ -7,7 +7,6 @@ the same shape on the same card skip the search.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import time
@@ -443,9 +442,6 @@ def try_kept(executor: Executor, part: Part) -> bool:
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         executor.layers.stop_compiling(error)
         return False
-    if not fits:
-        gc.collect()
-        torch.cuda.empty_cache()
     return fits and executor.layers.compiled
 
 

@@ -64,9 +64,7 @@ def start_reading(attempt: RankAttempt) -> Future[str] | None:
 
 def _streams_quantized(attempt: RankAttempt) -> bool:
     """Return whether layers come from files that an earlier run has most likely written."""
-    spec, cut = attempt.intent.spec, attempt.intent.cut
-    mode = cut.mode if cut is not None else spec.parallel
-    return mode == "streamed" and spec.adapter.kind == "qlora"
+    return attempt.intent.parallel == "streamed" and attempt.intent.spec.adapter.kind == "qlora"
 
 
 def read_ahead(paths: Sequence[Path]) -> None:

@@ -64,7 +64,7 @@ class Regrouping:
             generation=decision.generation,
             place=(decision.address, decision.port),
             credential=context.attempt.intent.credential,
-            backend=choose_backend(context.device),
+            backend=choose_backend(context.device, context.attempt.intent.parallel),
             device=context.device,
         )
         self._require_same(place, loss)

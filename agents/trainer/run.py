@@ -104,7 +104,8 @@ def run_rank(
     if spec.compile == "auto" and compiling.find_obstacle(device) is None:
         compiling.start_workers()
     group = Group(ranks, attempt.rank_names)
-    group.join(choose_backend(device), device, attempt.intent.credential)
+    backend = choose_backend(device, attempt.intent.parallel)
+    group.join(backend, device, attempt.intent.credential)
     context = RankContext(
         attempt=attempt,
         group=group,

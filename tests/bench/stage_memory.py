@@ -14,16 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.model_cut import ModelCut
+from agents.contract.parallel import ParallelMode
 from agents.contract.run import RankPlacement
-from agents.contract.spec import AdapterSpec, CheckpointSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec, RunSpec
+from app.planning.cluster import Cluster, PlannedGpu, PlannedNode, ethernet
+from app.planning.cut import make_cut
+from app.planning.memory.forecast import count_trained
+from app.planning.model_shape import ModelShape, read_shape
+from app.planning.plan import DataSize, PlanRequest, make_plan
 from tests.agents.trainer.ranks import Run, make_environ, make_spec
 from tests.bench.chat_rows import make_rows, write_rows
-from tests.bench.engine_shapes import GIB, SHAPES, Size, list_values
+from tests.bench.engine_shapes import GIB, SHAPES, Size, list_values, read_config
 from tests.bench.random_model import save_outline
 
 ROOT = Path(__file__).parents[2]
 SHAPE = "llama-2-70b"
 NUM_STEPS = 3
+LEARNING_RATE = 2e-4
+"""So small that rounding to bf16 does not grow from step to step."""
 SHARED_GPU = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
@@ -80,16 +89,18 @@ def run_stages(trial: Trial, device: str, num_stages: int, beside: str | None) -
         expected = alone.finish()[0] if alone is not None else {}
     width = list_values(SHAPE, size=size)["hidden_size"] * (4 if device == "cpu" else 2)
     # Features there, and gradients back, over each border.
-    forecast = 2 * (num_stages - 1) * NUM_STEPS * trial.num_micro * trial.tokens * width
+    features = 2 * (num_stages - 1) * NUM_STEPS * trial.num_micro * trial.tokens * width
     found = steps[0]
+    expected_gib = {"forecast_gib": stages.forecast_gib} if stages.forecast_gib else {}
     return {
         "tokens": trial.tokens,
         "layers": trial.num_layers,
         "peak_gib": [round(_find_peak(one) / GIB, 2) for one in steps],
+        **expected_gib,
         "loss": [line["loss"] for _, line in sorted(found.items())],
         "step_s": [round(line["step_s"], 2) for _, line in sorted(found.items())],
         "sent_mb": round(sent / 1e6, 1),
-        "features_mb": round(forecast / 1e6, 1),
+        "forecast_mb": round((features + stages.saved_bytes) / 1e6, 1),
         **_compare(found, expected),
     }
 
@@ -97,12 +108,14 @@ def run_stages(trial: Trial, device: str, num_stages: int, beside: str | None) -
 class _Started:
     """Ranks of one run on this PC."""
 
-    def __init__(self, home: Path, trial: Trial, parallel: str, devices: Sequence[str]) -> None:
+    def __init__(
+        self, home: Path, trial: Trial, parallel: ParallelMode, devices: Sequence[str]
+    ) -> None:
         size = _size_on(devices[0])
         spec = make_spec(
             adapter=AdapterSpec(kind="qlora", rank=16, targets=SHAPES[SHAPE].targets),
             sequence_tokens=trial.tokens, batch_sequences=trial.num_micro, max_steps=NUM_STEPS,
-            parallel=parallel, recompute="all",
+            parallel=parallel, recompute="all", learning_rate=LEARNING_RATE,
             memory_gib=trial.cap_gib if size == "full" else None,
             checkpoint=CheckpointSpec(every_minutes=None, every_steps=None),
         )  # fmt: skip
@@ -113,7 +126,15 @@ class _Started:
             RankPlacement(rank=rank, local_rank=rank, node="here", device=device)
             for rank, device in enumerate(devices)
         )
-        intent = self._run.intend(ranks=ranks)
+        shape = read_shape(read_config(home / "model"))
+        cut, self.forecast_gib = None, list[float]()
+        """Peak memory of each stage as its plan has it, in GiB; empty: nothing was planned."""
+        if parallel == "pipeline" and size == "full":
+            cut, self.forecast_gib = _plan(spec, shape, trial, len(devices))
+        # The first rank saves the state of the layers that others have: values and two moments.
+        own = cut.stages[0].num_layers if cut is not None else shape.num_layers / len(devices)
+        self.saved_bytes = 12 * count_trained(shape, spec) * (1 - own / shape.num_layers)
+        intent = self._run.intend(ranks=ranks, cut=cut)
         folder = self._run.attempt_folder
         shared = {**SHARED_GPU, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
         self._processes = [
@@ -139,6 +160,43 @@ class _Started:
             logs = [self._run.read_log(rank)[-1500:] for rank in range(len(codes))]
             raise RuntimeError("\n".join(logs))
         return [self._run.steps(rank) for rank in range(len(codes))]
+
+
+def _plan(
+    spec: RunSpec, shape: ModelShape, trial: Trial, num_stages: int
+) -> tuple[ModelCut, list[float]]:
+    """Return what a user's plan cuts for as many PCs with a card each, and each stage's GiB.
+
+    Raises:
+        RuntimeError: it does not fit them.
+    """
+    gpu = PlannedGpu(
+        name="NVIDIA GeForce RTX 4070", memory_bytes=int(12 * GIB), capability=(8, 9)
+    )  # fmt: skip
+    nodes = tuple(
+        PlannedNode(name=f"pc{place}", gpus=(gpu,), ram_bytes=32 * GIB, system="linux")
+        for place in range(num_stages)
+    )
+    plan = make_plan(
+        PlanRequest(
+            spec=spec,
+            shape=shape,
+            data=DataSize(
+                num_rows=2 * trial.num_micro, mean_tokens=trial.tokens, longest_tokens=trial.tokens
+            ),
+            cluster=Cluster(nodes=nodes, default_link=ethernet(1.0)),
+        )
+    )
+    if plan.chosen is None or not plan.chosen.fits:
+        raise RuntimeError(f"no plan fits {num_stages} cards: {plan.advice}")
+    places = [
+        RankPlacement(rank=place, local_rank=0, node=gpu.node, device=gpu.device)
+        for place, gpu in enumerate(sorted(plan.chosen.gpus, key=lambda one: one.layers or (0, 0)))
+    ]
+    cut = make_cut(plan.chosen, places, shape.num_layers)
+    assert cut is not None
+    by_node = {gpu.node: gpu.memory.allocated_bytes / GIB for gpu in plan.chosen.gpus}
+    return cut, [round(by_node[place.node], 2) for place in places]
 
 
 def _size_on(device: str) -> Size:

@@ -154,8 +154,20 @@ class Executor:
         self.make_room_for_graphs()
 
     def try_gradients(self, part: Part) -> bool:
-        """Run the passes once with the current settings; return False if memory ran out."""
-        return self._try_groups(part, self._group(part), None)
+        """Run the passes once with the current settings; return False if memory ran out.
+
+        What a failed pass held is free then.
+        """
+        if self._try_groups(part, self._group(part), None):
+            return True
+        self.release_memory()
+        return False
+
+    def release_memory(self) -> None:
+        """Give back to the driver what nothing uses, such as the remains of a failed pass."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _group(self, part: Part) -> list[list[int]]:
         lengths = [example.num_tokens for example in part.examples]
@@ -206,9 +218,7 @@ class Executor:
 
     def _reduce_memory(self, part: Part, groups: list[list[int]]) -> None:
         self.drop_graphs()
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.release_memory()
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
         if self.layers.filled_bytes:
             self._empty_layers("Memory ran out")

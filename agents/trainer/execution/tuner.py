@@ -20,7 +20,6 @@ Settings change results only in the last digits, and a checkpoint carries the ch
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
@@ -418,8 +417,7 @@ class Tuner:
                 self._dequantizable_bytes[setting] = self._executor.layers.dequantizable_bytes
                 return setting, is_roomy
         self._executor.drop_graphs()
-        gc.collect()
-        torch.cuda.empty_cache()
+        self._executor.release_memory()
         return None, False
 
     def _measure_costs(self, setting: ExecutionSetting) -> CostCurve | None:

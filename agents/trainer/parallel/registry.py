@@ -24,5 +24,4 @@ STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
 
 def make_strategy(spec: RunSpec, context: RankContext) -> Strategy:
     """Return the strategy that the plan chose, else the one that the spec names, for this rank."""
-    cut = context.attempt.intent.cut
-    return STRATEGIES[cut.mode if cut is not None else spec.parallel](spec, context)
+    return STRATEGIES[context.attempt.intent.parallel](spec, context)

@@ -12,10 +12,21 @@ import torch
 from agents.errors import ExpectedError
 
 
-def choose_backend(device: torch.device) -> str:
-    """Return the backend of the collectives; the master names one where ranks share a GPU."""
-    named = os.environ.get("RACKLESS_BACKEND", "")
-    return named or ("nccl" if device.type == "cuda" else "gloo")
+def choose_backend(device: torch.device, parallel: str) -> str:
+    """Return the backend of the collectives; the master names one where ranks share a GPU.
+
+    Args:
+        device: of this rank.
+        parallel: way that the attempt trains.
+
+    A pipeline uses Gloo. NCCL waits for a message in a kernel on the GPU, and a stage begins to
+    receive before it computes what the sender needs for it: whatever waits for the GPU meanwhile,
+    such as the driver when it loads a kernel or takes memory back, would wait for good. Its
+    messages take the way through host memory in either case, unless GPUs are connected directly.
+    """
+    if named := os.environ.get("RACKLESS_BACKEND", ""):
+        return named
+    return "nccl" if device.type == "cuda" and parallel != "pipeline" else "gloo"
 
 
 def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:

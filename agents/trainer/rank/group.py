@@ -84,8 +84,6 @@ class Group:
         self._store: dist.Store | None = None
         # Kept for C++, and closed in the end.
         self._root: dist.Store | None = None
-        # NCCL's groups for messages with another rank, by that rank and lane; see `open_lanes`.
-        self._lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
         self._num_signs = 0
         self._num_collectives = 0
         # Newest sign of life of each other rank.
@@ -407,48 +405,22 @@ class Group:
 
         return wait
 
-    @property
-    def uses_host(self) -> bool:
-        """Whether messages between two ranks have to lie in host memory."""
-        return self._store is None or dist.get_backend() != "nccl"
-
-    def open_lanes(self, pairs: Sequence[tuple[int, int]], count: int) -> None:
-        """Prepare messages between pairs of ranks in lanes that do not wait for each other.
-
-        All ranks call this together, with the same pairs. NCCL carries out in one order what a rank
-        sends and receives in a group, whoever the other rank is: a send behind a receive waits for
-        it. So each lane of each pair needs a group of its own; messages of other pairs keep to the
-        order of the sums. Gloo tells messages apart by their tags.
-        """
-        if self.uses_host or self._lanes:
-            return
-        for pair in pairs:
-            for lane in range(count):
-                made = dist.new_group(list(pair))
-                if self.rank in pair:
-                    self._lanes[pair[pair[0] == self.rank], lane] = made
-
-    def start_send(self, tensor: Tensor, to: int, *, lane: int, tag: int) -> Callable[[], None]:
-        """Begin to send a tensor, which has to stay as it is, to a rank.
+    def start_send(self, tensor: Tensor, to: int, *, tag: int) -> Callable[[], None]:
+        """Begin to send a tensor, which has to stay as it is, to a rank; needs Gloo.
 
         Args:
-            tensor: contiguous, in host memory where `uses_host`.
+            tensor: contiguous, in host memory.
             to: the rank.
-            lane: number of the lane; messages in it arrive in order.
             tag: number that the receiver names, too.
 
         Returns:
             A function that waits until it is sent, and raises PeerLost as `sum` does.
         """
-        return self._start_message(lambda: dist.isend(tensor, to, self._lanes.get((to, lane)), tag))
+        return self._start_message(lambda: dist.isend(tensor, to, tag=tag))
 
-    def start_receive(
-        self, tensor: Tensor, source: int, *, lane: int, tag: int
-    ) -> Callable[[], None]:
+    def start_receive(self, tensor: Tensor, source: int, *, tag: int) -> Callable[[], None]:
         """Begin to fill a tensor with what a rank sends; see `start_send`."""
-        return self._start_message(
-            lambda: dist.irecv(tensor, source, self._lanes.get((source, lane)), tag)
-        )
+        return self._start_message(lambda: dist.irecv(tensor, source, tag=tag))
 
     def _start_message(self, begin: Callable[[], Any]) -> Callable[[], None]:
         work = self._collect(begin)

@@ -58,26 +58,19 @@ def connect(
 
 
 def find_failure() -> str:
-    """Return what NCCL reports of a message or sum that it gave up; empty: nothing."""
-    for group in _nccl_groups():
-        error = _nccl(group).get_error()
-        if error != ErrorType.SUCCESS:
-            return f"NCCL reports {error.name}"
-    return ""
+    """Return what NCCL reports of a sum that it gave up; empty: nothing."""
+    if not _uses_nccl():
+        return ""
+    error = _nccl().get_error()
+    return "" if error == ErrorType.SUCCESS else f"NCCL reports {error.name}"
 
 
 def interrupt() -> None:
-    """End all sums and messages with an error, also those that another thread waits for."""
-    groups = _nccl_groups()
-    if not groups:
+    """End all sums with an error, also those that another thread waits for."""
+    if _uses_nccl():
+        _nccl().abort()
+    else:
         _end_connections()
-        return
-    # Together, as torch aborts them: one after the other they may wait for each other.
-    first = _nccl(groups[-1])
-    first._group_start()
-    for group in groups:
-        group.abort()
-    first._group_end()
 
 
 def disconnect(*, is_interrupted: bool) -> None:
@@ -101,13 +94,5 @@ def _uses_nccl() -> bool:
     return dist.is_initialized() and dist.get_backend() == "nccl"
 
 
-def _nccl_groups() -> list[dist.ProcessGroup]:
-    """Return the groups of this rank over NCCL, the newest first; none over Gloo."""
-    if not _uses_nccl():
-        return []
-    names = dist.distributed_c10d._world.pg_names
-    return sorted(names, key=lambda group: names[group], reverse=True)
-
-
-def _nccl(group: dist.ProcessGroup) -> dist.Backend:
-    return group._get_backend(torch.device("cuda"))
+def _nccl() -> dist.Backend:
+    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))

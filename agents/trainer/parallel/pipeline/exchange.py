@@ -8,14 +8,12 @@ so all have the same sums to the last bit, and a group of two needs no more byte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.parallel.pipeline.cut import Replicas
-from agents.trainer.parallel.pipeline.transport import BACKWARD, FORWARD
 from agents.trainer.parallel.pipeline.whole_state import NUM_ROWS, WholeState
 from agents.trainer.rank.group import Group
 
@@ -73,7 +71,8 @@ class Stretches:
                 tag = NUM_ROWS * number + place
                 packed = torch.cat([row[span] for span in spans])
                 if holders[0] == self._group.rank:
-                    _wait_all([_start_send(self._group, packed, to, tag) for to in holders[1:]])
+                    message = packed.cpu()
+                    _wait_all([_start_send(self._group, message, to, tag) for to in holders[1:]])
                 else:
                     _unpack(row, spans, _receive(self._group, packed, holders[0], tag))
 
@@ -102,10 +101,11 @@ def gather(
     for stage in replicas.rows[0]:
         for row in range(len(rows)):
             if group.rank == stage.rank:
+                message = rows[row].cpu()
                 if state is not None:
-                    state.put(row, names[stage.rank], rows[row].cpu())
+                    state.put(row, names[stage.rank], message)
                 others = [writer for writer in writers if writer != stage.rank]
-                _wait_all([_start_send(group, rows[row], to, row) for to in others])
+                _wait_all([_start_send(group, message, to, row) for to in others])
             elif state is not None:
                 like = rows[row].new_empty(state.count(names[stage.rank]))
                 found = _receive(group, like, stage.rank, row)
@@ -126,20 +126,14 @@ def _find_spans(
 
 
 def _exchange_all(group: Group, mine: Tensor, holders: Sequence[int], tag: int) -> list[Tensor]:
-    """Return the tensors of all holders, in their order; each sends its own to all others.
-
-    NCCL connects two ranks when both begin the first message between them, so everyone begins the
-    messages of all pairs in one order.
-    """
+    """Return the tensors of all holders, in their order; each sends its own to all others."""
     found = {group.rank: mine}
+    message = mine.cpu()
     waits: list[Callable[[], None]] = []
-    for low, high in combinations(sorted(holders), 2):
-        for source, to in ((low, high), (high, low)):
-            if group.rank == source:
-                waits.append(_start_send(group, mine, to, tag))
-            elif group.rank == to:
-                found[source], wait = _start_receive(group, mine, source, tag)
-                waits.append(wait)
+    for other in holders:
+        if other != group.rank:
+            found[other], wait = _start_receive(group, mine, other, tag)
+            waits += [wait, _start_send(group, message, other, tag)]
     _wait_all(waits)
     return [found[holder].to(mine.device) for holder in holders]
 
@@ -150,14 +144,8 @@ def _unpack(row: Tensor, spans: Sequence[slice], packed: Tensor) -> None:
         row[span] = part
 
 
-def _lane(source: int, to: int) -> int:
-    """Return the lane of a message: two ranks may send to each other at once."""
-    return FORWARD if source < to else BACKWARD
-
-
-def _start_send(group: Group, tensor: Tensor, to: int, tag: int) -> Callable[[], None]:
-    message = tensor.cpu() if group.uses_host else tensor
-    wait = group.start_send(message, to, lane=_lane(group.rank, to), tag=_TAG + tag)
+def _start_send(group: Group, message: Tensor, to: int, tag: int) -> Callable[[], None]:
+    wait = group.start_send(message, to, tag=_TAG + tag)
 
     def finish(kept: Tensor = message) -> None:
         wait()
@@ -176,10 +164,8 @@ def _start_receive(
     group: Group, like: Tensor, source: int, tag: int
 ) -> tuple[Tensor, Callable[[], None]]:
     """Return the buffer of a message, and what waits until it has come."""
-    where = torch.device("cpu") if group.uses_host else like.device
-    message = torch.empty_like(like, device=where)
-    lane = _lane(source, group.rank)
-    return message, group.start_receive(message, source, lane=lane, tag=_TAG + tag)
+    message = torch.empty_like(like, device="cpu")
+    return message, group.start_receive(message, source, tag=_TAG + tag)
 
 
 def _wait_all(waits: Sequence[Callable[[], None]]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ from agents.trainer.parallel.pipeline.cut import Replicas, choose_stages
 from agents.trainer.parallel.pipeline.exchange import Stretches, gather
 from agents.trainer.parallel.pipeline.order import plan_in_flight
 from agents.trainer.parallel.pipeline.passes import StagePasses
-from agents.trainer.parallel.pipeline.transport import NUM_LANES, Transport
+from agents.trainer.parallel.pipeline.transport import Transport
 from agents.trainer.parallel.pipeline.whole_state import (
     WholeState,
     WholeValues,
@@ -170,12 +169,6 @@ class Pipeline:
 
     def join(self) -> None:
         """Learn the parameters and adapters of all stages."""
-        borders = [
-            (before.rank, behind.rank)
-            for row in self._replicas.rows
-            for before, behind in pairwise(row)
-        ]
-        self._group.open_lanes(borders, NUM_LANES)
         trained = {name: to_wire(one) for name, one in place_trained(self._model).items()}
         lora = self._model.lora
         adapted = list_adapted(self._model.module) if lora is not None else []

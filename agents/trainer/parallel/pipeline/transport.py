@@ -2,7 +2,8 @@
 
 Every message has a buffer that waits for it before it is sent: receives are begun some
 micro-batches ahead. Sends are begun at once and waited for when an answer shows that they have
-arrived, so that a stage waits only for what it needs next.
+arrived, so that a stage waits only for what it needs next. Messages of a GPU go through pinned host
+memory, so that no kernel waits for another PC.
 
 Shape letters: N rows of a message: the tokens of a micro-batch, once or twice; H hidden features.
 """
@@ -19,12 +20,10 @@ from torch import Tensor
 from agents.trainer.parallel.pipeline.wire_format import WireFormat
 from agents.trainer.rank.group import Group
 
-FORWARD, BACKWARD = 0, 1
-"""Lanes: features, and gradients."""
-NUM_LANES = 2
 Wait = Callable[[], None]
-# Above the tags of micro-batches, and below those of `exchange`.
-_CONNECT_TAG = 1 << 19
+# Kinds of messages: features, and gradients.
+_FORWARD, _BACKWARD = 0, 1
+_NUM_KINDS = 2
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class _Lane:
     """Messages of one direction between this rank and another one, in one batch."""
 
     peer: int
-    number: int
+    kind: int
     num_rows: Sequence[int] = ()
     """Rows of each message."""
     receiving: dict[int, tuple[Tensor, Wait]] = field(default_factory=dict)
@@ -67,15 +66,15 @@ class Transport:
         self._device = device
         self._wire = wire
         self._ahead = ahead
-        self._inlet = None if previous is None else _Lane(previous, FORWARD)
-        self._outlet = None if following is None else _Lane(following, FORWARD)
-        self._gradients_in = None if following is None else _Lane(following, BACKWARD)
-        self._gradients_out = None if previous is None else _Lane(previous, BACKWARD)
+        self._inlet = None if previous is None else _Lane(previous, _FORWARD)
+        self._outlet = None if following is None else _Lane(following, _FORWARD)
+        self._gradients_in = None if following is None else _Lane(following, _BACKWARD)
+        self._gradients_out = None if previous is None else _Lane(previous, _BACKWARD)
         self._errors: dict[str, float] = {}
         self._waited_s = 0.0
         # On a GPU only its own clock knows how long it stood still.
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._connect()
+        self._may_pin = device.type == "cuda"
 
     def begin(self, num_tokens: Sequence[int], *, streams: int, is_training: bool) -> None:
         """Prepare for the messages of a batch.
@@ -87,8 +86,8 @@ class Transport:
         """
         for lane in (self._inlet, self._outlet, self._gradients_in, self._gradients_out):
             if lane is not None:
-                factor = streams if lane.number == FORWARD else 1
-                is_used = is_training or lane.number == FORWARD
+                factor = streams if lane.kind == _FORWARD else 1
+                is_used = is_training or lane.kind == _FORWARD
                 lane.num_rows = [factor * count for count in num_tokens] if is_used else []
                 lane.num_begun = 0
         self._receive_ahead(self._inlet, 0)
@@ -157,32 +156,13 @@ class Transport:
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
 
-    def _connect(self) -> None:
-        """Send one number along both lanes of each border.
-
-        NCCL connects two ranks when both begin their first message, and holds up each until then:
-        in a batch, where stages begin receives ahead, they would wait for each other.
-        """
-        border = ((self._inlet, self._gradients_out), (self._outlet, self._gradients_in))
-        for is_behind, lanes in enumerate(border):
-            for number, lane in enumerate(lanes):
-                if lane is None:
-                    continue
-                message = torch.zeros(1, device=self._where)
-                # Features come from before and go behind, gradients the other way.
-                sends = is_behind == 1 - number
-                begin = self._group.start_send if sends else self._group.start_receive
-                begin(message, lane.peer, lane=lane.number, tag=_CONNECT_TAG + lane.number)()
-
     def _receive_ahead(self, lane: _Lane | None, number: int) -> None:
         if lane is None:
             return
         last = min(number + self._ahead + 1, len(lane.num_rows))
         for place in range(lane.num_begun, last):
-            buffer = self._wire.make_buffer(lane.num_rows[place], self._where)
-            wait = self._group.start_receive(
-                buffer, lane.peer, lane=lane.number, tag=NUM_LANES * place + lane.number
-            )
+            buffer = self._make_buffer(lane.num_rows[place])
+            wait = self._group.start_receive(buffer, lane.peer, tag=_NUM_KINDS * place + lane.kind)
             lane.receiving[place] = (buffer, wait)
         lane.num_begun = max(lane.num_begun, last)
 
@@ -193,17 +173,27 @@ class Transport:
         return self._wire.decode(buffer.to(self._device, non_blocking=True))
 
     def _send(self, lane: _Lane, number: int, hidden_NH: Tensor) -> None:
-        encoded = self._wire.encode(hidden_NH.detach())
-        name = "features" if lane.number == FORWARD else "gradients"
+        message = self._wire.encode(hidden_NH.detach())
+        name = "features" if lane.kind == _FORWARD else "gradients"
         if self._wire.rounds and name not in self._errors:
-            self._errors[name] = self._wire.measure_error(hidden_NH.detach(), encoded)
-        message = encoded.to(self._where)
-        tag = NUM_LANES * number + lane.number
-        wait = self._group.start_send(message, lane.peer, lane=lane.number, tag=tag)
+            self._errors[name] = self._wire.measure_error(hidden_NH.detach(), message)
+        if self._device.type != "cpu":
+            buffer = self._make_buffer(len(message))
+            buffer.copy_(message)  # waits for the passes that make it
+            message = buffer
+        wait = self._group.start_send(message, lane.peer, tag=_NUM_KINDS * number + lane.kind)
         lane.sending[number] = (message, wait)
 
+    def _make_buffer(self, num_rows: int) -> Tensor:
+        if self._may_pin:
+            try:
+                return self._wire.make_buffer(num_rows, is_pinned=True)
+            except RuntimeError:  # the host has no more memory that can be pinned
+                self._may_pin = False
+        return self._wire.make_buffer(num_rows)
+
     def _time(self, wait: Wait) -> None:
-        if self._device.type == "cuda" and not self._group.uses_host:
+        if self._device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             wait()
@@ -213,11 +203,6 @@ class Transport:
         started_s = time.perf_counter()
         wait()
         self._waited_s += time.perf_counter() - started_s
-
-    @property
-    def _where(self) -> torch.device:
-        """Device on which messages lie."""
-        return torch.device("cpu") if self._group.uses_host else self._device
 
 
 def _release(lane: _Lane, number: int) -> None:

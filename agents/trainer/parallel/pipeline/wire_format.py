@@ -50,11 +50,16 @@ class WireFormat:
         lost_NH = self.decode(message).float() - exact_NH
         return float(lost_NH.norm() / exact_NH.norm().clamp(min=1e-30))
 
-    def make_buffer(self, num_rows: int, device: torch.device) -> Tensor:
-        """Return memory for a message of `num_rows` rows."""
+    def make_buffer(self, num_rows: int, *, is_pinned: bool = False) -> Tensor:
+        """Return host memory for a message of `num_rows` rows.
+
+        Raises:
+            RuntimeError: the system pins no more memory.
+        """
+        width, dtype = self._width, self._dtype
         if self._bits == 8:
-            return torch.empty(num_rows, self.row_bytes, dtype=torch.uint8, device=device)
-        return torch.empty(num_rows, self._width, dtype=self._dtype, device=device)
+            width, dtype = self.row_bytes, torch.uint8
+        return torch.empty(num_rows, width, dtype=dtype, pin_memory=is_pinned)
 
     def encode(self, hidden_NH: Tensor) -> Tensor:
         """Return the message of these features."""

@@ -114,6 +114,9 @@ class Card:
     def add_gradients(self, part):
         assert self.try_gradients(part)
 
+    def release_memory(self):
+        pass
+
     def try_gradients(self, part):
         lengths = [one.num_tokens for one in part.examples]
         for group in group_examples(lengths, self.micro_tokens, is_filled=self.is_repeating):
@@ -223,7 +226,6 @@ def play(monkeypatch):
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(tuner.gc, "collect", lambda: 0)  # of all the tests before
         monkeypatch.setattr(setting_module, "read_most_bytes", lambda device: card.limit_bytes)
         monkeypatch.setattr(needs, "measure_bus", lambda device: 40e9)
         monkeypatch.setattr(tuner.time, "perf_counter", lambda: card.clock_s)
