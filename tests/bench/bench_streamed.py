@@ -244,8 +244,9 @@ class Bench:
         )  # fmt: skip
         best = 0.0
         for report in run_fresh(train_offloaded, job, str(folder), run.cap_gib):
-            if "error" in report:
-                print(f"  {name} peer: {first_line(report)}", flush=True)
+            if "error" in report or "refused" in report:
+                why = report.get("refused") or first_line(report)
+                print(f"  {name} peer: {why[:120]}", flush=True)
                 continue
             best = max(best, report["tokens_per_s"])
             print(f"  {name} peer, {report['at_once']} at once: {report['tokens_per_s']:,.0f} "

@@ -58,7 +58,7 @@ def train_offloaded(emit: Emit, job: PeerJob, folder: str, cap_gib: float) -> No
                 emit({**row, **clock.run(batches, job.step_tokens, job.seconds)})
                 found += 1
         except torch.OutOfMemoryError as error:
-            emit({"error": f"{share:.0%} of the cap for layers: {error}"})
+            emit({"refused": f"{share:.0%} of the cap for layers: {error}"})
         if found:
             return
         del model

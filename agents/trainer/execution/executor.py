@@ -81,6 +81,8 @@ class Executor:
         """Replayer of micro-batches in these shapes; None if passes cannot be recorded."""
         self.is_repeating = False
         """Whether micro-batches are padded to these shapes and replayed."""
+        self.shortage = ""
+        """What was said when memory ran out last; empty: it never did."""
         # Loss scale that the gradients contain, a scalar on the device; None for 1.
         self._gradient_scale: Tensor | None = None
         self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
@@ -198,6 +200,7 @@ class Executor:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            self.shortage = str(error).strip().split("\n", 1)[0][:300]
             return False
         finally:
             self.end_batch()

@@ -271,7 +271,8 @@ class Tuner:
             num_recomputed=0 if self._is_kept else self._max_recomputed,
             recompute=self._recompute,
         )
-        self._log(f"{describe_needs(needs)}; {read_free_bytes(self._device) / 1e9:.2f} GB free")
+        free = f"{read_free_bytes(self._device) / 1e9:.2f} GB free"
+        self._log(f"{describe_needs(needs)}; {free}; {self._executor.shortage or 'all of it fit'}")
         token_s = timed.seconds / needs.tokens
         self._launch_s, self._token_s = timed.launch_s, min(token_s, self._token_s or token_s)
         return needs
@@ -382,7 +383,7 @@ class Tuner:
 
     def _try_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
         found, is_roomy = self._time_setting(setting)
-        speed = "did not fit" if found is None else f"{found.tokens_per_s:,.0f} tokens/s"
+        speed = f"{found.tokens_per_s:,.0f} tokens/s" if found else self._executor.shortage
         self._log(
             f"{setting.micro_tokens:,} tokens at once, {setting.num_recomputed} layers recompute, "
             f"{setting.num_moved} offload{', replayed' if setting.is_repeating else ''}: {speed}"
