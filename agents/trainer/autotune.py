@@ -72,25 +72,35 @@ def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> Layer
     """Return the decoder layers, compiled where this machine can."""
     device, model, spec = context.device, state.model, context.attempt.intent.spec
     if device.type != "cuda":
-        return LayerStack(model, offloader=_make_offloader(context, state))
+        offloader = _make_offloader(context, state) if _offloads(context, state) else None
+        return LayerStack(model, offloader=offloader)
     reason = compiling.find_obstacle(device)
     if reason and spec.compile == "auto":
         warn(f"The layers are not compiled, so training takes longer: {reason}.", "")
-    compiled = not reason and spec.compile == "auto"
-    offloader = _make_offloader(context, state)
-    return LayerStack(model, compiled=compiled, offloader=offloader, warn=warn)
+    make_offloader = partial(_make_offloader, context, state)
+    return LayerStack(
+        model,
+        compiled=not reason and spec.compile == "auto",
+        offloader=make_offloader() if _offloads(context, state) else None,
+        make_offloader=make_offloader,
+        warn=warn,
+    )
 
 
-def _make_offloader(context: RankContext, state: TrainingState) -> Offloader | None:
-    """Return what offloads activations; None: nothing does.
+def _offloads(context: RankContext, state: TrainingState) -> bool:
+    """Return whether layers offload from the start.
 
-    On a GPU the search decides what is offloaded, and in a stage of a pipeline the plan.
+    On a GPU the search decides what is offloaded. In a stage of a pipeline the plan does, and lack
+    of memory.
     """
-    device, model = context.device, state.model
+    if state.model.stage is None:
+        return context.device.type == "cuda"
     planned = _find_stage(context)
-    is_wanted = device.type == "cuda" if model.stage is None else planned and planned.offloads
-    if not is_wanted:
-        return None
+    return planned is not None and planned.offloads
+
+
+def _make_offloader(context: RankContext, state: TrainingState) -> Offloader:
+    device, model = context.device, state.model
     fixed = [*model.module.parameters(), *model.module.buffers()]
     host_bytes = int(read_available_bytes() * HOST_SHARE / context.attempt.num_local_ranks)
     return Offloader(device, fixed, host_bytes, holds_several=model.stage is not None)

@@ -162,6 +162,9 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
         shares=resumed.shares if resumed else None,
         tokens_per_s=solo_tokens_per_s,
     )
+    if context.device.type == "cuda":
+        # Stages warm up with larger micro-batches than they agree on.
+        torch.cuda.reset_peak_memory_stats(context.device)
     step_s = forecast_step_s(
         spec.batch_sequences, state.train.num_tokens, strategy.shares, solo_tokens_per_s
     )

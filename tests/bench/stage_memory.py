@@ -31,8 +31,9 @@ from tests.bench.random_model import save_outline
 ROOT = Path(__file__).parents[2]
 SHAPE = "llama-2-70b"
 NUM_STEPS = 3
-LEARNING_RATE = 2e-4
-"""So small that rounding to bf16 does not grow from step to step."""
+LEARNING_RATE = 1e-6
+"""So small that a first step of AdamW, which moves every value by as much whatever its gradient
+is, does not overshoot: random weights would turn each rounding into another loss."""
 SHARED_GPU = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
@@ -98,6 +99,7 @@ def run_stages(trial: Trial, device: str, num_stages: int, beside: str | None) -
         "peak_gib": [round(_find_peak(one) / GIB, 2) for one in steps],
         **expected_gib,
         "loss": [line["loss"] for _, line in sorted(found.items())],
+        "gradient_norm": [line["gradient_norm"] for _, line in sorted(found.items())],
         "step_s": [round(line["step_s"], 2) for _, line in sorted(found.items())],
         "sent_mb": round(sent / 1e6, 1),
         "forecast_mb": round((features + stages.saved_bytes) / 1e6, 1),
@@ -215,6 +217,7 @@ def _compare(
     worst = max(abs(found[step]["loss"] / line["loss"] - 1) for step, line in expected.items())
     return {
         "streamed_loss": [line["loss"] for _, line in sorted(expected.items())],
+        "streamed_gradient_norm": [line["gradient_norm"] for _, line in sorted(expected.items())],
         "streamed_peak_gib": round(_find_peak(expected) / GIB, 2),
         "loss_difference": worst,
     }

@@ -252,6 +252,19 @@ class Executor:
         )
         return True
 
+    def offload_inputs(self) -> bool:
+        """Offload what layers that recompute keep, and warn; return False where that is not
+        possible.
+        """
+        if not self.layers.offload_inputs():
+            return False
+        self._warn(
+            "Memory ran out; training goes on with the inputs of layers in the PC's RAM between "
+            "both passes, which may be slower.",
+            "",
+        )
+        return True
+
     def release_memory_under_pressure(self) -> None:
         """Give up spare memory that holds weights if other programs need memory of the GPU."""
         if not self.layers.filled_bytes or self._pressure is None:

@@ -44,6 +44,7 @@ class LayerStack:
         model: The model whose layers these are.
         compiled: Whether to compile them; see `compiling` for the requirements.
         offloader: Offloads activations; None to keep or recompute all of them.
+        make_offloader: Makes one for `offload_inputs`; None: there will be none.
         warn: Called with a message and a hint if compilation fails.
     """
 
@@ -53,9 +54,11 @@ class LayerStack:
         *,
         compiled: bool = False,
         offloader: Offloader | None = None,
+        make_offloader: Callable[[], Offloader] | None = None,
         warn: Callable[[str, str], None] = lambda message, hint: None,
     ) -> None:
         self._warn = warn
+        self._make_offloader = make_offloader
         self._clock = model.clock
         self.stream = model.stream
         self._layers = [
@@ -194,6 +197,18 @@ class LayerStack:
         more = max(quarter, 2 * self.plan.num_recomputed)
         self.set(LayerPlan(num_recomputed=more, num_moved=self.plan.num_moved))
         return True
+
+    def offload_inputs(self) -> bool:
+        """Let the inputs of layers that recompute wait in host memory from the next pass on.
+
+        Returns:
+            Whether they did not before, and there is host memory for them.
+        """
+        if self.offloader is not None or self._make_offloader is None:
+            return False
+        self.offloader = self._make_offloader()
+        self.set(self.plan)
+        return self.offloader.arena.capacity_bytes > 0
 
     def stop_compiling(self, error: Exception) -> None:
         """Run the layers uncompiled from now on, and warn."""

@@ -7,8 +7,6 @@ alone.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from agents.contract.layer_plan import LayerPlan, Needs
@@ -60,12 +58,10 @@ def measure_needs(
         twice_bytes = measure_peak_bytes(executor, device, twice)
         token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
     fixed_bytes = once_bytes - token_bytes * tokens
-    layer_bytes: float = 0
+    layer_bytes = 0
     if recompute != "all":
         layers.set(LayerPlan(num_recomputed=max(0, num_recomputed - 1), num_moved=1))
-        # Where one layer alone finds no room for what it would keep, all have to recompute.
-        missing = math.inf if num_recomputed else 0
-        layer_bytes = _read_layer(executor) if executor.try_gradients(part) else missing
+        layer_bytes = _read_layer(executor) if executor.try_gradients(part) else 0
     pass_s = timed.seconds
     if not num_recomputed:  # the measured bytes contain what all layers keep
         token_bytes = max(0.0, token_bytes - layers.num_layers * layer_bytes / tokens)
@@ -94,6 +90,6 @@ def describe_needs(needs: Needs) -> str:
     )
 
 
-def _read_layer(executor: Executor) -> float:
+def _read_layer(executor: Executor) -> int:
     offloader = executor.layers.offloader
     return offloader.max_layer_bytes if offloader is not None else 0

@@ -17,7 +17,7 @@ from app.planning.plan_context import Case, Worker, correct
 
 # Features of a micro-batch that stay on the GPU until its backward pass: those that entered the
 # stage, at which that pass ends, and those that left it, at which it begins.
-_STAYING = 2
+_ENTERED, _LEFT = 1, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +119,6 @@ def stage_memory(
         setting=way.set_up(case, num_layers),
         longest_tokens=case.longest_tokens,
         gpu=worker.memory,
-        ranks=num_stages,
         inputs_stay=not way.offloads,
         has_head=place == num_stages - 1,
     )
@@ -133,10 +132,10 @@ def stage_memory(
     width = 4 if full else choose_width(spec, worker.memory)
     # Bytes per value; paged states are in host memory.
     states = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 0}[spec.optimizer]
-    inputs_bytes = whole.inputs_bytes * in_flight
+    features_bytes = in_flight * _count_features(case, worker)
+    inputs_bytes = whole.inputs_bytes * in_flight + _LEFT * features_bytes
     if way.offloads:  # beside those on their way
-        staying = _STAYING * in_flight * _count_features(case, worker)
-        inputs_bytes = whole.inputs_bytes + staying
+        inputs_bytes = whole.inputs_bytes + (_ENTERED + _LEFT) * features_bytes
     memory = replace(
         whole,
         weights_bytes=whole.weights_bytes - gone * width,

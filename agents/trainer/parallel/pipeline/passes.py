@@ -8,7 +8,6 @@ Shape letters: M tokens of a micro-batch, with those that fill its shape; R real
 
 from __future__ import annotations
 
-import gc
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +134,7 @@ class StagePasses:
                 return
             layers = self._executor.layers
             layers.drop(layers.offloaded)
-            self._recompute_more(part)
+            self._make_room(part)
 
     def _run_forward(
         self, number: int, part: Part, received: Tensor | None, *, dropout: bool
@@ -195,16 +194,14 @@ class StagePasses:
         if entered_MH is not None:
             self._transport.send_gradient(number, entered_MH[:num_tokens])
 
-    def _recompute_more(self, part: Part) -> None:
+    def _make_room(self, part: Part) -> None:
         """Make room for one more micro-batch, after one did not fit.
 
         Raises:
-            ExpectedError: all layers recompute already.
+            ExpectedError: all layers recompute and offload already.
         """
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if not self._executor.recompute_more():
+        self._executor.release_memory()
+        if not (self._executor.recompute_more() or self._executor.offload_inputs()):
             num_tokens = sum(example.num_tokens for example in part.examples)
             raise ExpectedError(
                 f"Memory ran out with {len(self._held) + 1} micro-batches of up to {num_tokens:,} "

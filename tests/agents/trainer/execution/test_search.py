@@ -83,8 +83,6 @@ class Card:
         )
         self.layers = self
         self.num_layers, self.can_fill = LAYERS, True
-        self.can_keep = True
-        """Whether memory ever suffices for a layer that does not recompute."""
 
     # What the search uses of the layers and the executor.
     def set(self, plan):
@@ -144,7 +142,7 @@ class Card:
         self.offloader.max_layer_bytes = (0.2 if num_moved else 0.016) * rows * GIB
         self.passes.append((self.plan, rows))
         self.peak_bytes = rest_bytes + pass_bytes
-        if self.peak_bytes > self.limit_bytes or (num_recomputed < LAYERS and not self.can_keep):
+        if self.peak_bytes > self.limit_bytes:
             self.retries += 1
             return False
         is_tidy = self.peak_bytes <= self.tidy_share * self.limit_bytes
@@ -284,14 +282,6 @@ def test_layers_move_where_that_makes_room_for_weights(play, monkeypatch):
     other = play(staying)[1]
     assert other.num_moved == 0
     assert rate > other.tokens_per_s
-
-
-def test_where_no_layer_can_keep_anything_more_tokens_are_tried(play):
-    card = Card(12)
-    card.can_keep = False
-    tuner, chosen, _ = play(card)
-    assert {one.num_recomputed for one in tuner.tried} == {LAYERS}
-    assert chosen.micro_tokens >= 2 * ROW
 
 
 def test_where_moving_costs_more_than_it_brings_nothing_moves(play):
