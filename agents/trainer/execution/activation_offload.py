@@ -142,6 +142,11 @@ class OffloadedBatch:
     arrived: dict[int, torch.cuda.Event | None] = field(default_factory=dict)
     """Copies of the layers whose tensors are back, or on their way."""
 
+    def clear(self) -> None:
+        """Free its host memory, and what is back on the GPU and was not used."""
+        self.region.clear()
+        self.tensors.clear()
+
 
 class Offloader:
     """Offloads the saved tensors of selected layers and prefetches them for the backward pass.
@@ -210,7 +215,7 @@ class Offloader:
         """Drop everything that belongs to any micro-batch, also after an error."""
         self._settle()
         for batch in self._batches:
-            batch.region.clear()
+            batch.clear()
         self._batches = []
         self._has_copied = False
 
@@ -220,7 +225,7 @@ class Offloader:
             return
         if batch.order:  # something has not come back, and may not even have left
             self._settle()
-        batch.region.clear()
+        batch.clear()
         self._batches.remove(batch)
 
     def _settle(self) -> None:

@@ -1,5 +1,6 @@
 """What layers save comes back to the bit from wherever it was, whatever the other layers do."""
 
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -220,3 +221,25 @@ def test_several_micro_batches_wait_in_the_host_at_once(tiny_model, plan):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
     assert offloader._batches == []
     assert offloader.arena._num_chunks == 3  # the first one's chunk served the last one
+
+
+@pytest.mark.parametrize("holds_several", [False, True])
+def test_what_a_failed_pass_has_fetched_is_free_again(holds_several):
+    """The micro-batch itself is held on, as the offloader does until the next one begins."""
+    offloader = Offloader(CPU, [], 1 << 29, min_bytes=64, holds_several=holds_several)
+    offloader.begin()
+    x = torch.randn(8, 8, requires_grad=True)
+    for layer in range(3):
+        with offloader.offloading(layer, [], is_whole=False):
+            x = x.sin()
+    batch = offloader.current
+    offloader.start_backward()
+    fetched = [weakref.ref(one.back) for some in batch.tensors.values() for one in some]
+    assert len(fetched) == 3
+    del x  # memory runs out here
+    assert all(one() is not None for one in fetched)
+    if holds_several:
+        offloader.drop(batch)
+    else:
+        offloader.release()
+    assert all(one() is None for one in fetched)
