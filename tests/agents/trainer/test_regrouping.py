@@ -107,8 +107,9 @@ def test_two_of_three_ranks_go_on_and_their_checkpoints_resume(tmp_path, tiny_mo
 
 
 def test_ranks_that_wait_for_a_silent_one_are_freed_and_go_on(tmp_path, tiny_model, whole):
-    run = Run(tmp_path, tiny_model, SPEC, 3)
-    ranks = run.start(**shared())
+    """With streamed weights, of which every rank holds all."""
+    run = Run(tmp_path, tiny_model, replace(SPEC, parallel="streamed"), 3)
+    ranks = run.start(**shared(), node="a")
     wait_until(lambda: len(run.steps(1)) >= 6)
     os.kill(ranks[1].pid, signal.SIGSTOP)
     try:
