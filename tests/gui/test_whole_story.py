@@ -28,7 +28,7 @@ from app.gui.kit.theme import Theme
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.gui.nodes.add_node_dialog import AddNodeDialog
 from app.gui.runs.resume_dialog import ResumeDialog
-from tests.fakes.site import DEMO, Site, tagged_processes
+from tests.fakes.site import DEMO, Site, slowed, tagged_processes
 from tests.gui.real_stage import RealStage
 from tests.gui.stage import press
 
@@ -79,8 +79,9 @@ def test_a_first_hour_with_clicks_and_keys(site: Site, stage: RealStage, tmp_pat
     adopt_environment(stage)
     measure_the_links(stage)
     run_id = start_a_run(stage)
-    watch_it(stage, run_id)
-    stop_it(stage, run_id)
+    with slowed(run_id):
+        watch_it(stage, run_id)
+        stop_it(stage, run_id)
     read_the_log_of_a_node(stage, run_id)
     resume_on_two(site, stage, run_id)
     export_it(stage, tmp_path / "out")

@@ -185,8 +185,12 @@ def test_a_check_and_a_run_on_one_node_listen_where_they_have_to(
     run_file.write_text(RUN_FILE.replace("max_steps: 5000", "max_steps: 5") + "nodes: [node1]\n")
     with ExitStack() as stack:
         watches = Watches(cluster, stack)
-        rows = master.answer("check")
-        assert not [row for row in rows if row["status"] == "fail"], rows
+        for _ in range(3):
+            rows = master.answer("check")
+            assert not [row for row in rows if row["status"] == "fail"], rows
+            # A store may come and go between two looks of a busy PC.
+            if watches[cluster.nodes[0]].find("store of"):
+                break
         expect_lan_only(watches, cluster)
         assert watches[cluster.nodes[0]].find("store of")
         with capsys.disabled():

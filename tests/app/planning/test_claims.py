@@ -153,7 +153,7 @@ def test_70b_fits_seven_4070_as_a_pipeline_and_not_otherwise() -> None:
     assert found.chosen is None  # this version trains no pipeline
     pipeline = other(found, "pipeline")
     assert pipeline.fits
-    assert max(gpu.memory.expected_bytes for gpu in pipeline.gpus) < 10.5 * GIB
+    assert max(gpu.memory.expected_bytes for gpu in pipeline.gpus) < 11 * GIB
     sharded = other(found, "sharded")
     assert sharded.parts_s.network_s > 10 * pipeline.step_s
     assert other(plan("70b", *["RTX 4090"] * 3, tokens=1024), "pipeline").fits
