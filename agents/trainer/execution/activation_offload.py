@@ -88,7 +88,13 @@ class Arena:
             return None
         try:
             whole = torch.empty(self.chunk_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
-        except RuntimeError:  # the host has no more memory that can be pinned
+        except RuntimeError as error:  # the host has no more memory that can be pinned
+            why = str(error).strip().split("\n", 1)[0]
+            print(
+                f"Activations stay on the GPU from here on: after {self._num_chunks} pieces of "
+                f"{self.chunk_bytes >> 20} MiB no more host memory could be pinned ({why}).",
+                flush=True,
+            )
             self._max_chunks = self._num_chunks
             return None
         self._num_chunks += 1

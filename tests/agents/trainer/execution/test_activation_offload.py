@@ -181,6 +181,28 @@ def test_regions_give_out_pieces_that_do_not_overlap():
     assert other.allocate(1 << 30) is None
 
 
+def test_a_host_that_pins_no_more_is_told_once_and_nothing_is_lost(monkeypatch, capsys):
+    arena = Arena(3 << 20, is_pinned=True, chunk_bytes=1 << 20)
+    empty, calls = torch.empty, []
+
+    def pin_one(*args, pin_memory=False, **more):
+        calls.append(pin_memory)
+        if len(calls) > 1:
+            raise RuntimeError("CUDA error: out of memory\nand more")
+        return empty(*args, **more)
+
+    monkeypatch.setattr(torch, "empty", pin_one)
+    region = Region(arena)
+    assert region.allocate(1 << 20) is not None
+    assert region.allocate(1 << 20) is None
+    assert region.allocate(1 << 20) is None
+    assert arena.capacity_bytes == 1 << 20
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1
+    assert "after 1 pieces of 1 MiB" in said[0]
+    assert said[0].endswith("(CUDA error: out of memory).")
+
+
 class PassedOn:
     """A layer stack over which micro-batches pass forward and back as in a stage of a pipeline."""
 
