@@ -182,4 +182,8 @@ def main(behaviour: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(os.environ["FAKE_RANKS"])[RANK]))
+    code = main(json.loads(os.environ["FAKE_RANKS"])[RANK])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # While Python shuts down, a second signal would end the process as if nobody heeded it.
+    os._exit(code)
