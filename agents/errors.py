@@ -31,6 +31,15 @@ class Diverged(ExpectedError):
     """A training whose loss or gradients are no longer finite."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without a full stop, or its kind.
+
+    >>> first_line(ValueError("No such layer.\\nIn layer 3")), first_line(MemoryError())
+    ('No such layer', 'MemoryError')
+    """
+    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
+
+
 def explain_os_error(error: OSError, doing: str) -> ExpectedError:
     """Return `error` in plain words; `doing` names the operation that it interrupted."""
     if isinstance(error, ForeignFile):

@@ -71,17 +71,17 @@ class Choice:
 def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> LayerStack:
     """Return the decoder layers, compiled where this machine can."""
     device, model, spec = context.device, state.model, context.attempt.intent.spec
+    make_offloader = partial(_make_offloader, context, state)
+    offloader = make_offloader() if _offloads(context, state) else None
     if device.type != "cuda":
-        offloader = _make_offloader(context, state) if _offloads(context, state) else None
         return LayerStack(model, offloader=offloader)
     reason = compiling.find_obstacle(device)
     if reason and spec.compile == "auto":
         warn(f"The layers are not compiled, so training takes longer: {reason}.", "")
-    make_offloader = partial(_make_offloader, context, state)
     return LayerStack(
         model,
         compiled=not reason and spec.compile == "auto",
-        offloader=make_offloader() if _offloads(context, state) else None,
+        offloader=offloader,
         make_offloader=make_offloader,
         warn=warn,
     )
@@ -176,9 +176,6 @@ def choose_setting(
 
         setting = apply(choice.setting)
         choice = replace(choice, setting=setting, change=change, record=record)
-    if device.type == "cuda":
-        # The peak so far is that of settings that were only tried, and of the reserve.
-        torch.cuda.reset_peak_memory_stats(device)
     return choice
 
 

@@ -163,7 +163,8 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
         tokens_per_s=solo_tokens_per_s,
     )
     if context.device.type == "cuda":
-        # Stages warm up with larger micro-batches than they agree on.
+        # The peak so far is that of settings that were only tried, of the reserve, and of a warm-up
+        # with larger micro-batches than stages agree on.
         torch.cuda.reset_peak_memory_stats(context.device)
     step_s = forecast_step_s(
         spec.batch_sequences, state.train.num_tokens, strategy.shares, solo_tokens_per_s

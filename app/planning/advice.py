@@ -16,6 +16,7 @@ from app.planning.plan_context import Case
 from app.planning.reasons import name_nodes
 from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.registry import propose_candidates
+from app.text import show_share
 
 # Minimum speed-up that justifies leaving nodes out or changing the batch, as a ratio.
 _MIN_GAIN = 1.05
@@ -105,12 +106,11 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
     # Rounded, so that a slightly better but much larger batch does not win.
     best = min(lost, key=lambda more: (round(lost[more], 2), more))
     gain = lost[rows] / lost[best]
-    percent = f"{100 * (gain - 1):.0f} %"
     is_fastest = together.tokens_per_s * gain > _MIN_GAIN * chosen.tokens_per_s
     if gain >= 1 + _MIN_BATCH_GAIN and is_fastest:
         yield Advice(
             text=f"A batch of {best} sequences divides better among {len(speeds)} GPUs than one "
-            f"of {rows}: {percent} more tokens per second, but fewer and larger steps",
+            f"of {rows}: {show_share(gain - 1)} more tokens per second, but fewer and larger steps",
             change={"batch_sequences": best},
         )
 
@@ -133,7 +133,7 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
     if chosen.mode == "pipeline":
         return  # what it waits for is features, not gradients
     yield Advice(
-        text=f"{100 * waited / chosen.step_s:.0f} % of each step waits for the network: send "
+        text=f"{show_share(waited / chosen.step_s)} of each step waits for the network: send "
         "gradients as bf16, which halves the wait and changes the last digits of results",
         change={"compression": "bf16"},
     )
@@ -150,7 +150,7 @@ def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]
     if chosen.step_s > _MIN_4_BIT_GAIN * best:
         share = best / chosen.step_s
         text = (
-            f"Hold the weights in 4 bits (QLoRA): a step then takes {100 * share:.0f} % of the time"
+            f"Hold the weights in 4 bits (QLoRA): a step then takes {show_share(share)} of the time"
         )
         yield Advice(text=text, change=change)
 
@@ -168,6 +168,6 @@ def _name_slow_disks(case: Case, chosen: Candidate) -> Iterator[Advice]:
     }
     slowest = min(rates, key=lambda name: rates[name])
     yield Advice(
-        text=f"{100 * share:.0f} % of each step waits for weights from the SSD, that of {slowest} "
+        text=f"{show_share(share)} of each step waits for weights from the SSD, that of {slowest} "
         f"at {rates[slowest]:g} GB/s: a faster SSD or more RAM shortens it"
     )

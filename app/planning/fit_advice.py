@@ -72,7 +72,7 @@ def _list_offers(request: PlanRequest, num_needed: int, only_whole: bool) -> Ite
     A person has to choose between them: what costs nothing, what costs time, and what costs
     quality differ from run to run.
     """
-    kinds = list_changes(request.spec, request.data.longest_tokens or request.spec.sequence_tokens)
+    kinds = _list_kinds(request)
     # A pipeline has one optimizer, so another one may be what keeps a run from fitting.
     no_other = [changes for changes in kinds if not changes or "optimizer" not in changes[0][0]]
     enough = None
@@ -92,6 +92,12 @@ def _list_offers(request: PlanRequest, num_needed: int, only_whole: bool) -> Ite
             yield offer
     if not found:
         yield from _find_smallest(request, enough, strongest, num_needed, only_whole)
+
+
+def _list_kinds(request: PlanRequest) -> list[list[tuple[Change, str]]]:
+    """Return the changes that may make a run fit; see `list_changes`."""
+    spec, longest_tokens = request.spec, request.data.longest_tokens
+    return list_changes(spec, longest_tokens or spec.sequence_tokens)
 
 
 def _find_smallest(
@@ -229,9 +235,7 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
         description = describe_candidate(case, later)
         yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
     change: Change = {}
-    for changes in list_changes(
-        request.spec, request.data.longest_tokens or request.spec.sequence_tokens
-    ):
+    for changes in _list_kinds(request):
         for one, _ in changes[-1:]:
             change |= one
     smallest = open_case(replace(request, spec=apply_change(request.spec, change)))

@@ -10,6 +10,7 @@ from app.planning.choice import weigh
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
 from app.planning.strategies.registry import PLANNED_MODES
+from app.text import show_share
 
 _NOT_YET = "not trained by this version yet"
 # Share of a step from which the wait for weights explains a plan.
@@ -130,7 +131,7 @@ def _network_words(case: Case, candidate: Candidate) -> str:
     if seconds <= 0.05 * step_s:
         bubble_s = candidate.parts_s.bubble_s
         return (
-            f"{100 * bubble_s / step_s:.0f} % of a step is a bubble"
+            f"{show_share(bubble_s / step_s)} of a step is a bubble"
             if bubble_s > 0.1 * step_s
             else ""
         )
@@ -144,7 +145,7 @@ def _wait_words(candidate: Candidate) -> str:
     """Describe the wait for streamed weights; empty: it is too small to matter."""
     share = candidate.parts_s.input_s / candidate.step_s
     return (
-        f"{100 * share:.0f} % of a step waits for streamed weights" if share > _LEAST_WAIT else ""
+        f"{show_share(share)} of a step waits for streamed weights" if share > _LEAST_WAIT else ""
     )
 
 

@@ -18,12 +18,12 @@ from agents.contract.model_cut import ModelCut
 from agents.contract.parallel import ParallelMode
 from agents.contract.run import RankPlacement
 from agents.contract.spec import AdapterSpec, CheckpointSpec, RunSpec
-from app.planning.cluster import Cluster, PlannedGpu, PlannedNode, ethernet
 from app.planning.cut import make_cut
 from app.planning.memory.forecast import count_trained
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import DataSize, PlanRequest, make_plan
 from tests.agents.trainer.ranks import Run, make_environ, make_spec
+from tests.app.planning.clusters import make_pcs
 from tests.bench.chat_rows import make_rows, write_rows
 from tests.bench.engine_shapes import GIB, SHAPES, Size, list_values, read_config
 from tests.bench.random_model import save_outline
@@ -172,13 +172,6 @@ def _plan(
     Raises:
         RuntimeError: it does not fit them.
     """
-    gpu = PlannedGpu(
-        name="NVIDIA GeForce RTX 4070", memory_bytes=int(12 * GIB), capability=(8, 9)
-    )  # fmt: skip
-    nodes = tuple(
-        PlannedNode(name=f"pc{place}", gpus=(gpu,), ram_bytes=32 * GIB, system="linux")
-        for place in range(num_stages)
-    )
     plan = make_plan(
         PlanRequest(
             spec=spec,
@@ -186,7 +179,7 @@ def _plan(
             data=DataSize(
                 num_rows=2 * trial.num_micro, mean_tokens=trial.tokens, longest_tokens=trial.tokens
             ),
-            cluster=Cluster(nodes=nodes, default_link=ethernet(1.0)),
+            cluster=make_pcs(*["RTX 4070"] * num_stages),
         )
     )
     if plan.chosen is None or not plan.chosen.fits:

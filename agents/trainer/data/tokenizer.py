@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from agents.errors import ExpectedError
+from agents.errors import ExpectedError, first_line
 from agents.foreign_code import forbid
 from agents.trainer.data.tokens import TEXT_RULES, choose_plain_template
 
@@ -34,9 +34,8 @@ def load_tokenizer(path: Path, rules: int = TEXT_RULES) -> tuple[Any, bool]:
         known = (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError)
         if type(error) is not Exception and not isinstance(error, known):
             raise
-        words = str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
         raise ExpectedError(
-            f"The tokenizer in {path} cannot be loaded: {words}.",
+            f"The tokenizer in {path} cannot be loaded: {first_line(error)}.",
             "The model's folder needs tokenizer.json and tokenizer_config.json",
         ) from error
     if not tokenizer.is_fast:

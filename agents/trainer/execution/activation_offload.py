@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from agents.contract.layer_plan import STAGE_CHUNK_BYTES
+from agents.errors import first_line
 from agents.trainer.streaming.copy_stream import CopyStream
 
 # Size of one pinned allocation. A power of two, because torch's pinned allocator rounds up to one.
@@ -89,10 +90,10 @@ class Arena:
         try:
             whole = torch.empty(self.chunk_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
         except RuntimeError as error:  # the host has no more memory that can be pinned
-            why = str(error).strip().split("\n", 1)[0]
             print(
                 f"Activations stay on the GPU from here on: after {self._num_chunks} pieces of "
-                f"{self.chunk_bytes >> 20} MiB no more host memory could be pinned ({why}).",
+                f"{self.chunk_bytes >> 20} MiB no more host memory could be pinned "
+                f"({first_line(error)}).",
                 flush=True,
             )
             self._max_chunks = self._num_chunks

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agents.contract.micro_shapes import group_examples
-from agents.errors import ExpectedError
+from agents.errors import ExpectedError, first_line
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.gpu_pressure import GpuPressure
@@ -82,7 +82,7 @@ class Executor:
         self.is_repeating = False
         """Whether micro-batches are padded to these shapes and replayed."""
         self.shortage = ""
-        """What was said when memory ran out last; empty: it never did."""
+        """What was said when memory ran out in the last pass; empty: it did not."""
         # Loss scale that the gradients contain, a scalar on the device; None for 1.
         self._gradient_scale: Tensor | None = None
         self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
@@ -182,6 +182,7 @@ class Executor:
 
         The caller frees memory only after this frame, whose locals hold tensors, is gone.
         """
+        self.shortage = ""
         if overlap is not None:
             overlap.begin()
         try:
@@ -200,7 +201,7 @@ class Executor:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self.shortage = str(error).strip().split("\n", 1)[0][:300]
+            self.shortage = first_line(error)
             return False
         finally:
             self.end_batch()

@@ -272,7 +272,7 @@ class Tuner:
             recompute=self._recompute,
         )
         free = f"{read_free_bytes(self._device) / 1e9:.2f} GB free"
-        self._log(f"{describe_needs(needs)}; {free}; {self._executor.shortage or 'all of it fit'}")
+        self._log(f"{describe_needs(needs)}; {free}; {self._executor.shortage or 'passes fit'}")
         token_s = timed.seconds / needs.tokens
         self._launch_s, self._token_s = timed.launch_s, min(token_s, self._token_s or token_s)
         return needs
@@ -382,11 +382,12 @@ class Tuner:
         return cannot_win(setting, plan, self.tried, self._executor.layers.num_layers)
 
     def _try_setting(self, setting: ExecutionSetting) -> tuple[ExecutionSetting | None, bool]:
+        """Return what `_time_setting` does, and log it."""
         found, is_roomy = self._time_setting(setting)
-        speed = f"{found.tokens_per_s:,.0f} tokens/s" if found else self._executor.shortage
+        told = f"{found.tokens_per_s:,.0f} tokens/s" if found else self._executor.shortage
         self._log(
             f"{setting.micro_tokens:,} tokens at once, {setting.num_recomputed} layers recompute, "
-            f"{setting.num_moved} offload{', replayed' if setting.is_repeating else ''}: {speed}"
+            f"{setting.num_moved} offload{', replayed' if setting.is_repeating else ''}: {told}"
             f"{'' if is_roomy or found is None else ', memory is tight'}"
         )
         return found, is_roomy

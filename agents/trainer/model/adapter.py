@@ -23,7 +23,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from agents.contract.spec import AdapterSpec, RunSpec
-from agents.errors import ExpectedError
+from agents.errors import ExpectedError, first_line
 from agents.trainer.model import experts
 from agents.trainer.model.layer_loading import AbsentModule, as_whole
 from agents.trainer.model.nf4_experts import find_routers
@@ -205,8 +205,3 @@ def _find_meant(target: str, modules: Mapping[str, nn.Module], *, is_pattern: bo
     if not is_pattern:
         return {name for name in modules if f".{name}".endswith(f".{target}")}
     return {name for name in modules if re.fullmatch(target, name)}
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, without a full stop, or its kind."""
-    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__

@@ -20,10 +20,10 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from agents.contract.spec import RunSpec
-from agents.errors import ExpectedError
+from agents.errors import ExpectedError, first_line
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model import dora, experts, stored_weights
-from agents.trainer.model.adapter import add_adapter, first_line
+from agents.trainer.model.adapter import add_adapter
 from agents.trainer.model.causal_class import find_causal_class
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 from agents.trainer.model.layer_holdings import ChooseLayers, hold_everything

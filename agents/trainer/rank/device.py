@@ -15,14 +15,14 @@ from agents.errors import ExpectedError
 def choose_backend(device: torch.device, parallel: str) -> str:
     """Return the backend of the collectives; the master names one where ranks share a GPU.
 
-    Args:
-        device: of this rank.
-        parallel: way that the attempt trains.
-
     A pipeline uses Gloo. NCCL waits for a message in a kernel on the GPU, and a stage begins to
     receive before it computes what the sender needs for it: whatever waits for the GPU meanwhile,
     such as the driver when it loads a kernel or takes memory back, would wait for good. Its
     messages take the way through host memory in either case, unless GPUs are connected directly.
+
+    Args:
+        device: of this rank.
+        parallel: way that the attempt trains.
     """
     if named := os.environ.get("RACKLESS_BACKEND", ""):
         return named

@@ -105,7 +105,7 @@ def _count_unpacked(stage: ModelShape, spec: RunSpec, width: int) -> int:
     """
     if spec.adapter.kind != "qlora":
         return 0
-    return width * max(one.num_weights for layer in stage.layers for one in layer.linears)
+    return width * max(one.num_weights for layer, _ in stage.kinds for one in layer.linears)
 
 
 def stage_memory(

@@ -32,6 +32,8 @@ _MAX_SUBSETS = 2
 
 def propose_streamed(case: Case) -> Iterator[Candidate]:
     """Yield the plans of the fastest node alone, of the best subsets, and of all nodes."""
+    if refuse_streamed(case):
+        return
     together = [case.of(names) for names in fastest_together(case)]
     some = [case.of(names) for names in _choose_subsets(case)]
     for workers in dict.fromkeys((together[0], *some, together[-1])):
@@ -44,8 +46,6 @@ def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
     """Return the best subsets of the nodes on which streamed layers fit: a slow link costs more
     than some nodes gain.
     """
-    if case.spec.adapter.kind == "full":
-        return []
     streams: dict[tuple[object, ...], _Stream] = {}
     prospects = []
     for node in case.cluster.nodes:

@@ -26,6 +26,10 @@ SMALL = {
     **TIED, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 4,
 }  # fmt: skip
+MIXTURE = {
+    "model_type": "qwen3_moe", "vocab_size": 768, "num_experts_per_tok": 4,
+    "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True,
+}  # fmt: skip
 MEASURED = [
     (TIED, "F16", 95254496), (TIED, "Q8_0", 50649056), (TIED, "Q6_K", 41919456),
     (TIED, "Q5_K_M", 35521504), (TIED, "Q4_K_M", 30835680), (TIED, "Q3_K_M", 24581088),
@@ -46,10 +50,8 @@ def test_gguf_files_are_as_large_as_foretold(config, kind, size):
 def test_experts_are_quantized_in_gguf_as_other_matrices():
     """A Qwen3-MoE of 1,114 MB became 593 MB in Q8_0, made by that converter."""
     config = {
-        "model_type": "qwen3_moe", "vocab_size": 768, "hidden_size": 1024,
-        "intermediate_size": 2048, "moe_intermediate_size": 512, "num_experts": 16,
-        "num_experts_per_tok": 4, "num_hidden_layers": 20, "num_attention_heads": 16,
-        "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True,
+        **MIXTURE, "hidden_size": 1024, "intermediate_size": 2048, "moe_intermediate_size": 512,
+        "num_experts": 16, "num_hidden_layers": 20, "num_attention_heads": 16,
     }  # fmt: skip
     files = dict(forecast_artifact(read_shape(config), "gguf", ("Q8_0", "Q4_K_M")).files)
     assert files["Q8_0"] == pytest.approx(593e6, rel=0.005)
@@ -59,10 +61,8 @@ def test_experts_are_quantized_in_gguf_as_other_matrices():
 def test_experts_are_quantized_by_gptqmodel_and_not_in_nf4():
     """A Qwen3-MoE of two layers, made in both ways on a CPU."""
     config = {
-        "model_type": "qwen3_moe", "vocab_size": 768, "hidden_size": 256,
-        "intermediate_size": 256, "moe_intermediate_size": 128, "num_experts": 8,
-        "num_experts_per_tok": 4, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True,
+        **MIXTURE, "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128,
+        "num_experts": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
     }  # fmt: skip
     shape = read_shape(config)
     gptq = forecast_artifact(shape, "gptq", ("4-bit",)).final_bytes
