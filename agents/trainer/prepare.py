@@ -32,7 +32,6 @@ from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tokens import TEXT_RULES
 from agents.trainer.kernels import compiling, nf4
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.layer_loading import OpenStore
 from agents.trainer.model.model import (
     TrainedModel,
     build_trained_model,
@@ -164,7 +163,7 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         tokenizer, plain_template = load_tokenizer(folder, rules)
         train, evaluation, data_sha256 = _load_data(context, tokenizer, rules)
         store = DeferredStore(context, folder, model_hash)
-        base = _load_base(context, strategy, folder, store.open)
+        base = _load_base(context, strategy, folder, store)
         for examples in (train, evaluation):
             if examples is not None:
                 refuse_unknown_tokens(base, examples.vocab_size, folder)
@@ -239,17 +238,19 @@ def _load_examples(
 
 
 def _load_base(
-    context: RankContext, strategy: Strategy, folder: Path, open_store: OpenStore
+    context: RankContext, strategy: Strategy, folder: Path, store: DeferredStore
 ) -> nn.Module:
     """Return the parts of the base model that this rank holds."""
 
     def report(done_bytes: int, total_bytes: int) -> None:
+        if store.is_open:
+            return  # which counts layers: how many of them will be read is not known before
         # In a thread that reads. A lost rank ends this one when they agree.
         with suppress(ExpectedError):
             context.progress.report("weights", done_bytes, total_bytes)
 
     spec, device = context.attempt.intent.spec, context.device
-    base = load_model(spec, folder, device, report, strategy.choose_layers, open_store)
+    base = load_model(spec, folder, device, report, strategy.choose_layers, store.open)
     context.progress.end()
     return base
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -42,6 +43,11 @@ class DeferredStore:
         self._model_hash = model_hash
         self._store: StreamedLayers | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the rank has layers to stream."""
+        return self._store is not None
+
     def open(self) -> StreamedLayers:
         """Return a new store.
 
@@ -74,6 +80,8 @@ class DeferredStore:
             HostMemory(device, choose_budget(attempt.num_local_ranks), warn),
             keeps_files=spec.adapter.kind == "qlora",
             warn=warn,
+            report=partial(context.progress.report, "layers"),
+            share=attempt.placement.local_rank / attempt.num_local_ranks,
         )
         return self._store
 

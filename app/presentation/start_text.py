@@ -16,6 +16,7 @@ _SENTENCES = {
     "imported": "Starting the trainer",
     "tokenizing": "Reading the data",
     "weights": "Loading weights",
+    "layers": "Loading layers",
     "preparing": "Preparing the model",
     "reference": "Scoring the answers before training",
     "tuning": "Trying settings",

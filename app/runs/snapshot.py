@@ -14,8 +14,8 @@ from app.text import show_share
 
 # In the order in which a run goes through them.
 _PHASES = (
-    "loading", "imported", "tokenizing", "weights", "preparing", "reference", "tuning", "compiling",
-    "warmup", "training", "adapting", "evaluating", "saving", "paused", "cooling",
+    "loading", "imported", "tokenizing", "weights", "layers", "preparing", "reference", "tuning",
+    "compiling", "warmup", "training", "adapting", "evaluating", "saving", "paused", "cooling",
     "tracing", "regrouping", "done",
 )  # fmt: skip
 # Until its first step is done, a run that trains has nothing else to show.
@@ -28,6 +28,7 @@ _NAMES = {
     "reference": "scoring the answers",
     "warmup": "measuring the speed",
     "weights": "loading weights",
+    "layers": "loading layers",
     "tuning": "trying settings",
     "adapting": "adapting to the card",
     "cooling": "waiting for a GPU to cool down",

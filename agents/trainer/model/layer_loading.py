@@ -41,6 +41,9 @@ class LayerStore(Protocol):
     def begin(self, layer_bytes: Mapping[int, int]) -> None:
         """Prepare for layers of these sizes in bytes, by index."""
 
+    def take_turns(self) -> Iterator[int]:
+        """Yield each layer's index when it is to be restored, or else loaded and kept."""
+
     def restore(self, place: int, layer: nn.Module) -> bool:
         """Stream a layer whose weights are known from an earlier run; return whether they are."""
 
@@ -141,7 +144,8 @@ def loading_layers(
                 assert open_store is not None
                 store = open_store()
                 store.begin({place: outline.layer_bytes[place] for place in streamed})
-                for place, name in streamed.items():
+                for place in store.take_turns():
+                    name = streamed[place]
                     slices = _slice(opened, _only(groups, name))
                     _load_streamed(model, place, name, store, slices, config, found[0])
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from agents.trainer.streaming.disk_reader import (
 from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFile, LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream, spread
+from agents.trainer.streaming.layer_turns import take_turns
 from agents.trainer.streaming.layout import BlockLayout, allocate_block, fill_block, make_layout
 
 # Slots of each kind of layers: one computes while the next is copied. A disk is less even than a
@@ -46,6 +47,8 @@ class StreamedLayers:
         memory: Host memory for them.
         keeps_files: Whether all layers are written, rather than those without room in memory.
         warn: Called with a message and a hint where they cannot be.
+        report: Called with the number of layers that are loaded and of all, also while it waits.
+        share: Where among the layers to begin, 0 to 1: ranks of one PC divide what is to be made.
     """
 
     def __init__(
@@ -56,11 +59,16 @@ class StreamedLayers:
         *,
         keeps_files: bool,
         warn: Callable[[str, str], None],
+        report: Callable[[int, int], None],
+        share: float = 0.0,
     ) -> None:
         self._files = files
         self._memory = memory
         self._keeps_files = keeps_files
         self._warn = warn
+        self._report = report
+        self._share = share
+        self._places: list[int] = []
         self._modules: dict[int, nn.Module] = {}
         self._largest_file: LayerFile | None = None
         # Indices of the layers that memory has no room for.
@@ -76,7 +84,7 @@ class StreamedLayers:
         Raises:
             ExpectedError: neither has room for all of them.
         """
-        places = list(layer_bytes)
+        self._places = places = list(layer_bytes)
         most_bytes = math.ceil(max(layer_bytes.values()) * _SIZE_SLACK)
         num_fitting = self._memory.budget_bytes // most_bytes
         num_in_files = max(0, len(places) - num_fitting)
@@ -86,8 +94,7 @@ class StreamedLayers:
         self._left_in_files = {places[number] for number in spread(num_in_files, len(places))}
         self.stream.num_slots = _SLOTS_WITH_DISK if num_in_files else _SLOTS
         self._files.mark_used()
-        written = places if self._keeps_files else self._left_in_files
-        num_missing = sum(self._files.find(place) is None for place in written)
+        num_missing = sum(self._is_kept(one) and self._files.find(one) is None for one in places)
         if not num_missing:
             return
         try:
@@ -101,6 +108,14 @@ class StreamedLayers:
                     "parallel: pipeline",
                 ) from error
             self._stop_keeping(error)
+
+    def take_turns(self) -> Iterator[int]:
+        """Yield each layer when it is this rank's turn to have it; see `LayerStore`.
+
+        Raises:
+            PeerLost: another rank is lost, where `report` notices it.
+        """
+        return take_turns(self._files, self._places, self._share, self._is_kept, self._report)
 
     def restore(self, place: int, layer: nn.Module) -> bool:
         """Stream a layer from its file, or from memory after reading it; see `LayerStore`.
@@ -154,7 +169,7 @@ class StreamedLayers:
         if (largest := self._largest_file) is not None:
             num_blocks = 1 + choose_ahead(largest)
             self.stream.reader = DiskReader(self._memory, largest.layout.num_bytes, num_blocks)
-        self.stream.attach(self._modules)
+        self.stream.attach(dict(sorted(self._modules.items())))
         return self.stream
 
     def _take(self, place: int, num_bytes: int) -> Tensor:
@@ -165,6 +180,9 @@ class StreamedLayers:
         if place in self._left_in_files:
             return allocate_block(num_bytes)
         return self._memory.take(num_bytes)
+
+    def _is_kept(self, place: int) -> bool:
+        return self._keeps_files or place in self._left_in_files
 
     def _stop_keeping(self, error: ExpectedError) -> None:
         self._keeps_files = False

@@ -37,6 +37,8 @@ _PARTIAL_S = 3600.0
 _TENSOR = "layer"
 # Beginning of the names of files that are being written.
 _PARTIAL = ".partial-"
+# Name of the file by which ranks claim layers.
+_CLAIMS = ".claims"
 # Limit of the head of a file, in bytes: one that claims more is damaged.
 _MAX_HEADER_BYTES = 1 << 26
 PIECE_BYTES = 1 << 24
@@ -66,6 +68,11 @@ class LayerFiles:
     def __init__(self, folder: Path, about: dict[str, str]) -> None:
         text = json.dumps({**about, "format": _FORMAT}, sort_keys=True)
         self._folder = folder / hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
+
+    @property
+    def claims_path(self) -> Path:
+        """File by which ranks of one PC claim layers (`LayerClaims`), once `prepare` was called."""
+        return self._folder / _CLAIMS
 
     def find(self, place: int) -> LayerFile | None:
         """Return the file of a layer, or None if it has to be made."""
@@ -117,7 +124,7 @@ class LayerFiles:
             ExpectedError: the disk does not take it.
         """
         path = self._path(place)
-        # Ranks of one node make the same file, each under a name of its own.
+        # Two ranks may make the same file, each under a name of its own.
         partial = path.with_name(f"{_PARTIAL}{place}.{os.getpid()}.{threading.get_ident()}")
         checksums = tuple(zlib.crc32(piece.numpy()) for _, piece in cut(block))
         header = _make_header(layout, checksums)

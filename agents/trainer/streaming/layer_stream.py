@@ -90,7 +90,7 @@ class LayerStream:
         """Stream a layer from now on.
 
         Args:
-            place: index of the layer among all decoder layers; they are added in order.
+            place: index of the layer among all decoder layers; they come in any order.
             layout: of its block.
             source: the block in host memory, or the file that has it.
             bind: called with the layer's tensors whenever their place changes.
@@ -100,7 +100,13 @@ class LayerStream:
         self._stream(layer)
 
     def attach(self, layers: Mapping[int, nn.Module]) -> None:
-        """Copy each of these streamed layers, by index, whenever it is about to compute."""
+        """Copy each of these streamed layers whenever it is about to compute.
+
+        Args:
+            layers: All that were added, by index and in order.
+        """
+        self._layers.sort(key=lambda layer: layer.place)
+        self._arrange()
         self.modules.update(layers)
         for place, layer in layers.items():
             layer.register_forward_pre_hook(partial(self._begin_forward, place))
@@ -172,12 +178,8 @@ class LayerStream:
         """
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # nothing may still use what is given up
-        self._order, self._index, self._counts = [], {}, {}
         for layer in self._layers:
             layer.own = None
-        for slots in self._slots.values():
-            for slot in slots:
-                slot.held = None
         for layer in choose_resident(self._layers, max_bytes):
             try:
                 block = torch.empty(layer.layout.num_bytes, dtype=torch.uint8, device=self._device)
@@ -187,9 +189,7 @@ class LayerStream:
             self._copy(layer, block)
             layer.bind(layer.layout.view(block))
         self._copies.block_compute(self._copies.record())
-        for layer in self._layers:
-            if layer.own is None:
-                self._stream(layer)
+        self._arrange()
 
     def reach(self, place: int, *, is_backward: bool) -> None:
         """Make a layer's tensors right, and start the copies of those that follow.
@@ -268,6 +268,16 @@ class LayerStream:
                 num_left -= 1
                 if not num_left:
                     return
+
+    def _arrange(self) -> None:
+        """Give the layers that are not resident slots in turn, which hold nothing yet."""
+        self._order, self._index, self._counts = [], {}, {}
+        for slots in self._slots.values():
+            for slot in slots:
+                slot.held = None
+        for layer in self._layers:
+            if layer.own is None:
+                self._stream(layer)
 
     def _stream(self, layer: _StreamedLayer) -> None:
         """Give a layer the next slot of its kind, and the next place in the order."""

@@ -19,6 +19,7 @@ from tests.agents.trainer.ranks import (
     make_spec,
     make_tiny_model,
     start,
+    start_rank,
 )
 from tests.agents.trainer.test_promises import file_hashes
 
@@ -116,19 +117,41 @@ def test_fifty_steps_with_magnitudes_are_those_of_one_process(model, tmp_path):
     assert setting["num_streamed"] == NUM_LAYERS
 
 
+def run_recording(environ: dict[str, str]) -> None:
+    """Be a rank that records which layers it writes."""
+    os.environ.update(environ)
+    from agents.trainer.__main__ import main
+    from agents.trainer.streaming.layer_files import LayerFiles
+
+    write = LayerFiles.write
+
+    def record(self, place, *layer):
+        with open(environ["RECORD"], "a") as file:
+            file.write(f"{place}\n")
+        return write(self, place, *layer)
+
+    LayerFiles.write = record
+    os._exit(main())
+
+
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
-def test_quantized_layers_are_kept_for_the_next_run(model, tmp_path):
+def test_quantized_layers_are_made_by_one_rank_each_and_kept_for_the_next_run(model, tmp_path):
     plain = make_run(tmp_path / "plain", model, "qlora", max_steps=4, dora=True)
     plain.train_to_end()
-    run = make_run(tmp_path / "run", model, "qlora", max_steps=4, dora=True, parallel="streamed")
-    run.train_to_end()
-    assert losses(run) == losses(plain)
-    (folder,) = (run.home / "cache" / "layers").iterdir()
-    made = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert len(made) == NUM_LAYERS
-    run.train_to_end()
-    assert losses(run) == losses(plain)
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
+    expected = [float.fromhex(loss) for loss in losses(plain)]
+    changes = {"max_steps": 4, "dora": True, "parallel": "streamed"}
+    run = make_run(tmp_path / "run", model, "qlora", num_ranks=2, **changes)
+    record = tmp_path / "record"
+    for _ in range(2):
+        intent, folder = run.intend(), run.attempt_folder
+        environ = {"RECORD": str(record)}
+        ranks = [start_rank(intent, one, folder, environ, run_recording) for one in (0, 1)]
+        assert finish(ranks) == [0, 0], run.read_log(0)
+        found = [float.fromhex(loss) for loss in losses(run)]
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert sorted(record.read_text().split()) == [str(place) for place in range(NUM_LAYERS)]
+    for rank in (0, 1):
+        assert [line for line in run.journal(rank, attempt=1) if line.get("phase") == "layers"]
 
 
 def run_on_failing_disk(environ: dict[str, str]) -> None:

@@ -40,8 +40,10 @@ def layers():
     return found
 
 
-def stream_layers(layers, stream, files=None, in_files=()):
-    for place, layer in enumerate(layers):
+def stream_layers(layers, stream, files=None, in_files=(), first=0):
+    count = len(layers)
+    for place in (number % count for number in range(first, first + count)):
+        layer = layers[place]
         linears = {"up": layer.up, "down": layer.down}
         tensors = {name: linear.weight.data.clone() for name, linear in linears.items()}
         layout = make_layout(tensors, {})
@@ -77,10 +79,11 @@ def assert_same(found, expected):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_two_slots_of_each_kind_are_enough_and_are_reused(layers):
+@pytest.mark.parametrize("first", [0, 3])
+def test_two_slots_of_each_kind_are_enough_and_are_reused(layers, first):
     expected = compute(layers)
     stream = LayerStream(CPU, num_slots=2)
-    stream_layers(layers, stream)
+    stream_layers(layers, stream, first=first)
     sizes = {layer.up.weight.numel() for layer in layers}
     assert len({layer.up.weight.data_ptr() for layer in layers}) == 2 * len(sizes)
     assert_same(compute(layers), expected)
