@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from agents.contract.data_findings import hint_for, say_finding
-from agents.contract.spec import RunSpec
+from agents.contract.run import AttemptIntent
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.loop import TrainingSchedule
 from agents.trainer.rank.context import RankContext
@@ -22,7 +23,8 @@ def report_start(
 ) -> None:
     """Write the journal's `started` record, after warnings about the data."""
     intent = context.attempt.intent
-    _warn_of_few_examples(context.journal, intent.spec, len(state.train), len(shares))
+    for message, hint in find_shortages(intent, len(state.train), len(shares)):
+        context.journal.write("warning", message=message, hint=hint)
     _warn_of_findings(context.journal, state.train, Path(intent.train_path).name)
     if state.evaluation is not None and intent.eval_path:
         _warn_of_rows(context.journal, state.evaluation, Path(intent.eval_path).name)
@@ -56,26 +58,31 @@ def _describe_data(train: ExampleSet) -> dict[str, Any]:
     }
 
 
-def _warn_of_few_examples(journal: RankJournal, spec: RunSpec, count: int, world_size: int) -> None:
-    """Warn when there are fewer examples than a batch takes, or than there are ranks."""
-    size = spec.batch_sequences
-    noun = "pack" if spec.packing else "row"
-    of_rows = " of rows" if spec.packing else ""
-    if world_size <= count < size:
+def find_shortages(
+    intent: AttemptIntent, num_examples: int, world_size: int
+) -> Iterator[tuple[str, str]]:
+    """Yield message and hint where there are fewer examples than a batch takes, or than workers.
+
+    The ranks of a pipeline are one worker: all of them compute each row.
+    """
+    size, noun = intent.spec.batch_sequences, "pack" if intent.spec.packing else "row"
+    of_rows = " of rows" if intent.spec.packing else ""
+    is_one = num_examples == 1
+    num_workers, workers, hint = world_size, "ranks", "Use one GPU: with so few rows it is as fast"
+    if intent.parallel == "pipeline":
+        num_workers = max(1, intent.cut.num_replicas) if intent.cut is not None else 1
+        workers = "pipelines"
+        hint = "Name fewer GPUs in nodes: with so few rows they are as fast"
+    if num_workers <= num_examples < size:
         # Not an error: choose_rows goes around the data as often as a batch needs.
-        rows = f"only {noun}{of_rows}" if count == 1 else f"{count} {noun}s{of_rows}"
-        journal.write(
-            "warning",
-            message=f"A batch of {size} sequences takes the {rows} of the data more than once.",
-            hint=f"Set batch_sequences to {count} or less, or continue: a step exceeds an epoch",
+        rows = f"only {noun}{of_rows}" if is_one else f"{num_examples} {noun}s{of_rows}"
+        yield (
+            f"A batch of {size} sequences takes the {rows} of the data more than once.",
+            f"Set batch_sequences to {num_examples} or less, or continue: a step exceeds an epoch",
         )
-    if count < world_size:
-        what = f"is 1 {noun}{of_rows}" if count == 1 else f"are {count} {noun}s{of_rows}"
-        journal.write(
-            "warning",
-            message=f"There {what} for {world_size} ranks.",
-            hint="Use one GPU: with so few rows it is as fast",
-        )
+    if num_examples < num_workers:
+        what = f"is 1 {noun}{of_rows}" if is_one else f"are {num_examples} {noun}s{of_rows}"
+        yield f"There {what} for {num_workers} {workers}.", hint
 
 
 def _warn_of_findings(journal: RankJournal, examples: ExampleSet, name: str) -> None:
