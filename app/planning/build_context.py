@@ -125,13 +125,15 @@ def make_worker(
         spec.adapter.kind,
         is_calibrated=gpu.calibration is not None,
     )
+    is_cpu = gpu.device == "cpu"
+    # The trainer limits the memory of GPUs alone.
+    limit_gib = None if is_cpu else spec.memory_gib
     memory = replace(
         memory,
-        cap_bytes=None if spec.memory_gib is None else int(spec.memory_gib * GIB),
+        cap_bytes=None if limit_gib is None else int(limit_gib * GIB),
         pieces_grow=node.system not in ("wsl", "windows"),
         has_compiler=node.has_compiler,
     )
-    is_cpu = gpu.device == "cpu"
     return Worker(
         node=node,
         gpu=gpu,

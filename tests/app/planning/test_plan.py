@@ -309,3 +309,13 @@ def test_what_does_not_fit_is_offered_every_kind_of_change_that_would_make_it_fi
     assert {"recompute", "memory_gib", "adapter.kind", "sequence_tokens"} <= changed
     for advice in plan.advice:
         assert make_plan(replace(tight, spec=apply_change(tight.spec, advice.change))).chosen
+
+
+def test_a_memory_limit_is_one_of_gpus() -> None:
+    cpu = PlannedGpu(name="CPU", device="cpu", memory_bytes=64 * GIB)
+    node = PlannedNode(name="pc", gpus=(cpu,), ram_bytes=64 * GIB, system="linux")
+    on_cpu = make_plan(ask(Cluster(nodes=(node,)), memory_gib=0.5))
+    on_gpu = make_plan(ask(make_pcs("RTX 4090"), memory_gib=0.5, parallel="single"))
+
+    assert on_cpu.chosen is not None
+    assert on_gpu.chosen is None
