@@ -198,6 +198,19 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def name_layers(span: tuple[int, int]) -> str:
+    """Return the layers of a stage as people count them, from 1.
+
+    Args:
+        span: index of the first one, and of the one after the last.
+
+    >>> name_layers((12, 24)), name_layers((3, 4))
+    ('layers 13 to 24', 'layer 4')
+    """
+    first, stop = span
+    return f"layer {stop}" if stop - first == 1 else f"layers {first + 1} to {stop}"
+
+
 def show_model(model: str) -> str:
     """Shorten a model's folder to its last two parts; a hub id has at most two.
 

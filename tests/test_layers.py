@@ -64,7 +64,7 @@ ORDER = {
         " | fleet files"
     ),
     "app.planning": (
-        "config_reader layer_shape | mixer_layers | family_layers | family_table"
+        "config_reader layer_shape | adapter_targets mixer_layers | family_layers | family_table"
         " | model_shape learning row_lengths changes | model_parts | memory"
         " | cluster setting_search forecast_accuracy"
         " misses measurement_limits | rates layer_costs"

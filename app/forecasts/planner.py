@@ -33,7 +33,7 @@ from app.nodes.endpoints import choose_endpoints
 from app.planning.candidate import CUT_MODES, Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.choice import find_fewer, find_least
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
-from app.planning.cut import find_problem, make_cut
+from app.planning.cut import find_absence, find_problem, make_cut
 from app.planning.measurement_limits import find_fault
 from app.planning.misses import find_miss
 from app.planning.model_parts import ModelPart, list_parts
@@ -181,6 +181,8 @@ class Planner:
             forecast = make_forecast(candidate, request, ranks, plan.assumptions)
             cut = make_cut(candidate, ranks, request.shape.num_layers)
             problem = find_problem(candidate, plan.advice)
+        else:
+            problem = find_absence(request, plan.advice, len(ranks))
         return LaunchForecast(
             forecast=forecast,
             cut=cut,

@@ -27,7 +27,8 @@ _PACKED_SHARE = 0.97
 
 def open_case(request: PlanRequest) -> Case:
     """Compute what all parallel modes have in common."""
-    spec, shape = request.spec, request.shape
+    spec = request.spec
+    shape = request.shape.tell_apart(spec.adapter.targets)
     cluster = request.cluster
     if spec.nodes != "all":
         cluster = cluster.keep(spec.nodes)

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 
 from agents.contract.model_cut import ModelCut, Stage
 from agents.contract.run import RankPlacement
-from app.planning.candidate import CUT_MODES, Advice, Candidate, GpuPlan
+from app.planning.build_context import open_case
+from app.planning.candidate import CUT_MODES, Advice, Candidate, GpuPlan, PlanRequest
 from app.planning.memory.forecast import GIB
+from app.planning.strategies.pipeline_plan import refuse_pipeline
+from app.planning.strategies.trained_layers import list_trained_layers
+from app.planning.strategies.weight_streaming import refuse_streamed
+from app.text import name_layers
 
 
 def make_cut(
@@ -56,6 +61,34 @@ def _stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> St
     )
 
 
+def find_absence(
+    request: PlanRequest, advice: Sequence[Advice], num_gpus: int
+) -> tuple[str, str] | None:
+    """Return message and hint where the mode that a run names has no plan at all; None: it may run.
+
+    One GPU holds the whole model in every mode, and the trainer says what is missing.
+
+    Args:
+        request: what was planned.
+        advice: of its plan.
+        num_gpus: number of ranks.
+    """
+    mode, case = request.spec.parallel, open_case(request)
+    if mode not in CUT_MODES or num_gpus < 2:
+        return None
+    refusal = refuse_pipeline(case) if mode == "pipeline" else refuse_streamed(case)
+    num_trained = len(list_trained_layers(case.shape, case.spec))
+    if not refusal and mode == "pipeline" and num_trained < num_gpus:
+        refusal = (
+            f"Each stage of a pipeline needs a layer with an adapter: {num_gpus} GPUs are more "
+            f"than the {num_trained} layers that have one"
+        )
+    if not refusal:
+        return None
+    change = next((one.text for one in advice if one.change), "Use parallel: auto")
+    return f"parallel: {mode} does not train this run. {refusal}", f"{change}."
+
+
 def find_problem(candidate: Candidate, advice: Sequence[Advice]) -> tuple[str, str] | None:
     """Return message and hint where a GPU or PC cannot hold its part; None: it may.
 
@@ -76,7 +109,7 @@ def find_problem(candidate: Candidate, advice: Sequence[Advice]) -> tuple[str, s
     elif short:
         worst = max(short, key=lambda gpu: gpu.memory.low_bytes - gpu.room_bytes)
         needed, room = worst.memory.low_bytes / GIB, worst.room_bytes / GIB
-        part = f"layers {worst.layers[0] + 1} to {worst.layers[1]}" if worst.layers else "its part"
+        part = name_layers(worst.layers) if worst.layers else "its part"
         message = (
             f"{label} does not fit on {worst.node}: {part} would need at least {needed:.1f} GiB, "
             f"and its {worst.card} has {room:.1f}"

@@ -77,6 +77,8 @@ class LayerShape:
     """Parameters beside: convolutions, decays, sinks and the like."""
     mixer: Mixer | None = None
     """Sizes of its delta rule or Mamba; None: it has neither."""
+    number: int = 0
+    """Index of a layer like it, with which names in targets are matched."""
 
     @property
     def num_parameters(self) -> int:

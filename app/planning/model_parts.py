@@ -75,7 +75,7 @@ def list_parts(shape: ModelShape, spec: RunSpec) -> tuple[ModelPart, ...]:
     """
     if spec.adapter.kind == "full":
         return ()
-    return tuple(_find_parts(shape, spec))
+    return tuple(_find_parts(shape.tell_apart(spec.adapter.targets), spec))
 
 
 def _find_parts(shape: ModelShape, spec: RunSpec) -> Iterator[ModelPart]:

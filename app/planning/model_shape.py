@@ -13,14 +13,15 @@ that to their formats (`num_quantized`).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.contract.model_sizes import LIMITS, find_odd_sizes, text_of
 from app.errors import UserError
+from app.planning.adapter_targets import choose_targets as choose_targets
+from app.planning.adapter_targets import tell_layers_apart
 from app.planning.config_reader import ConfigReader
 from app.planning.family_layers import find_lfm2_ffn, with_layer_list
 from app.planning.family_table import FAMILIES, Family
@@ -188,6 +189,14 @@ class ModelShape:
         """Values that are quantized to 4 or 8 bits: the matrices of linear layers."""
         return sum(count * one.num_weights for layer, count in self.kinds for one in layer.linears)
 
+    def tell_apart(self, targets: str | tuple[str, ...]) -> ModelShape:
+        """Return the model, of which layers in which targets choose otherwise are kinds of layers.
+
+        Args:
+            targets: as in a run file.
+        """
+        return replace(self, layers=tell_layers_apart(self.layers, targets))
+
     def name_linear(self) -> list[str]:
         """Return the full names of the linear layers, such as `model.layers.0.mlp.up_proj`."""
         return [
@@ -232,25 +241,6 @@ class ModelShape:
         one_expert = rank * (self.hidden + (ups + 1) * self.expert_ffn + self.hidden)
         num_sparse = sum(count for layer, count in self.kinds if layer.num_router)
         return on_linear + num_sparse * experts * one_expert
-
-
-def choose_targets(layer: LayerShape, targets: str | tuple[str, ...]) -> tuple[Linear, ...]:
-    """Return the linear layers that get an adapter.
-
-    A regular expression is matched against the names in the first decoder layer; one that is
-    invalid matches nothing here, and the trainer reports it.
-    """
-    if targets == "all-linear":
-        return tuple(one for one in layer.linears if one.is_adapted)
-    if isinstance(targets, str):
-        try:
-            pattern = re.compile(targets)
-        except re.error:
-            return ()
-        return tuple(
-            one for one in layer.linears if pattern.fullmatch(f"model.layers.0.{one.place}")
-        )
-    return tuple(one for one in layer.linears if one.name in targets)
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:

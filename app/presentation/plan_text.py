@@ -16,7 +16,7 @@ from app.presentation.stage_text import (
     describe_division,
     list_planned_stages,
 )
-from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
+from app.text import DASH, capitalize, count_of, name_layers, show_bytes, show_duration, show_rate
 
 MEMORY_GROUPS = {
     "weights": ("weights", "constants"),
@@ -146,9 +146,8 @@ def describe_setting(gpu: GpuPlan, num_replicas: int = 1) -> str:
     parts = [f"{setting.micro_tokens:,} tokens at once"]
     if num_replicas > 1:
         parts.append(f"pipeline {gpu.replica + 1}")
-    # Layers count from 0 with an exclusive end; people count from 1.
     if gpu.layers is not None and gpu.max_in_flight is not None:
-        parts.append(f"layers {gpu.layers[0] + 1} to {gpu.layers[1]}")
+        parts.append(name_layers(gpu.layers))
     if gpu.max_in_flight is not None and gpu.max_in_flight > 1:
         parts.append(f"{gpu.max_in_flight} in flight")
     if gpu.num_streamed and gpu.streams_from is not None:

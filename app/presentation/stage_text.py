@@ -10,7 +10,7 @@ from agents.contract.model_cut import WeightTier
 from app.events import RankProgress
 from app.planning.candidate import CUT_MODES, Candidate
 from app.planning.forecast_accuracy import Forecast
-from app.text import count_of, short_card, show_bytes, show_share
+from app.text import count_of, name_layers, short_card, show_bytes, show_share
 
 TIERS: dict[WeightTier, str] = {"ram": "RAM", "disk": "the SSD"}
 """Where streamed weights wait, in sentences."""
@@ -67,14 +67,10 @@ class StageRow:
         >>> row.layers_text
         'layers 13 to 24 of 80, 7 in flight, their inputs in RAM'
         """
-        one = self.stop_layer - self.first_layer == 1
-        span = f"{self.first_layer + 1} to {self.stop_layer}"
         if self.num_streamed and self.streams_from is not None:
             where = f"{self.num_streamed} of them from {TIERS[self.streams_from]}"
             return f"all {count_of(self.num_layers, 'layer')}, {where}"
-        parts = [
-            f"layer{'' if one else 's'} {self.stop_layer if one else span} of {self.num_layers}"
-        ]
+        parts = [f"{name_layers((self.first_layer, self.stop_layer))} of {self.num_layers}"]
         if self.num_replicas > 1 and self.max_in_flight is not None:
             parts.insert(0, f"pipeline {self.replica + 1}")
         if self.max_in_flight is not None and self.max_in_flight > 1:

@@ -98,7 +98,7 @@ class _Work(QuantizeWork):
         """Return how many weights merging changes."""
         if self.targets is None:
             return self.shape.num_parameters
-        layers = self.shape.layers
+        layers = self.shape.tell_apart(self.targets).layers
         chosen = [one for layer in layers for one in choose_targets(layer, self.targets)]
         return sum(one.num_weights for one in chosen)
 

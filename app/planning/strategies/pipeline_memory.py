@@ -117,15 +117,16 @@ def stage_memory(
     *,
     way: Way | None = None,
     in_flight: int | None = None,
+    first_layer: int = 0,
 ) -> MemoryForecast:
     """Forecast the memory of a stage: its layers, its end of the model, micro-batches in flight.
 
     Without `in_flight` as in 1F1B: the first of seven stages has up to seven, the last has one.
-    Without a `way` layers recompute.
+    Without a `way` layers recompute. Without `first_layer` they are like the model's first ones.
     """
     shape, spec = case.shape, case.spec
     way = way or Way(again=True)
-    stage = replace(shape, layers=shape.layers[:num_layers])
+    stage = replace(shape, layers=shape.layers[first_layer : first_layer + num_layers])
     whole = estimate_memory(
         stage,
         spec,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from app.planning.candidate import Candidate, GpuPlan, StepParts
 from app.planning.memory.forecast import Fit
 from app.planning.memory.gpu import choose_width
-from app.planning.model_shape import choose_targets
 from app.planning.network import gradient_bytes, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import split_rows
@@ -32,6 +31,7 @@ from app.planning.strategies.pipeline_schedule import (
     split_layers,
     time_pipeline,
 )
+from app.planning.strategies.trained_layers import give_each_stage_one, list_trained_layers
 from app.planning.subsets import fastest_together
 from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, make_pace
 
@@ -69,9 +69,12 @@ def propose_pipeline(case: Case) -> Iterator[Candidate]:
     replicated: list[Candidate] = []
     for num in range(2, len(case.workers)):
         found = plan_pipelines(case, divide_workers(case.workers, num))
-        if found is None or not found.fits:
-            break  # more replicas have fewer GPUs each
-        replicated.append(found)
+        # More replicas have fewer GPUs each: too few layers become enough, and too much memory
+        # becomes more.
+        if found is not None and not found.fits:
+            break
+        if found is not None:
+            replicated.append(found)
     if replicated:
         yield min(replicated, key=lambda one: one.step_s)
     for workers in _chains(case):
@@ -92,7 +95,17 @@ def refuse_pipeline(case: Case) -> str:
             f"Models of the family {case.shape.family} cannot be cut into stages: their layers "
             "hand on more than features"
         )
-    return case.spec.refuse_pipeline()
+    if refusal := case.spec.refuse_pipeline():
+        return refusal
+    trained = list_trained_layers(case.shape, case.spec)
+    if len(trained) > 1:
+        return ""
+    if case.shape.num_layers == 1:
+        return "A model of one layer cannot be cut into stages"
+    return (
+        "Each stage of a pipeline needs an adapter, and adapter.targets gives one to layer "
+        f"{trained[0] + 1} alone"
+    )
 
 
 def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
@@ -127,12 +140,12 @@ def divide_workers(workers: Sequence[Worker], num: int) -> list[tuple[Worker, ..
 
 
 def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan with one stage on each GPU, in order; None: fewer layers than GPUs."""
+    """Return the plan with one stage on each GPU, in order; None: too few layers for them."""
     return plan_pipelines(case, [workers]) if len(workers) > 1 else None
 
 
 def plan_pipelines(case: Case, groups: Sequence[tuple[Worker, ...]]) -> Candidate | None:
-    """Return the plan of one pipeline per group, data parallel; None: fewer layers than GPUs."""
+    """Return the plan of one pipeline per group, data parallel; None: one has too few layers."""
     chains = []
     for group in groups:
         chain = plan_chain(case, group)
@@ -148,7 +161,7 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
     Micro-batches have one sequence each, since more micro-batches make the bubble smaller. All
     layers keep their activations, or all recompute, from inputs on the GPU or in host memory; with
     more micro-batches in flight than 1F1B has, a slow link costs less time and more memory. None:
-    fewer layers than GPUs.
+    fewer layers with an adapter than GPUs.
     """
     tried = [
         chain
@@ -195,7 +208,8 @@ def _plan_chain(
     if counts is None:
         # Planned by speed alone, so that the plan can show how much memory is missing.
         counts = split_layers(num_layers, layer_s, [num_layers] * num, (0.0, head_s))
-    if counts is None or not _all_train(case, counts):
+    counts = counts and give_each_stage_one(counts, list_trained_layers(case.shape, case.spec))
+    if counts is None:
         return None
     stages_s = [count * one for count, one in zip(counts, layer_s, strict=True)]
     stages_s[-1] += head_s
@@ -208,16 +222,6 @@ def _plan_chain(
         depths=depths,
         fits=fits and all(stage.fits for stage in stages),
     )
-
-
-def _all_train(case: Case, counts: Sequence[int]) -> bool:
-    """Return whether every stage has an adapter, which the trainer requires."""
-    adapter, layers = case.spec.adapter, case.shape.layers
-    has = [
-        bool(choose_targets(layer, adapter.targets) or (adapter.experts and layer.num_router))
-        for layer in layers
-    ]
-    return all(any(has[first:stop]) for first, stop in bounds_of(counts))
 
 
 def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
@@ -318,8 +322,9 @@ def _fit_stage(
     """Return the memory of a stage, which offloads only where it does not fit without."""
     for one in (replace(way, offloads=False), way):
         memory = stage_memory(
-            case, worker, counts[place], place, len(counts), way=one, in_flight=in_flight
-        )
+            case, worker, counts[place], place, len(counts),
+            way=one, in_flight=in_flight, first_layer=sum(counts[:place]),
+        )  # fmt: skip
         setting, room_bytes = one.set_up(case, counts[place]), case.room_bytes(worker)
         fit = Fit(setting=setting, memory=memory, room_bytes=room_bytes)
         if fit.fits:
