@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 
 SHARE = 0.1
@@ -17,9 +18,9 @@ SHARE_EVERY_S = 5.0
 """Minimum interval between two lines of a phase that moves fast, in seconds."""
 SILENCE_S = 30.0
 """Time without any line after which the next message is printed, in seconds."""
-MOST_PHASES = 12
-"""Maximum number of phases that are told when they begin: pip begins one with each package. After
-that only a line that breaks a silence begins another."""
+MOST_ALIKE = 6
+"""Maximum number of phases with the same first word that are told when they begin: pip begins one
+with each package. After that only a line that breaks a silence begins another."""
 # Not the digits of a name, such as `pc-2` or `Q4_K_M`.
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-]*[A-Za-z_])")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%|(\d+(?:\.\d+)?) (?:of|/) (\d+(?:\.\d+)?)")
@@ -31,6 +32,7 @@ class SparseLines:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._shares: dict[str, float] = {}
+        self._first_words: Counter[str] = Counter()
         self._printed_s: float | None = None
 
     def allows(self, text: str, phase: str = "", share: float | None = None) -> bool:
@@ -46,6 +48,8 @@ class SparseLines:
         if not self._is_due(phase, share):
             return False
         self._printed_s = self._now()
+        if phase not in self._shares:
+            self._first_words[_first_word(phase)] += 1
         self._shares[phase] = share or 0.0
         return True
 
@@ -56,9 +60,13 @@ class SparseLines:
         if silent_s >= SILENCE_S:
             return True
         if phase not in self._shares:
-            return len(self._shares) < MOST_PHASES
+            return self._first_words[_first_word(phase)] < MOST_ALIKE
         is_further = share is not None and share >= self._shares[phase] + SHARE
         return is_further and silent_s >= SHARE_EVERY_S
+
+
+def _first_word(phase: str) -> str:
+    return phase.split(maxsplit=1)[0] if phase.strip() else ""
 
 
 def _name_phase(text: str) -> str:

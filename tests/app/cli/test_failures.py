@@ -216,6 +216,10 @@ def test_a_long_silence_and_every_new_phase_are_told_but_never_a_flood() -> None
         lines.allows(f"Collecting package{letter * 3}") for letter in "abcdefghijklmnopqrstuvwx"
     ]
     assert sum(flood) < 12
+    # An export begins more than a dozen unlike phases, of which a late one takes longest.
+    unlike = [f"{letter * 5} the weights" for letter in "abcdefghijkl"]
+    assert all(map(lines.allows, unlike))
+    assert lines.allows("Building llama.cpp's quantizer; this happens once and takes some minutes")
 
 
 def test_watching_a_run_without_a_terminal_prints_few_lines(
