@@ -222,17 +222,18 @@ class Saver:
 
         May be called by another thread than the training loop, which then waits in a collective and
         may change nothing any more. Where another rank of this node saves the same step, it is
-        enough.
+        enough. An earlier save that is being written is written to its end in any case.
 
         Args:
             point: where the run stood when the state was last changed.
             changed: comes when the GPU has carried out that change; None: it has.
         """
+        is_saved = False
+        with contextlib.suppress(ExpectedError):  # what became of an earlier save is journaled
+            is_saved = self._wait() is None and point.step == self._saved_step
         gap = self._strategy.find_gap()
         if gap:
-            return gap
-        with contextlib.suppress(ExpectedError):  # what became of an earlier save is journaled
-            self._wait()
+            return "" if is_saved else gap
         attempt = self._context.attempt
         lock = os.open(attempt.folder / _LOSS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -145,3 +145,41 @@ def test_a_state_is_not_whole_after_a_change_that_failed():
     with pytest.raises(ZeroDivisionError), guard.changing():
         1 / 0  # noqa: B018
     assert not guard.seize(0.0)
+
+
+def write_slowly(environ: dict[str, str]) -> None:
+    """Be a rank whose commits take two seconds more."""
+    os.environ.update(environ)
+    from agents.trainer.__main__ import main
+    from agents.trainer.checkpoint.folder import CheckpointFolder
+
+    check = CheckpointFolder._check_fence
+
+    def wait_and_check(self: CheckpointFolder) -> None:
+        time.sleep(2.0)
+        check(self)
+
+    CheckpointFolder._check_fence = wait_and_check  # type: ignore[method-assign]
+    os._exit(main())
+
+
+def test_a_stage_that_waits_for_a_silent_one_ends_the_checkpoint_that_it_writes(
+    tmp_path, tiny_model
+):
+    saves = CheckpointSpec(every_minutes=None, every_steps=3, keep=3)
+    run = Run(tmp_path / "run", tiny_model, replace(SPEC, parallel="pipeline", checkpoint=saves), 2)
+    intent, folder = run.intend(), run.attempt_folder
+    ranks = [start_rank(intent, 0, folder, {}, write_slowly), start_rank(intent, 1, folder, {})]
+    wait_until(lambda: len(run.steps()) >= 3)  # that of step 3 is being written
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    (folder / "loss.json").write_text("{}")
+    try:
+        ranks[0].join(30)
+        assert ranks[0].exitcode == 3
+    finally:
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        finish(ranks)
+    saved = newest_checkpoint(run)
+    assert (saved.manifest.step, saved.verify()) == (3, "")
+    assert not saved.manifest.at_loss
+    assert "could not save step 3" not in str(run.journal())
