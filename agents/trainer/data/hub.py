@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.contract.data_files import KINDS
 from agents.contract.model_fit import find_refusals
-from agents.contract.model_folder import ModelFolder, inspect_model
+from agents.contract.model_folder import ModelFolder, inspect_model, quantization_of
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
@@ -43,7 +43,11 @@ def find_model(path: str, spec: RunSpec | None = None) -> Path:
             loaded.
     """
     folder = _find_folder(path, MODEL_FILES)
-    refuse_unusable(path, inspect_model(folder), spec)
+    found = inspect_model(folder)
+    if spec is None and quantization_of(found.config):  # what no run can train may still answer
+        usable = tuple(one for one in found.findings if one.kind != "quantized")
+        found = replace(found, findings=usable)
+    refuse_unusable(path, found, spec)
     return folder
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import (
@@ -11,6 +14,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import filter_repo_objects
 
+from agents.contract.spec import DataSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data.hub import find_data, find_model
 
@@ -147,3 +151,14 @@ def test_data_behind_a_licence_are_said():
     with pytest.raises(ExpectedError, match="behind a licence") as caught:
         find_data("org/name", refuse)
     assert "https://huggingface.co/datasets/org/name" in caught.value.hint
+
+
+def test_a_model_in_gptq_is_loaded_to_answer_and_not_to_train(tmp_path, tiny_model):
+    folder = shutil.copytree(tiny_model, tmp_path / "gptq")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    assert find_model(str(folder)) == folder
+    with pytest.raises(ExpectedError, match=r"is quantized \(gptq\), and nothing can be trained"):
+        find_model(str(folder), RunSpec(model=str(folder), data=DataSpec(train="d")))
