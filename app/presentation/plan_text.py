@@ -188,8 +188,12 @@ def describe_plan(plan: Plan) -> str:
     """Return the plan in a sentence."""
     if plan.chosen is not None:
         return as_sentence(plan.chosen)
-    nearest = f" {as_sentence(plan.others[0])}" if plan.others else ""
-    return f"No plan fits these settings.{nearest}"
+    if not plan.others:
+        return "No plan fits these settings."
+    nearest = plan.others[0]
+    # Another mode, or some of the nodes: the advice names the change.
+    what = "the mode and the nodes that are asked for" if nearest.fits else "these settings"
+    return f"No plan fits {what}. {as_sentence(nearest)}"
 
 
 def describe_warnings(plan: Plan) -> list[str]:

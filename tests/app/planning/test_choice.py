@@ -12,6 +12,7 @@ from app.planning.choice import MARGIN, find_fewer, find_least, weigh
 from app.planning.cluster import ethernet
 from app.planning.plan import make_plan
 from app.planning.strategies.weight_streaming import plan_streamed
+from app.presentation.plan_text import describe_plan
 from tests.app.planning.clusters import ask, example, make_pcs
 
 
@@ -121,3 +122,16 @@ def test_a_start_leaves_out_nodes_only_where_it_fits_no_way_on_all() -> None:
         if one.mode == "data"
     )
     assert find_fewer(too_large.spec, cluster, replace(plan, others=near)) == ()
+
+
+def test_a_plan_says_whether_nothing_fits_or_only_what_is_asked_for() -> None:
+    pcs = make_pcs("RTX 4090", "RTX 3070 Ti")
+    alone = make_plan(ask(make_pcs("RTX 4090"), parallel="pipeline"))
+    nothing = make_plan(ask(pcs, "70B", parallel="data"))
+
+    assert (alone.chosen, nothing.chosen) == (None, None)
+    said = describe_plan(alone)
+    assert said.startswith(
+        "No plan fits the mode and the nodes that are asked for. pc1 alone: fits"
+    )
+    assert describe_plan(nothing).startswith("No plan fits these settings. ")
