@@ -183,7 +183,8 @@ class RankGroup:
     def _journal_exit(self, rank: RankProcess) -> None:
         if rank.exit_code in (None, -signal.SIGKILL):
             rank.kill_cause = self._memory_kills.explain(rank.pid)
-        about = {} if not rank.exit_code else {"how": tell_exit(rank)}
+        # Of a rank that was ended on purpose, nobody has to be told.
+        about = {} if not rank.exit_code or rank.was_ended else {"how": tell_exit(rank)}
         self._journal.write(
             "rank_exited", rank=rank.rank, pid=rank.pid, exit_code=rank.exit_code, **about
         )

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class RankProcess:
     """Time of its end on the monotonic clock, in seconds; None: it still runs."""
     kill_cause: str = ""
     """Who killed it, of a rank that SIGKILL has ended, as far as the kernel tells."""
+    _sent: set[int] = field(default_factory=set)
+    """Signals that its supervisor has sent."""
 
     @property
     def pid(self) -> int:
@@ -53,6 +55,13 @@ class RankProcess:
         return self.has_ended and self.exit_code != 0
 
     @property
+    def was_ended(self) -> bool:
+        """Whether a signal of its supervisor has ended it, as one that still loads does not heed
+        it.
+        """
+        return self.exit_code is not None and -self.exit_code in self._sent
+
+    @property
     def folder(self) -> Path:
         return self.attempt.folder
 
@@ -64,6 +73,7 @@ class RankProcess:
         """Signal the rank, if it still runs."""
         if self.has_ended:
             return
+        self._sent.add(number)
         if self.process is None:
             send_signal(self.attempt.tag, self.pid, number)
         else:

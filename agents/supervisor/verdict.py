@@ -86,7 +86,8 @@ def judge_end(
     reasons = {rank.read_last("finished").get("reason") for rank in ranks}
     # One stopped rank is enough; if all completed before the stop reached them, it is done.
     if "stopped" in reasons or (is_stop and reasons != {"completed"}):
-        return AttemptOutcome(state="stopped", message=_describe_late(failed, intent))
+        late = [rank for rank in failed if not rank.was_ended]
+        return AttemptOutcome(state="stopped", message=_describe_late(late, intent))
     return AttemptOutcome(state="done")
 
 

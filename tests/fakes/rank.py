@@ -134,6 +134,9 @@ def main(behaviour: str) -> int:
         heed(signal.SIG_IGN)
         write_heartbeat(1, "training")
         time.sleep(600)
+    elif behaviour == "import":
+        write_heartbeat(0, "starting")  # it heeds no signal yet
+        time.sleep(600)
     elif behaviour == "load":
         heed(signal.SIG_IGN)
         write_heartbeat(0, "loading")

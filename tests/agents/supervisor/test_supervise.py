@@ -349,6 +349,18 @@ def test_stop_of_ranks_that_do_not_train_yet_waits_for_nothing(node: Node) -> No
     assert time.monotonic() - began_s < 15.0
 
 
+def test_stop_says_nothing_of_ranks_that_its_own_signals_end(node: Node) -> None:
+    attempt = node.launch("import", "load")
+    begun = ["starting", "loading"]
+    node.wait(attempt, lambda status: [rank.phase for rank in status.ranks] == begun)
+    status = stop(attempt, grace_s=120.0)
+    assert (status.state, status.message) == ("stopped", "")
+    assert [rank.exit_code for rank in status.ranks] == [-signal.SIGINT, -signal.SIGKILL]
+    journal = attempt.file("supervisor.jsonl").read_text().splitlines()
+    ends = [line for line in map(json.loads, journal) if line["kind"] == "rank_exited"]
+    assert [line for line in ends if "how" in line] == []
+
+
 def test_ranks_that_load_hold_up_no_recovery(node: Node) -> None:
     attempt = node.launch("load")
     node.wait(attempt, lambda status: bool(status.ranks) and status.ranks[0].phase == "loading")
