@@ -26,7 +26,7 @@ async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.library.sent_files import say_sent
 
     for sent in await core.library.list_sent(spec):
-        out.note(f"sent to the nodes: {say_sent(sent)}")
+        out.note(f"goes to nodes that lack it: {say_sent(sent)}")
     if args.watch:
         return await _start_and_watch(core, spec, out)
     # The id is printed before any node is asked, so that an interrupted start can be found.

@@ -119,6 +119,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     processes.add(found["three"], (0, 1), cut=make_cut((1, 4)), resume_step=10)
     alone = ModelCut(mode="data")
     processes.add(found["three"], (0,), cut=alone, resume_step=20)
+    # A run changes its mode as well, and back.
+    streamed = ModelCut(mode="streamed")
+    processes.add(found["three"], (0, 1), cut=streamed, resume_step=10)
+    processes.add(found["three"], (0, 1, 2), cut=make_cut((2, 3), (5,)), resume_step=20)
     processes.add(
         *(found["pairs-cut"], (2, 3, 4)),
         cut=make_cut((2, 3), (5,), offloading=(0, 1, 2)),
@@ -144,7 +148,7 @@ def test_a_pipeline_learns_what_one_process_learns(runs, name):
 
 def test_a_cut_continues_another_one(runs):
     run, expected = runs["three"], losses(runs["one"])
-    for attempt, step in ((2, 10), (3, 20)):
+    for attempt, step in ((2, 10), (3, 20), (4, 10), (5, 20)):
         found = losses(run, attempt)
         assert sorted(found) == list(range(step + 1, NUM_STEPS + 1))
         for number, loss in found.items():
