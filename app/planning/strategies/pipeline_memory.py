@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agents.contract.layer_plan import HOST_SHARE, STAGE_CHUNK_BYTES
 from agents.contract.spec import RunSpec
-from app.planning.memory.forecast import MemoryForecast, MemorySetting, estimate_memory
+from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting, estimate_memory
 from app.planning.memory.gpu import choose_width
 from app.planning.model_shape import ModelShape
 from app.planning.plan_context import Case, Worker, correct
@@ -165,3 +166,19 @@ def stage_memory(
     slack_share = whole.slack_bytes / max(1, whole.allocated_bytes)
     memory = replace(memory, slack_bytes=int(slack_share * memory.allocated_bytes))
     return correct(memory, worker.correction.memory.value)
+
+
+def fit_stage(
+    case: Case, worker: Worker, counts: Sequence[int], place: int, in_flight: int, way: Way
+) -> tuple[Fit, Way]:
+    """Return the memory of a stage, which offloads only where it does not fit without."""
+    for one in (replace(way, offloads=False), way):
+        memory = stage_memory(
+            case, worker, counts[place], place, len(counts),
+            way=one, in_flight=in_flight, first_layer=sum(counts[:place]),
+        )  # fmt: skip
+        setting, room_bytes = one.set_up(case, counts[place]), case.room_bytes(worker)
+        fit = Fit(setting=setting, memory=memory, room_bytes=room_bytes)
+        if fit.fits:
+            return fit, one
+    return fit, way

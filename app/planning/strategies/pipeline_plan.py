@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from app.planning.candidate import Candidate, GpuPlan, StepParts
-from app.planning.memory.forecast import Fit
 from app.planning.memory.gpu import choose_width
 from app.planning.network import gradient_bytes, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
@@ -19,10 +18,10 @@ from app.planning.strategies.pipeline_memory import (
     Way,
     can_offload,
     count_host_bytes,
+    fit_stage,
     host_room_bytes,
     list_ways,
     most_layers,
-    stage_memory,
 )
 from app.planning.strategies.pipeline_schedule import (
     PipelineTime,
@@ -181,8 +180,6 @@ def _plan_chain(
     case: Case, workers: tuple[Worker, ...], *, way: Way, is_deep: bool
 ) -> Chain | None:
     num, num_layers, tokens = len(workers), case.shape.num_layers, case.mean_tokens
-    if num > num_layers:
-        return None
     paces = [stage_pace(case, worker, 1, has_head=False) for worker in workers]
     # A stage of no layers: what is left is the time of the head.
     head_s = _micro_s(stage_pace(case, workers[-1], 0, has_head=True), tokens, again=False)
@@ -199,18 +196,10 @@ def _plan_chain(
     if is_deep:
         even_s = num_layers / sum(1 / one for one in layer_s)
         depths = choose_depths([even_s] * num, transfers, case.spec.batch_sequences)
-    most = [
-        most_layers(case, worker, place, num, way=ways[place], in_flight=depths[place])
-        for place, worker in enumerate(workers)
-    ]
-    counts = split_layers(num_layers, layer_s, most, (0.0, head_s))
-    fits = counts is not None
-    if counts is None:
-        # Planned by speed alone, so that the plan can show how much memory is missing.
-        counts = split_layers(num_layers, layer_s, [num_layers] * num, (0.0, head_s))
-    counts = counts and give_each_stage_one(counts, list_trained_layers(case.shape, case.spec))
-    if counts is None:
+    found = _cut_layers(case, workers, layer_s, head_s, depths, ways)
+    if found is None:
         return None
+    counts, fits = found
     stages_s = [count * one for count, one in zip(counts, layer_s, strict=True)]
     stages_s[-1] += head_s
     stages = _stages(case, workers, counts, stages_s, depths, ways)
@@ -222,6 +211,46 @@ def _plan_chain(
         depths=depths,
         fits=fits and all(stage.fits for stage in stages),
     )
+
+
+def _cut_layers(
+    case: Case,
+    workers: Sequence[Worker],
+    layer_s: Sequence[float],
+    head_s: float,
+    depths: Sequence[int],
+    ways: Sequence[Way],
+) -> tuple[tuple[int, ...], bool] | None:
+    """Return the layers of each stage, and whether they fit; None: too few have an adapter."""
+    num, num_layers = len(workers), case.shape.num_layers
+    trained = list_trained_layers(case.shape, case.spec)
+    if len(trained) < num:
+        return None
+
+    def split(most: Sequence[int]) -> tuple[int, ...] | None:
+        counts = split_layers(num_layers, layer_s, most, (0.0, head_s))
+        return counts and give_each_stage_one(counts, trained)
+
+    def list_full(counts: Sequence[int]) -> list[int]:
+        fits = (fit_stage(case, workers[i], counts, i, depths[i], ways[i])[0] for i in range(num))
+        return [place for place, fit in enumerate(fits) if not fit.fits]
+
+    most = [
+        most_layers(case, worker, place, num, way=ways[place], in_flight=depths[place])
+        for place, worker in enumerate(workers)
+    ]
+    counts = split(most)
+    # Of unlike layers, the most that fit are a guess.
+    while len(case.shape.kinds) > 1 and counts is not None and (full := list_full(counts)):
+        for place in full:
+            most[place] = min(most[place], counts[place]) - 1
+        counts = split(most)
+    if counts is not None:
+        return counts, True
+    # Planned by speed alone, so that the plan can show how much memory is missing.
+    by_speed = split([num_layers] * num)
+    assert by_speed is not None  # there are as many layers as stages
+    return by_speed, False
 
 
 def _assemble(case: Case, chains: Sequence[Chain]) -> Candidate:
@@ -298,7 +327,7 @@ def _stages(
 ) -> tuple[GpuPlan, ...]:
     plans = []
     for place, (worker, layers) in enumerate(zip(workers, bounds_of(counts), strict=True)):
-        fit, way = _fit_stage(case, worker, counts, place, depths[place], ways[place])
+        fit, way = fit_stage(case, worker, counts, place, depths[place], ways[place])
         num = counts[place]
         plan = gpu_plan(
             worker,
@@ -314,22 +343,6 @@ def _stages(
             plan = replace(plan, offloads=True, host_bytes=host_bytes, host_room_bytes=room)
         plans.append(plan)
     return tuple(plans)
-
-
-def _fit_stage(
-    case: Case, worker: Worker, counts: Sequence[int], place: int, in_flight: int, way: Way
-) -> tuple[Fit, Way]:
-    """Return the memory of a stage, which offloads only where it does not fit without."""
-    for one in (replace(way, offloads=False), way):
-        memory = stage_memory(
-            case, worker, counts[place], place, len(counts),
-            way=one, in_flight=in_flight, first_layer=sum(counts[:place]),
-        )  # fmt: skip
-        setting, room_bytes = one.set_up(case, counts[place]), case.room_bytes(worker)
-        fit = Fit(setting=setting, memory=memory, room_bytes=room_bytes)
-        if fit.fits:
-            return fit, one
-    return fit, way
 
 
 def _transfer_s(case: Case, one: Worker, other: Worker) -> float:

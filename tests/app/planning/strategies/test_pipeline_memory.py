@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from agents.contract.layer_plan import STAGE_CHUNK_BYTES
 from agents.contract.run import RankPlacement
 from app.planning.build_context import open_case
 from app.planning.candidate import Candidate
 from app.planning.cut import make_cut
+from app.planning.model_shape import read_shape
+from app.planning.plan import make_plan
 from app.planning.strategies.pipeline_memory import can_offload
 from app.planning.strategies.pipeline_plan import plan_pipeline
 from app.presentation.plan_text import describe_setting
@@ -79,3 +83,28 @@ def test_inputs_leave_a_gpu_no_slower_than_a_layer_passes() -> None:
     assert not can_offload(case, slow, layer_s=0.1)
     long = open_case(ask(make_pcs("RTX 4070"), "70B", sequence_tokens=16384))
     assert not can_offload(long, long.workers[0], layer_s=10.0)
+
+
+@pytest.mark.parametrize("dense", [[], [0, 1, 2], [45, 46, 47]])
+def test_stages_of_unlike_layers_are_cut_by_what_their_own_layers_take(dense: list[int]) -> None:
+    config = {
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048,
+        "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "head_dim": 128, "mlp_only_layers": dense,
+    }  # fmt: skip
+    cards = ("RTX 3060", "RTX 3070 Ti", "RTX 3070 Ti")
+    request = ask(make_pcs(*cards), parallel="pipeline", batch_sequences=64)
+    shape = read_shape(config)
+
+    found = make_plan(replace(request, shape=shape)).chosen
+
+    assert found is not None, "a cut fits, in which the larger card has more of them"
+    held = [
+        sum(layer.num_parameters for layer in shape.layers[slice(*gpu.layers)]) / 2  # 4 bits
+        for gpu in found.gpus
+        if gpu.layers is not None
+    ]
+    assert all(
+        gpu.memory.weights_bytes > num_bytes
+        for gpu, num_bytes in zip(found.gpus, held, strict=True)
+    )
