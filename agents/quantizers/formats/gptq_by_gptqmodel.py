@@ -33,6 +33,7 @@ from agents.quantizers.formats.column_rounding import (
 )
 from agents.quantizers.formats.hessian import add_squares, factor_inverse, reorder
 from agents.quantizers.formats.patching import replaced
+from agents.quantizers.job.heap import mapping_large_blocks
 
 # GPU memory that rounding takes: bytes per weight, and per input for what is copied at a time.
 _WEIGHT_BYTES, _INPUT_BYTES = 8, 12 << 10
@@ -40,7 +41,10 @@ _WEIGHT_BYTES, _INPUT_BYTES = 8, 12 << 10
 
 @contextmanager
 def mended_gptq() -> Iterator[None]:
-    """Replace the parts of gptqmodel's GPTQ that the module's docstring lists, in the block."""
+    """Replace the parts of gptqmodel's GPTQ that the module's docstring lists, in the block.
+
+    What it frees is returned to the system at once.
+    """
     from gptqmodel.quantization.gptq import GPTQ
 
     add_usual, finish_usual, quantize_usual = (
@@ -67,6 +71,8 @@ def mended_gptq() -> Iterator[None]:
         return quantize_layer(self)
 
     with ExitStack() as stack:
+        # Hessians and weights of each layer, which pools of threads free: AWQ's are many and small.
+        stack.enter_context(mapping_large_blocks())
         for name, value in (
             ("add_batch", add),
             ("quantize", quantize),
