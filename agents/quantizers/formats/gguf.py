@@ -29,6 +29,7 @@ from agents.foreign_code import forbid
 from agents.program import command
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.formats.vocabulary import with_pieces
+from agents.quantizers.job.heap import mapping_large_blocks
 from agents.quantizers.job.job import EXIT_USER_ERROR, JobProgress
 from agents.state import archive_path
 
@@ -191,6 +192,9 @@ def _convert_here(model: str, file: str, kind: str) -> None:
     import convert_hf_to_gguf
     from conversion.base import TextModel
 
+    from agents.quantizers.formats.gguf_rows import write_by_rows
+
+    write_by_rows()
     known = TextModel.get_vocab_base_pre
 
     def by_hash_or_rule(self: Any, tokenizer: Any) -> str:
@@ -203,6 +207,6 @@ def _convert_here(model: str, file: str, kind: str) -> None:
             return split
 
     TextModel.get_vocab_base_pre = by_hash_or_rule
-    with with_pieces(Path(model), Path(f"{file}.model")) as folder:
+    with mapping_large_blocks(), with_pieces(Path(model), Path(f"{file}.model")) as folder:
         sys.argv = ["convert", str(folder), "--outfile", file, "--outtype", kind]
         convert_hf_to_gguf.main()

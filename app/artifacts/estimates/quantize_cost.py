@@ -141,10 +141,22 @@ class QuantizeWork(Work):
                     rates.K_WEIGHTS_PER_S * self.bench.num_cores
                 )
             seconds += size / rates.WRITE_BYTES_PER_S
-        ram = self._base_ram + rates.LOADED_RAM_BYTES[self._device]
-        largest = max(self._widest, self.shape.num_embedding)
-        ram += rates.CONVERT_WEIGHT_BYTES[self._device] * largest
-        return self._on("quantize", seconds, ram, 0)
+        converter = rates.LOADED_RAM_BYTES[self._device] + rates.CONVERT_RAM_BYTES
+        converter += rates.REORDERED_WEIGHT_BYTES * self._most_reordered
+        quantizer = 0
+        if kinds - {"F16", "Q8_0"}:
+            # The experts of a layer are one tensor for each of their three matrices.
+            experts = max(layer.num_experts_params for layer, _ in self.shape.kinds) // 3
+            largest = max(self._widest, self.shape.num_embedding, self.shape.num_head, experts)
+            quantizer = rates.K_WEIGHT_BYTES * largest
+        return self._on("quantize", seconds, self._base_ram + max(converter, quantizer), 0)
+
+    @property
+    def _most_reordered(self) -> int:
+        """Weights of the largest matrix that a converter to GGUF may change."""
+        linears = [one for layer in self.shape.layers for one in layer.linears]
+        found = [one.num_weights for one in linears if one.name not in rates.NOT_REORDERED]
+        return max(found, default=0)
 
     def _convert_s(self) -> float:
         whole = self.made.merged_bytes

@@ -79,8 +79,14 @@ K_WEIGHTS_PER_S = 12e6
 LLAMA_TOKEN_S, LLAMA_WORD_S, LLAMA_WORDS = {"cpu": 0.002, "gpu": 0.01}, 4e-6, 1000
 # Weights that llama.cpp reads per token, in bytes per second: one core, and all cores of a PC.
 LLAMA_BYTES_PER_S, LLAMA_MOST_BYTES_PER_S = 7.5e9, 55e9
-# RAM per weight of the largest matrix during its conversion, in bytes.
-CONVERT_WEIGHT_BYTES = {"cpu": 12, "gpu": 5}
+# RAM of llama.cpp's converter besides its imports, since tensors are written a few rows at a time,
+# and per weight of a matrix whose rows it reorders: in float32, before and after.
+CONVERT_RAM_BYTES, REORDERED_WEIGHT_BYTES = 20_000_000, 8
+# Linear layers whose rows it writes as they are.
+NOT_REORDERED = ("o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
+# RAM of llama.cpp's quantizer to the K types, per weight of its largest tensor: in float32, and the
+# same for the result.
+K_WEIGHT_BYTES = 8
 # RAM of Python, PyTorch and Transformers; on a GPU with CUDA's libraries.
 BASE_RAM_BYTES = {"cpu": 281_000_000, "gpu": 1_250_000_000}
 # GPU memory per weight while it is rounded for the baseline, in bytes.

@@ -55,7 +55,7 @@ def gives_back_now(row: dict[str, Any]) -> bool:
 
     Its forecast may not be above what was measured, and is below it for the larger models.
     """
-    return row["method"] in ("nf4", "awq", "gptq") and row["engine"] == "gptqmodel"
+    return row["method"] in ("nf4", "awq", "gptq", "gguf") and row["engine"] == "gptqmodel"
 
 
 def ratio_of_seconds(row: dict[str, Any]) -> float:
@@ -171,6 +171,26 @@ def test_an_embedding_passes_nf4_as_it_is(is_gpu):
     grown = large.ram_bytes - small.ram_bytes
     assert grown < (2 * 131072 * 8192 if is_gpu else 1)
     assert is_gpu == (grown > 0)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "hidden", "kind", "measured_mb"),
+    [
+        # The program alone: 8,192 x 8,192 weights are reordered, the embedding has 1.07 G.
+        (131072, 8192, "Q8_0", 817), (65536, 2048, "Q8_0", 307), (65536, 2048, "Q4_K_M", 1085),
+    ],
+)  # fmt: skip
+def test_gguf_is_written_in_the_foretold_ram(vocab, hidden, kind, measured_mb):
+    sizes = {
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": 2,
+        "intermediate_size": 1024, "num_attention_heads": hidden // 128, "num_key_value_heads": 4,
+    }  # fmt: skip
+    shape = read_shape(sizes)
+    made = forecast_artifact(shape, "gguf", (kind,))
+    phases = forecast_phases(shape, "gguf", (kind,), made, Bench(is_gpu=False))
+    (quantize,) = (one for one in phases if one.name == "quantize")
+    # Beside it waits the job itself.
+    assert quantize.ram_bytes - 281e6 == pytest.approx(measured_mb * 1e6, rel=0.1)
 
 
 def test_experts_pass_nf4_as_one_parameter():
