@@ -325,10 +325,10 @@ class Pipeline:
         return found
 
     def find_gap(self) -> str:
-        """Return what other ranks hold alone: their layers."""
+        """Return why no rank can save alone: others hold layers, or are to write them."""
         if self._group.world_size == 1:
             return ""
-        return "in a pipeline each rank holds the state of its own layers alone"
+        return "in a pipeline the state of all layers comes together only at checkpoints"
 
     def export_state(self) -> TrainedState:
         """Return the state of all stages as of the last `equalize`, on a rank that writes."""
