@@ -143,10 +143,13 @@ def _choose_spec(
     """Return the settings of the run from now on.
 
     Raises:
-        UsageError: the learning rate is out of range.
+        UsageError: a node is named twice, or the learning rate is out of range.
     """
-    # Nodes that a person names are those of the run; the others do not rejoin.
-    spec = spec if nodes is None else replace(spec, nodes=nodes)
+    try:
+        # Nodes that a person names are those of the run; the others do not rejoin.
+        spec = spec if nodes is None else replace(spec, nodes=nodes)
+    except ValueError as error:
+        raise UsageError(str(error), "Name each node that is to train once.") from error
     try:
         return spec if learning_rate is None else replace(spec, learning_rate=learning_rate)
     except ValueError as error:

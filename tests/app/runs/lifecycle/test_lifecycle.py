@@ -480,6 +480,12 @@ def test_one_damaged_copy_is_replaced_by_the_whole_one(
     assert [(s, t) for s, t, _ in cluster.copies] == [("beta", "alpha")]
 
 
+def test_a_node_that_is_named_twice_is_refused(services: Services, interrupted: str) -> None:
+    with pytest.raises(UsageError, match="nodes has 'alpha' twice"):
+        asyncio.run(resume_run(services, interrupted, nodes=("alpha", "beta", "alpha")))
+    assert services.runs.get(interrupted).attempt == 1
+
+
 def test_checkpoint_is_copied_to_a_node_that_lacks_it(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
