@@ -239,8 +239,13 @@ def _describe_trace_failed(line: Line, node: str, rank: int | None) -> Descripti
 def _describe_warning(line: Line, node: str, rank: int | None) -> Description:
     words = " ".join(text for text in (text_of(line, "message"), text_of(line, "hint")) if text)
     # Without its rank, the same event on two GPUs would be one.
-    where = f"rank {rank} on {node}: " if line.get("of_rank") is True else ""
-    return ("warning", where + words, True) if words else None
+    said = _with_rank(words, node, rank) if line.get("of_rank") is True else words
+    return ("warning", said, True) if words else None
+
+
+def _with_rank(text: str, node: str, rank: int | None) -> str:
+    """Return a rank's own words behind its name, with which some of them begin."""
+    return text if text.startswith(f"rank {rank} (node ") else f"rank {rank} on {node}: {text}"
 
 
 def _describe_rounded(line: Line, node: str, rank: int | None) -> Description:
@@ -271,7 +276,7 @@ def _describe_finished(line: Line, node: str, rank: int | None) -> Description:
 
 
 def _describe_failed(line: Line, node: str, rank: int | None) -> Description:
-    return "error", f"rank {rank} on {node}: {text_of(line, 'message')}", True
+    return "error", _with_rank(text_of(line, "message"), node, rank), True
 
 
 def _describe_adopted(line: Line, node: str, rank: int | None) -> Description:

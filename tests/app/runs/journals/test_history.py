@@ -174,6 +174,12 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
             "rank 1 on alpha: Memory ran out.",
         ),
         (
+            {"kind": "failed", "message": "rank 1 (node alpha, cpu) lost its connection."},
+            1,
+            "error",
+            "rank 1 (node alpha, cpu) lost its connection.",
+        ),
+        (
             {"kind": "warning", "message": "No end.", "hint": "Wait", "of_rank": "yes"},
             1,
             "warning",
