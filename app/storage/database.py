@@ -239,6 +239,11 @@ def _move_aside(path: Path) -> Path:
 
 
 def _as_user_error(error: sqlite3.OperationalError, path: Path) -> UserError:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return UserError(
+            f"The disk of this PC is full: {path} cannot be written.",
+            f"Free some space on the disk with {path.parent}.",
+        )
     return UserError(
         f"{path} cannot be used: {error}.",
         "Close other programs that use it, free disk space, and check that the folder is writable "

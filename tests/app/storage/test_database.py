@@ -175,6 +175,15 @@ def test_transaction_that_sqlite_ended_by_itself_hides_no_reason(path: Path) -> 
         fill_the_disk(connection)
 
 
+def test_a_full_disk_is_named_alone(path: Path) -> None:
+    database = open_database(path)
+    database._connection.execute("PRAGMA max_page_count = 1")  # no more than there are
+    with pytest.raises(UserError) as refused, database.write() as connection:
+        connection.execute("CREATE TABLE more (text)")
+    assert refused.value.message == f"The disk of this PC is full: {path} cannot be written."
+    assert refused.value.hint == f"Free some space on the disk with {path.parent}."
+
+
 def test_commit_that_fails_leaves_no_transaction_open(path: Path) -> None:
     database = open_database(path)
     reader = sqlite3.connect(path)
