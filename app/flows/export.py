@@ -264,7 +264,7 @@ _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Merging", ("check", "load", "merge")),
     ("Getting ready", ("prepare", "wait", "texts")),
     ("Measuring the original", ("original", "control")),
-    ("Quantizing", ("quantize",)),
+    ("Quantizing", ("build", "quantize")),
     ("Proving the result", ("proof",)),
     ("Fetching", ("fetch",)),
 )

@@ -102,7 +102,10 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
     tool = tools.absolute() / QUANTIZER
     if tool.exists():
         return tool
-    progress.tell("Building llama.cpp's quantizer; this happens once and takes some minutes")
+    # A phase that no forecast has, so that none is corrected by it.
+    progress.begin(
+        "build", "Building llama.cpp's quantizer; this happens once and takes some minutes"
+    )
     tools = tools.absolute()
     build = tools / "build"
     source = _source()
