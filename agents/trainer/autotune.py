@@ -323,6 +323,8 @@ def _make_tuner(
     workload = make_workload(context, state)
     # Shares follow the speeds, so a rank may get more than an equal part.
     max_tokens = workload.mean_tokens * (1 if world_size == 1 else SHARE_SLACK)
+    if not state.is_flat:  # rows go through one at a time, so several at once gain nothing
+        max_tokens = 0
     return Tuner(
         executor,
         context.device,

@@ -12,9 +12,9 @@ Needs root and iproute2.
 
 With `--memory` seven processes play cards of 11 GiB on one GPU, each with its own stage of random
 NF4 weights: what each stage takes at its peak, and what crosses the borders, are real; their speed
-is not. `--beside cuda:1` trains the same rows streamed on another GPU, or the same, and compares
-losses. `--memory cpu --beside cpu` does it with a tiny shape. Without `nvidia-cuda-mps-control -d`
-the processes take turns on the GPU, and wait longer.
+is only with `--gpus 7`, on a GPU each. `--beside cuda:1` trains the same rows streamed on another
+GPU, or the same, and compares losses. `--memory cpu --beside cpu` does it with a tiny shape.
+Without `nvidia-cuda-mps-control -d` the processes take turns on a shared GPU, and wait longer.
 """
 
 from __future__ import annotations
@@ -199,20 +199,17 @@ def split_unevenly() -> tuple[tuple[int, ...], list[float]]:
     return layers, [time / max(times) for time in times]
 
 
-def measure_memory(
-    device: str, num_stages: int, trials: Sequence[Trial], beside: str | None
-) -> int:
+def measure_memory(devices: Sequence[str], trials: Sequence[Trial], beside: str | None) -> int:
     """Print a JSON line for each trial; 1: a stage takes more than `MOST_GIB`, sends more, or a
     loss is another one than the streamed run's.
     """
     missed = 0
-    place = "cpu" if device == "cpu" else "cuda:0"
     for trial in trials:
-        found = run_stages(trial, place, num_stages, beside)
+        found = run_stages(trial, devices, beside)
         print(json.dumps(found), flush=True)
         ratio = found["sent_mb"] / found["forecast_mb"]
         is_met = max(found["peak_gib"]) <= MOST_GIB and abs(ratio - 1) <= MOST_BYTES_OFF
-        missed += device == "cuda" and not is_met
+        missed += devices[0] != "cpu" and not is_met
         missed += found.get("loss_difference", 0.0) > MOST_LOSS_OFF
     return min(missed, 1)
 
@@ -226,6 +223,7 @@ def main() -> int:
     parser.add_argument("--rank-of", choices=("ours", "torch"), help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=("cuda", "cpu"), help="measure stages instead")
     parser.add_argument("--beside", help="device of a streamed run of the same, with --memory")
+    parser.add_argument("--gpus", type=int, default=1, help="that the stages share, with --memory")
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="of the model in --memory")
     parser.add_argument("--tokens", type=int, nargs="*", default=[1024, 2048])
     parser.add_argument("--cap-gib", type=float, default=11.0)
@@ -237,7 +235,9 @@ def main() -> int:
             Trial(num_layers=args.layers, tokens=one, num_micro=16, cap_gib=args.cap_gib)
             for one in args.tokens
         ]
-        return measure_memory(args.memory, args.stages, trials, args.beside)
+        places = [f"cuda:{rank % args.gpus}" for rank in range(args.stages)]
+        devices = places if args.memory == "cuda" else ["cpu"] * args.stages
+        return measure_memory(devices, trials, args.beside)
     print(json.dumps({"cores": os.cpu_count(), "torch": torch.__version__, **vars(args)}))
     found = {}
     for name in CASES:

@@ -305,7 +305,11 @@ class Bench:
             run_random, probe=probe, micro_tokens=micro_tokens, slow_s=slow_s, on_disk=on_disk
         )
         try:
-            return run_trainer(home, "streamed", spec, folder, rows, self._device, target=target)
+            lines = run_trainer(home, "streamed", spec, folder, rows, self._device, target=target)
+            for line in lines:
+                if line["kind"] == "warning":
+                    print(f"    {line['message']}", flush=True)
+            return lines
         finally:
             show_search(home)
             shutil.rmtree(home, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Seven processes on one GPU play seven cards: the memory of each stage of a 70B, and its bytes.
+"""Seven processes play seven cards: the memory of each stage of a 70B, and its bytes.
 
 The same rows trained by one rank whose layers are streamed show what its losses have to be.
 """
@@ -65,13 +65,12 @@ def count_sent_bytes() -> int:
     return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
 
 
-def run_stages(trial: Trial, device: str, num_stages: int, beside: str | None) -> dict[str, Any]:
+def run_stages(trial: Trial, devices: Sequence[str], beside: str | None) -> dict[str, Any]:
     """Train as a pipeline; return peak memory of each stage, losses, and bytes by their forecast.
 
     Args:
         trial: What to train.
-        device: Of all stages.
-        num_stages: Ranks.
+        devices: Of each stage.
         beside: Device that trains the same in one rank with streamed layers at the same time, for
             `loss_difference`, the largest relative one of a step; None: none does.
 
@@ -80,15 +79,15 @@ def run_stages(trial: Trial, device: str, num_stages: int, beside: str | None) -
     """
     with tempfile.TemporaryDirectory(prefix="rackless-stages-") as folder:
         home = Path(folder)
-        size = _size_on(device)
+        size, num_stages = _size_on(devices[0]), len(devices)
         save_outline(home / "model", SHAPE, layers=trial.num_layers, size=size)
         before = count_sent_bytes()
-        stages = _Started(home, trial, "pipeline", [device] * num_stages)
+        stages = _Started(home, trial, "pipeline", devices)
         alone = _Started(home, trial, "streamed", [beside]) if beside is not None else None
         steps = stages.finish()
         sent = count_sent_bytes() - before
         expected = alone.finish()[0] if alone is not None else {}
-    width = list_values(SHAPE, size=size)["hidden_size"] * (4 if device == "cpu" else 2)
+    width = list_values(SHAPE, size=size)["hidden_size"] * (4 if size == "tiny" else 2)
     # Features there, and gradients back, over each border.
     features = 2 * (num_stages - 1) * NUM_STEPS * trial.num_micro * trial.tokens * width
     found = steps[0]
@@ -101,9 +100,10 @@ def run_stages(trial: Trial, device: str, num_stages: int, beside: str | None) -
         "loss": [line["loss"] for _, line in sorted(found.items())],
         "gradient_norm": [line["gradient_norm"] for _, line in sorted(found.items())],
         "step_s": [round(line["step_s"], 2) for _, line in sorted(found.items())],
+        "tokens_per_s": _read_speed(trial, found),
         "sent_mb": round(sent / 1e6, 1),
         "forecast_mb": round((features + stages.saved_bytes) / 1e6, 1),
-        **_compare(found, expected),
+        **_compare(trial, found, expected),
     }
 
 
@@ -202,13 +202,19 @@ def _find_peak(steps: dict[int, dict[str, Any]]) -> int:
     return max(line["memory_bytes"] for line in steps.values())
 
 
+def _read_speed(trial: Trial, steps: dict[int, dict[str, Any]]) -> float:
+    """Return the speed of the last step."""
+    return round(trial.num_micro * trial.tokens / steps[max(steps)]["step_s"], 1)
+
+
 def _compare(
-    found: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]
+    trial: Trial, found: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
     if not expected:
         return {}
     worst = max(abs(found[step]["loss"] / line["loss"] - 1) for step, line in expected.items())
     return {
+        "streamed_tokens_per_s": _read_speed(trial, expected),
         "streamed_loss": [line["loss"] for _, line in sorted(expected.items())],
         "streamed_gradient_norm": [line["gradient_norm"] for _, line in sorted(expected.items())],
         "streamed_peak_gib": round(_find_peak(expected) / GIB, 2),

@@ -9,7 +9,9 @@ No memory is released before its copy has ended: the compute stream waits for th
 second-to-last layer before the tensors are dropped.
 
 A stage of a pipeline has passed several micro-batches forward and not yet back. What is offloaded
-of each is kept apart, so that their backward passes may come in any order.
+of each is kept apart, so that their backward passes may come in any order. Where a class takes one
+segment at a time, a micro-batch goes through each layer several times: what is offloaded is kept by
+turn, a pass of one layer, and not by layer.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class _OffloadedTensor:
     """A tensor saved for the backward pass and offloaded to host memory."""
 
     batch: OffloadedBatch
-    layer: int
+    turn: int
     host: Tensor
     """Content in host memory, as bytes (uint8)."""
     dtype: torch.dtype
@@ -140,14 +142,16 @@ class OffloadedBatch:
     """What is offloaded of one micro-batch."""
 
     region: Region
+    num_turns: int = 0
+    """Forward passes of layers so far."""
     order: list[int] = field(default_factory=list)
-    """Layers with offloaded tensors not yet prefetched, in the order of the forward pass."""
+    """Turns with offloaded tensors not yet prefetched, in the order of the forward pass."""
     whole: set[int] = field(default_factory=set)
-    """Layers that offload all activations, rather than only their input."""
+    """Turns that offload all activations, rather than only their input."""
     tensors: dict[int, list[_OffloadedTensor]] = field(default_factory=dict)
-    """Offloaded tensors of each layer."""
+    """Offloaded tensors of each turn."""
     arrived: dict[int, torch.cuda.Event | None] = field(default_factory=dict)
-    """Copies of the layers whose tensors are back, or on their way."""
+    """Copies of the turns whose tensors are back, or on their way."""
 
     def clear(self) -> None:
         """Free its host memory, and what is back on the GPU and was not used."""
@@ -189,7 +193,7 @@ class Offloader:
         self._min_bytes = usual_bytes if min_bytes is None else min_bytes
         self._copies = CopyStream(device)
         self._shared: set[int] = set()
-        self._layer = -1
+        self._turn = -1
         self.current = OffloadedBatch(Region(self.arena))
         """The micro-batch whose forward pass was begun last."""
         # Those of which something is in host memory.
@@ -249,20 +253,21 @@ class Offloader:
             self._copies.wait_for_compute()
 
     @contextmanager
-    def offloading(self, layer: int, shared: Iterable[Tensor], *, is_whole: bool) -> Iterator[None]:
-        """Offload the tensors that autograd saves inside the block.
+    def offloading(self, shared: Iterable[Tensor], *, is_whole: bool) -> Iterator[None]:
+        """Offload the tensors that autograd saves inside the block, the forward pass of a layer.
 
         Args:
-            layer: Index of the layer; layers run in this order in the forward pass.
             shared: Inputs that all layers save; they stay on the GPU.
             is_whole: Whether the layer saves all activations, rather than only its input.
         """
+        turn = self.current.num_turns
+        self.current.num_turns += 1
         if is_whole:
             self._wait_for_whole(0 if self.saves_memory else _AHEAD)
-            self.current.whole.add(layer)
+            self.current.whole.add(turn)
         elif len(self._in_flight) > _LAYERS_AHEAD:
             self._wait_for_oldest()
-        self._layer = layer
+        self._turn = turn
         self._shared = {tensor.untyped_storage().data_ptr() for tensor in shared}
         self._copied, self._leaving, self._layer_bytes = {}, [], 0
         with saved_tensors_hooks(self._pack, self._unpack):
@@ -270,13 +275,13 @@ class Offloader:
         self._copied = {}
         self.max_layer_bytes = max(self.max_layer_bytes, self._layer_bytes)
         if self._leaving:
-            self.current.order.append(layer)
-            self._in_flight.append((self.current, layer, self._copies.record(), self._leaving))
+            self.current.order.append(turn)
+            self._in_flight.append((self.current, turn, self._copies.record(), self._leaving))
             self._leaving = []
 
     def _wait_for_whole(self, num_whole: int) -> None:
         """Release tensors until copies of at most `num_whole` fully offloaded layers are left."""
-        while sum(layer in batch.whole for batch, layer, _, _ in self._in_flight) > num_whole:
+        while sum(turn in batch.whole for batch, turn, _, _ in self._in_flight) > num_whole:
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
@@ -315,20 +320,20 @@ class Offloader:
         with self._copies.copying():
             host.copy_(whole.view(torch.uint8), non_blocking=True)
         offloaded = _OffloadedTensor(
-            batch, self._layer, host, tensor.dtype, tuple(tensor.shape), tensor.stride()
+            batch, self._turn, host, tensor.dtype, tuple(tensor.shape), tensor.stride()
         )
         self._leaving.append(whole)
         self._copied[key] = offloaded
         if not batch.tensors:
             self._batches.append(batch)
-        batch.tensors.setdefault(self._layer, []).append(offloaded)
+        batch.tensors.setdefault(self._turn, []).append(offloaded)
         return offloaded
 
     def _unpack(self, saved: Tensor | _OffloadedTensor) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        if saved.layer in saved.batch.order:
-            self._await_layer(saved.batch, saved.layer)
+        if saved.turn in saved.batch.order:
+            self._await_turn(saved.batch, saved.turn)
         assert saved.back is not None
         found = saved.back.view(saved.dtype).as_strided(saved.shape, saved.stride)
         saved.num_uses -= 1
@@ -346,14 +351,14 @@ class Offloader:
             self._wait_for_oldest()
         self._fetch_ahead(self.current if batch is None else batch)
 
-    def _await_layer(self, batch: OffloadedBatch, layer: int) -> None:
-        """Make the layer's tensors available and prefetch those of the next layers."""
+    def _await_turn(self, batch: OffloadedBatch, turn: int) -> None:
+        """Make a turn's tensors available and prefetch those of the next ones."""
         while self._in_flight:
             self._wait_for_oldest()
-        if layer not in batch.arrived:
-            self._fetch(batch, layer)
-        self._copies.block_compute(batch.arrived[layer])
-        del batch.order[batch.order.index(layer) :]
+        if turn not in batch.arrived:
+            self._fetch(batch, turn)
+        self._copies.block_compute(batch.arrived[turn])
+        del batch.order[batch.order.index(turn) :]
         self._fetch_ahead(batch)
 
     def _fetch_ahead(self, batch: OffloadedBatch) -> None:
@@ -367,14 +372,14 @@ class Offloader:
             if other in batch.whole:
                 break
 
-    def _fetch(self, batch: OffloadedBatch, layer: int) -> None:
-        """Start to copy the layer's tensors back to the GPU."""
+    def _fetch(self, batch: OffloadedBatch, turn: int) -> None:
+        """Start to copy a turn's tensors back to the GPU."""
         pairs = []
-        for offloaded in batch.tensors[layer]:
+        for offloaded in batch.tensors[turn]:
             offloaded.back = torch.empty_like(offloaded.host, device=self._device)
             pairs.append((offloaded.back, offloaded.host))
         self._copies.wait_for_compute()
         with self._copies.copying():
             for back, host in pairs:
                 back.copy_(host, non_blocking=True)
-        batch.arrived[layer] = self._copies.record()
+        batch.arrived[turn] = self._copies.record()

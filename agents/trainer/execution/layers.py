@@ -259,7 +259,7 @@ class LayerStack:
             for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
                 # Of four dimensions: parallel streams (., 1, M, .), and heads (1, ., M, .).
                 _mark(tensor, (0, 0, 1, 1, 2)[tensor.dim()])
-        with self._offloading(place, mode, others):
+        with self._offloading(mode, others):
             try:
                 found, written = self._choose(place, mode)(layer, hidden, args, kwargs)
             except TorchDynamoException as error:
@@ -307,15 +307,13 @@ class LayerStack:
             context_fn=lambda: (nullcontext(), self._clock.repeated()),
         )
 
-    def _offloading(
-        self, place: int, mode: Mode, others: list[Tensor]
-    ) -> AbstractContextManager[None]:
+    def _offloading(self, mode: Mode, others: list[Tensor]) -> AbstractContextManager[None]:
         if self.offloader is None or mode == "keep":
             return nullcontext()
         tokens = self._clock.tokens_BT1
         shared = others if tokens is None else [*others, tokens]
         # A layer that recomputes saves only its input, which is offloaded, too.
-        return self.offloader.offloading(place, shared, is_whole=mode == "move")
+        return self.offloader.offloading(shared, is_whole=mode == "move")
 
 
 def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:

@@ -1,10 +1,10 @@
 """Forward passes over flat rows: the model's body, and its head only where a loss is computed.
 
 The capabilities of a model class are detected once, by comparing its own attention and logits with
-ours on a few tokens, and by changing one segment: no other may notice. One segment at a time goes
-through a class that fails this, or whose rotary angles depend on the length of the input. A class
-whose logits `head` cannot compute uses its own head. Both fallbacks are slower and as correct, and
-`Forward.limits` tells of them.
+ours on a few tokens and layers, and by changing one segment: no other may notice. One segment at a
+time goes through a class that fails this, or whose rotary angles depend on the length of the input.
+A class whose logits `head` cannot compute uses its own head. Both fallbacks are slower and as
+correct, and `Forward.limits` tells of them.
 
 Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts), H hidden
 features, V entries of the vocabulary.
@@ -36,6 +36,8 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, to
 # What a change of one segment may change in another, as a share of the tolerance: kernels round
 # differently where experts get other numbers of tokens.
 _LEAK = 0.1
+# Layers that are compared where no other kind follows, so that one reads what another has made.
+_COMPARED_LAYERS = 4
 
 
 class Forward:
@@ -111,7 +113,7 @@ class Forward:
 
     def _comparing(self) -> Any:
         """Return a context in which two ways to compute the same are compared."""
-        return shallow.first_layers(self._body) if self._has_routers else nullcontext()
+        return shallow.first_layers(self._body, 1 if self._has_routers else _COMPARED_LAYERS)
 
     def _autocast(self) -> Any:
         dtype = self._model.dtype

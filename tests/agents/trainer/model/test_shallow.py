@@ -1,11 +1,11 @@
-"""Mixtures of experts in half precision go through the model flat, too."""
+"""Deep models and mixtures of experts in half precision go through the model flat, too."""
 
 import pytest
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agents.trainer.model import experts, shallow
+from agents.trainer.model import experts, forward, shallow
 from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import TrainedModel
@@ -46,6 +46,27 @@ def test_a_token_that_changes_its_expert_is_no_reason_to_refuse_a_class(mixture,
     mixture.set_attn_implementation(usual)
 
 
+def test_layers_that_magnify_rounding_are_no_reason_to_refuse_a_class(monkeypatch):
+    """So 64 layers of a 32B do whose weights were never trained."""
+    config = AutoConfig.for_model(
+        "qwen2", vocab_size=200, hidden_size=128, intermediate_size=512, num_hidden_layers=64,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for parameter in layer.parameters():
+                parameter.mul_(10 if parameter.dim() == 2 else 1)
+    found = detect(model)
+    assert found.flat
+    assert not found.limits
+    assert len(model.model.layers) == 64
+    model.set_attn_implementation("eager")
+    monkeypatch.setattr(forward, "_COMPARED_LAYERS", 64)
+    assert not detect(model).flat
+
+
 def test_what_is_wrong_in_one_segment_is_seen():
     right = torch.full((7,), 0.01)
     assert shallow.most_agree(torch.cat([right, right[:5]]), 0.1)
@@ -58,3 +79,18 @@ def test_each_kind_of_layer_is_among_the_first():
     assert shallow.count_kinds(layers[:2], object()) == 1
     config = type("Config", (), {"layer_types": ["sliding", "sliding", "sliding", "full"]})
     assert shallow.count_kinds(layers, config()) == 4
+
+
+def test_layers_with_other_settings_or_shapes_are_other_kinds():
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)) for _ in range(6))
+    for place, layer in enumerate(layers):
+        layer.layer_idx, layer.window = place + 5, 128
+    assert shallow.count_kinds(layers, object()) == 1
+    layers[2][1].eps = 0.1
+    assert shallow.count_kinds(layers, object()) == 3
+    layers[3][0] = nn.Linear(2, 2, bias=False)
+    assert shallow.count_kinds(layers, object()) == 4
+    layers[4].window = None
+    assert shallow.count_kinds(layers, object()) == 5
+    layers[5].layer_idx = 77
+    assert shallow.count_kinds(layers, object()) == 6
