@@ -59,18 +59,16 @@ def count_kinds(layers: nn.ModuleList, config: Any) -> int:
     """Return after how many layers each kind of them has occurred.
 
     Layers are of one kind if they have the same modules with the same settings, and weights of the
-    same shapes. A setting that counts the layers is none.
+    same shapes. A setting that differs between any two layers is a layer's name or number.
     """
     types = getattr(config, "layer_types", None) or [None] * len(layers)
     described = [dict(_describe(layer)) for layer in layers]
-    counting = {
-        key
-        for key in set(described[0]).intersection(*described)
-        if len({_subtract(one[key], place) for place, one in enumerate(described)}) == 1
-        and _subtract(described[0][key], 0) is not None
-    }
+    values: dict[tuple[str, str], set[Any]] = {}
+    for one in described:
+        for key, value in one.items():
+            values.setdefault(key, set()).add(value)
     kinds = [
-        (kind, tuple((key, value) for key, value in one.items() if key not in counting))
+        (kind, tuple((key, value) for key, value in one.items() if len(values[key]) < len(layers)))
         for kind, one in zip(types, described, strict=False)
     ]
     return max((kinds.index(kind) for kind in set(kinds)), default=len(layers) - 1) + 1
@@ -85,11 +83,6 @@ def _describe(layer: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
                 yield (name, setting), value
         for parameter, tensor in module.named_parameters(recurse=False):
             yield (name, parameter), (tensor.shape, tensor.dtype)
-
-
-def _subtract(value: Any, place: int) -> int | None:
-    """Return how far a whole number is ahead of a layer's place; None for anything else."""
-    return value - place if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def most_agree(error_M: Tensor, tolerance: float) -> bool:

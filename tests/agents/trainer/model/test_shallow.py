@@ -5,10 +5,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agents.contract.layer_plan import LayerPlan
 from agents.trainer.model import experts, forward, shallow
 from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import TrainedModel
+from tests.agents.trainer.execution.test_layers import make_executor
+from tests.agents.trainer.ranks import make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def test_each_kind_of_layer_is_among_the_first():
 def test_layers_with_other_settings_or_shapes_are_other_kinds():
     layers = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)) for _ in range(6))
     for place, layer in enumerate(layers):
-        layer.layer_idx, layer.window = place + 5, 128
+        layer.layer_idx, layer.called, layer.window = place + 5, f"layers.{place}", 128
     assert shallow.count_kinds(layers, object()) == 1
     layers[2][1].eps = 0.1
     assert shallow.count_kinds(layers, object()) == 3
@@ -92,5 +95,11 @@ def test_layers_with_other_settings_or_shapes_are_other_kinds():
     assert shallow.count_kinds(layers, object()) == 4
     layers[4].window = None
     assert shallow.count_kinds(layers, object()) == 5
-    layers[5].layer_idx = 77
-    assert shallow.count_kinds(layers, object()) == 6
+
+
+def test_layers_with_adapters_are_of_one_kind(tmp_path):
+    """Each dropout has a name of its own."""
+    folder = make_tiny_model(tmp_path / "deep", num_layers=8)
+    executor, _ = make_executor(folder, LayerPlan(), compiled=False)
+    model = executor._model.module
+    assert shallow.count_kinds(model.get_base_model().model.layers, model.config) == 1
