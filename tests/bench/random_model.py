@@ -114,7 +114,9 @@ class RandomSlice:
 
 
 def use_random_weights() -> None:
-    """Let this process read folders of `save_outline`."""
+    """Let this process read folders of `save_outline`; called before CUDA is used."""
+    # As the trainer sets it, before it imports torch.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     from transformers import modeling_utils
 
     from agents.trainer import __main__ as entry

@@ -87,12 +87,14 @@ def run_stages(trial: Trial, devices: Sequence[str], beside: str | None) -> dict
         steps = stages.finish()
         sent = count_sent_bytes() - before
         expected = alone.finish()[0] if alone is not None else {}
+        warnings = {one for run in (stages, alone) if run is not None for one in run.warnings()}
     width = list_values(SHAPE, size=size)["hidden_size"] * (4 if size == "tiny" else 2)
     # Features there, and gradients back, over each border.
     features = 2 * (num_stages - 1) * NUM_STEPS * trial.num_micro * trial.tokens * width
     found = steps[0]
     expected_gib = {"forecast_gib": stages.forecast_gib} if stages.forecast_gib else {}
     return {
+        "warnings": sorted(warnings),
         "tokens": trial.tokens,
         "layers": trial.num_layers,
         "peak_gib": [round(_find_peak(one) / GIB, 2) for one in steps],
@@ -150,6 +152,11 @@ class _Started:
             )
             for rank in range(len(devices))
         ]  # fmt: skip
+
+    def warnings(self) -> list[str]:
+        """Return what the ranks warn of."""
+        lines = [one for rank in range(len(self._processes)) for one in self._run.journal(rank)]
+        return [line["message"] for line in lines if line["kind"] == "warning"]
 
     def finish(self) -> list[dict[int, dict[str, Any]]]:
         """Wait for all ranks; return the steps of each.

@@ -91,7 +91,7 @@ class StagePasses:
                 if kind == "forward":
                     self._do_forward(number, picked[number])
                 else:
-                    self._do_backward(number)
+                    self._try_backward(number, picked[number])
             self._transport.finish()
         except BaseException:
             self._transport.abandon()
@@ -167,6 +167,20 @@ class StagePasses:
         entered.requires_grad_(torch.is_grad_enabled())
         return entered, self._stage.fed(entered, plain[0] if plain else None)
 
+    def _try_backward(self, number: int, part: Part) -> None:
+        """Do a backward pass, which uses up what it needs and cannot be repeated.
+
+        Raises:
+            ExpectedError: it does not fit the memory.
+        """
+        num_held = len(self._held)
+        try:
+            self._do_backward(number)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _lack_memory(num_held, part, "the backward pass of one of") from error
+
     def _do_backward(self, number: int) -> None:
         held = self._held.pop(number)
         # What it needs first comes back from host memory while the gradient is awaited.
@@ -202,12 +216,18 @@ class StagePasses:
         """
         self._executor.release_memory()
         if not (self._executor.recompute_more() or self._executor.offload_inputs()):
-            num_tokens = sum(example.num_tokens for example in part.examples)
-            raise ExpectedError(
-                f"Memory ran out with {len(self._held) + 1} micro-batches of up to {num_tokens:,} "
-                "tokens in this stage.",
-                f"Use more nodes or a lower sequence_tokens, or {SAVE_MEMORY_HINT}",
-            )
+            raise _lack_memory(len(self._held) + 1, part)
+
+
+def _lack_memory(num_held: int, part: Part, doing: str = "") -> ExpectedError:
+    """Return the error of a stage that has no memory for what it holds, whatever it is `doing`."""
+    num_tokens = sum(example.num_tokens for example in part.examples)
+    where = f"in {doing} " if doing else "with "
+    return ExpectedError(
+        f"Memory ran out {where}{num_held} micro-batches of up to {num_tokens:,} tokens in this "
+        "stage.",
+        f"Use more nodes or a lower sequence_tokens, or {SAVE_MEMORY_HINT}",
+    )
 
 
 def _fill(rows_RH: Tensor, num_tokens: int, value: float | None = None) -> Tensor:

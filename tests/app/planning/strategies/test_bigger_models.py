@@ -101,7 +101,7 @@ def test_70b_on_seven_pcs_is_planned_with_the_faster_of_both_ways(all_modes: Non
     cut = make_cut(pipeline, place(pipeline), request.shape.num_layers)
     assert cut is not None
     cut.check_foreign()
-    assert {stage.num_layers for stage in cut.stages} == {11, 12}
+    assert {stage.num_layers for stage in cut.stages} == {10, 11, 12}  # holes, too, in WSL
     assert (cut.mode, cut.num_replicas, cut.num_layers) == ("pipeline", 1, 80)
     depths = [stage.max_in_flight or 0 for stage in cut.stages]
     assert depths == sorted(depths, reverse=True)

@@ -101,3 +101,15 @@ def test_what_does_not_fit_then_either_is_told(make_passes, failing, host_bytes)
     passes, flat, _, _ = make_passes(failing, host_bytes=host_bytes)
     with pytest.raises(ExpectedError, match="Memory ran out with 2 micro-batches of up to 5 "):
         train(passes, flat)
+
+
+def test_a_backward_pass_that_does_not_fit_is_told(make_passes, monkeypatch):
+    passes, flat, _, _ = make_passes()
+
+    def fail(gradients):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(flat, "add", fail)
+    expected = "Memory ran out in the backward pass of one of 3 micro-batches of up to 30 tokens"
+    with pytest.raises(ExpectedError, match=expected):
+        train(passes, flat)
