@@ -242,9 +242,11 @@ def _cut_layers(
     counts = split(most)
     # Of unlike layers, the most that fit are a guess.
     while len(case.shape.kinds) > 1 and counts is not None and (full := list_full(counts)):
+        # Ends that move for an adapter leave no choice, and a plan is to follow typing.
+        is_forced = any(counts[place] > most[place] for place in full)
         for place in full:
-            most[place] = min(most[place], counts[place]) - 1
-        counts = split(most)
+            most[place] = counts[place] - 1
+        counts = None if is_forced else split(most)
     if counts is not None:
         return counts, True
     # Planned by speed alone, so that the plan can show how much memory is missing.
