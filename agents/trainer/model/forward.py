@@ -27,6 +27,7 @@ from agents.trainer.model import attention, fused_linear, positions, recurrent_l
 from agents.trainer.model.head import FullLogitsHead, Head, find_head
 from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
+from agents.trainer.model.stage_ends import StageEnds
 
 _PROBE_TOKENS = (7, 5)
 # The first token of a first segment that differs in every place.
@@ -217,7 +218,8 @@ class Forward:
             return "its layers let a row see the row before it"
         # The probe is shorter than any window, so agreeing logits do not show that the layers pass
         # theirs on; the collected windows do.
-        if any(windows) != _has_sliding_window(self._causal.config.get_text_config()):
+        config = self._causal.config.get_text_config()
+        if any(windows) != _has_sliding_window(config, self._stage):
             return "its layers do not pass on their sliding windows"
         return None
 
@@ -253,11 +255,12 @@ def find_body(causal: Any) -> nn.Module:
     return getattr(causal, "model", body) if body is causal else body
 
 
-def _has_sliding_window(config: Any) -> bool:
-    """Return whether some layers attend to a sliding window."""
+def _has_sliding_window(config: Any, stage: StageEnds | None) -> bool:
+    """Return whether some layers, of a stage if there is one, attend to a sliding window."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
-        return "sliding_attention" in kinds
+        mine = kinds if stage is None else kinds[stage.first : stage.stop]
+        return "sliding_attention" in mine
     return bool(getattr(config, "sliding_window", None))
 
 

@@ -112,9 +112,8 @@ def load(
     model = build_trained_model(spec, base, None, plain_template=False, device=CPU)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # zero at first
-            parameter.data = (
-                torch.linspace(-0.1, 0.1, parameter.numel()).double().view_as(parameter)
-            )
+            values = torch.linspace(-0.1, 0.1, parameter.numel(), dtype=parameter.dtype)
+            parameter.data = values.view_as(parameter)
     return model if first is None else open_stage(model, first, stop, CPU)
 
 
@@ -150,6 +149,15 @@ def test_stages_in_a_row_are_the_whole_model(folder):
     assert torch.allclose(plain_hidden, plain, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(plain, expected, rtol=1e-3)
     assert names == [name for name, _ in whole.named_parameters()]
+
+
+def test_a_stage_without_a_sliding_window_takes_packed_rows(tmp_path):
+    folder = save(tmp_path / "gemma2", **FAMILIES["gemma2"])
+    spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=2))
+    for first, stop in ((0, 1), (1, 2), (2, 4)):
+        passes = Forward(load(folder, first, stop, spec), CPU)
+        assert passes.flat
+        assert not passes.limits
 
 
 def test_a_stage_describes_the_adapter_of_the_whole_model(tmp_path):
