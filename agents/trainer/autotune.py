@@ -46,7 +46,7 @@ Warn = Callable[[str, str], None]
 # More than any model has; the layers take as many as there are.
 _ALL_LAYERS = 1 << 20
 # Raised when the search changes so that it would not find the settings kept by earlier versions.
-_SEARCH_VERSION = 5
+_SEARCH_VERSION = 6
 # Tokens of a stage's micro-batches: enough to fill a home card, few enough to have many of them.
 _STAGE_TOKENS = 2048
 # Shapes of micro-batches that are recorded before they occur.
