@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,6 +107,8 @@ def _check_targets(spec: RunSpec, tensors: Mapping[str, TensorInfo]) -> Iterator
     modules = find_linear(tensors)
     if modules:
         yield from check_targets(targets, modules)
+    if modules and isinstance(targets, str):
+        yield from _check_beside(targets, modules, tensors)
 
 
 def check_targets(targets: str | tuple[str, ...], modules: Iterable[str]) -> Iterator[Misfit]:
@@ -116,7 +118,7 @@ def check_targets(targets: str | tuple[str, ...], modules: Iterable[str]) -> Ite
         targets: a regular expression, or names of layers.
         modules: full names of all linear layers.
     """
-    names = sorted({name.rpartition(".")[2] for name in modules} - {"lm_head"})
+    names = _name_ends(modules)
     hint = f"Use all-linear, or names from {', '.join(names[:12])}"
     if isinstance(targets, str):
         yield from _check_pattern(targets, modules, hint)
@@ -133,6 +135,43 @@ def _check_pattern(pattern: str, modules: Iterable[str], hint: str) -> Iterator[
     if not any(re.fullmatch(pattern, f"{p}{name}") for name in modules for p in _PREFIXES):
         text = f"is the pattern {pattern!r}, which matches no linear layer of this model"
         yield Misfit(severity="error", key="adapter.targets", text=text, hint=hint)
+
+
+def _check_beside(
+    pattern: str, modules: Sequence[str], tensors: Mapping[str, TensorInfo]
+) -> Iterator[Misfit]:
+    """Yield a problem where a pattern for linear layers also matches a norm, as `.*` at its end."""
+    norms = (
+        name.removesuffix(".weight")
+        for name, one in tensors.items()
+        if name.endswith(".weight") and len(one.shape) == 1
+    )
+    found = next(
+        (
+            (prefix, name)
+            for name in norms
+            for prefix in _PREFIXES
+            if re.fullmatch(pattern, f"{prefix}{name}")
+        ),
+        None,
+    )
+    if found is None:
+        return
+    prefix, name = found
+    # Under another prefix it is another pattern.
+    if any(re.fullmatch(pattern, f"{prefix}{one}") for one in modules):
+        ends = "|".join(_name_ends(modules)[:12])
+        yield Misfit(
+            severity="error",
+            key="adapter.targets",
+            text=f"is the pattern {pattern!r}, which also matches {name}, no linear layer",
+            hint=f"Let it end with names of linear layers: ({ends})",
+        )
+
+
+def _name_ends(modules: Iterable[str]) -> list[str]:
+    """Return the last parts of names of linear layers, without the head's."""
+    return sorted({name.rpartition(".")[2] for name in modules} - {"lm_head"})
 
 
 def find_linear(tensors: Mapping[str, TensorInfo]) -> list[str]:

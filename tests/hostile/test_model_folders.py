@@ -515,6 +515,16 @@ def test_targets_that_match_nothing_are_named_by_plan_and_start(
     assert caught.value.message.startswith("adapter.targets")
 
 
+def test_a_pattern_that_also_means_norms_is_refused_before_a_launch(
+    tmp_path: Path, services: Services, cluster: FakeCluster
+) -> None:
+    write_model(tmp_path / "model")
+    spec = make_run(tmp_path, adapter=AdapterSpec(targets=".*[.]layers[.]1[.].*"))
+    words = "which also matches model.layers.1.input_layernorm, no linear layer"
+    assert words in refused(services, spec)
+    assert not cluster["alpha"].pushed
+
+
 @pytest.mark.parametrize(
     "targets",
     ["all-linear", ("q_proj",), ("lm_head",), ("self_attn.q_proj",), ".*[.]1[.].*up_proj"],
