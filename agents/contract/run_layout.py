@@ -3,7 +3,7 @@
     runs/RUN_ID/fence                           number of the newest attempt
     runs/RUN_ID/attempts/N/                     intent.json, started.json, confirmed.json,
                                                 owner.json, stop.json, loss.json, exit.json,
-                                interrupt.json, regroup.json,
+                                                interrupt.json, regroup.json, layers.json,
                                                 kept, closed.json, election.json,
                                                 supervisor.jsonl, supervisor.log, and per rank
                                                 rank-R.log, rank-R.jsonl, rank-R.heartbeat
@@ -40,6 +40,8 @@ INTERRUPT_FILE = "interrupt.json"
 """Asks the ranks to leave the group that they wait in, since another node of it is silent."""
 REGROUP_FILE = "regroup.json"
 """Names the nodes whose ranks go on in the processes that live, after others were lost."""
+SHARED_LAYERS_FILE = "layers.json"
+"""Says how ranks of the node open the memory of frozen layers that they share."""
 KEPT_FILE = "kept"
 CLOSED_FILE = "closed.json"
 ELECTION_FILE = "election.json"

@@ -6,21 +6,23 @@ Only then is the model's hash waited for, which names the files of its layers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from agents.contract.run_layout import SHARED_LAYERS_FILE
 from agents.trainer.checkpoint.fingerprint import hash_model
-from agents.trainer.model.layer_store import StreamedLayers
+from agents.trainer.model.layer_store import LocalRanks, StreamedLayers
 from agents.trainer.model.model import choose_dtype
 from agents.trainer.rank.context import RankContext
 from agents.trainer.streaming.disk_reader import DiskReader
 from agents.trainer.streaming.host_memory import HostMemory, choose_budget
 from agents.trainer.streaming.layer_files import LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
+from agents.trainer.streaming.shared_blocks import SharedBlocks, join_blocks
 
 # Their releases may quantize or convert differently.
 _PACKAGES = ("transformers", "bitsandbytes")
@@ -74,14 +76,26 @@ class DeferredStore:
             "device": device.type,
             **{name: _read_version(name) for name in _PACKAGES},
         }
+        num_local = attempt.num_local_ranks
+        memory = HostMemory(device, choose_budget(num_local), warn)
+
+        def join(places: Sequence[int], slot_bytes: int) -> SharedBlocks | None:
+            path = attempt.folder / SHARED_LAYERS_FILE
+            found = join_blocks(path, places, slot_bytes, lambda: choose_budget(1))
+            return found if found is not None and memory.can_pin(found.first_page) else None
+
         self._store = StreamedLayers(
             device,
             LayerFiles(attempt.layers_folder, about),
-            HostMemory(device, choose_budget(attempt.num_local_ranks), warn),
+            memory,
             keeps_files=spec.adapter.kind == "qlora",
             warn=warn,
             report=partial(context.progress.report, "layers"),
-            share=attempt.placement.local_rank / attempt.num_local_ranks,
+            local=(
+                LocalRanks(number=attempt.placement.local_rank, count=num_local, join=join)
+                if num_local > 1
+                else LocalRanks()
+            ),
         )
         return self._store
 

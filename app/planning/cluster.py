@@ -34,6 +34,9 @@ ASSUMED_DISK_BYTES_PER_S = 2e9
 3.5 GB/s in its data sheet, and less once it is warm."""
 # Host memory reserved for the PC's own programs, in bytes.
 _SYSTEM_BYTES = 4 << 30
+# Part of the RAM beyond that which streamed weights take at most. Must match
+# agents/trainer/streaming/host_memory.py.
+_STREAMED_SHARE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,17 @@ class PlannedNode:
         if self.system in ("windows", "wsl"):
             return total * 3 // 8
         return max(0, total * 7 // 8 - _SYSTEM_BYTES)
+
+    @property
+    def streamed_ram_bytes(self) -> int:
+        """Host memory that streamed weights take at most, in bytes: the trainer's own rule, a part
+        of what is free at the start.
+
+        >>> PlannedNode(name="beta", ram_bytes=64 * 2**30).streamed_ram_bytes / 2**30
+        36.0
+        """
+        started = max(0, (self.ram_bytes or 0) - _SYSTEM_BYTES)
+        return min(self.free_ram_bytes, int(_STREAMED_SHARE * started))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,7 +100,9 @@ def _tier_words(candidate: Candidate) -> str:
         return ""
     of = {"ram": "RAM", "disk": "the SSD"}
     where = " or ".join(of[tier] for tier in dict.fromkeys(tiers))
-    return f"frozen layers come from {where} while others compute"
+    nodes = [gpu.node for gpu in candidate.gpus if gpu.streams_from == "ram"]
+    once = ", where the GPUs of a PC share one copy," if len(set(nodes)) < len(nodes) else ""
+    return f"frozen layers come from {where}{once} while others compute"
 
 
 def _misfit(case: Case, candidate: Candidate) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,9 @@ from agents.trainer.streaming.disk_reader import (
 from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFile, LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream, spread
-from agents.trainer.streaming.layer_turns import take_turns
+from agents.trainer.streaming.layer_turns import LayerClaims, take_turns
 from agents.trainer.streaming.layout import BlockLayout, allocate_block, fill_block, make_layout
+from agents.trainer.streaming.shared_blocks import SharedBlocks
 
 # Slots of each kind of layers: one computes while the next is copied. A disk is less even than a
 # bus, so with one there is another.
@@ -36,6 +38,21 @@ _SLOTS, _SLOTS_WITH_DISK = 2, 3
 _AHEAD_S, _MIN_AHEAD, _MAX_AHEAD = 0.5, 1, 4
 # Room for the rounding of sizes that are known before a layer is loaded.
 _SIZE_SLACK = 1.02
+# Size of a slot of shared memory relative to that: what is not filled takes no memory, and tensors
+# of a small layer are padded to more.
+_SLOT_SHARE = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalRanks:
+    """The ranks of one PC, which divide the making of layers and share memory for them."""
+
+    number: int = 0
+    """Number of this rank among them."""
+    count: int = 1
+    join: Callable[[Sequence[int], int], SharedBlocks | None] = lambda places, slot_bytes: None
+    """Returns the memory that they share for layers, by their indices and the most bytes that one
+    takes; None: each has its own."""
 
 
 class StreamedLayers:
@@ -48,7 +65,7 @@ class StreamedLayers:
         keeps_files: Whether all layers are written, rather than those without room in memory.
         warn: Called with a message and a hint where they cannot be.
         report: Called with the number of layers that are loaded and of all, also while it waits.
-        share: Where among the layers to begin, 0 to 1: ranks of one PC divide what is to be made.
+        local: What it shares with other ranks of this PC.
     """
 
     def __init__(
@@ -60,14 +77,17 @@ class StreamedLayers:
         keeps_files: bool,
         warn: Callable[[str, str], None],
         report: Callable[[int, int], None],
-        share: float = 0.0,
+        local: LocalRanks = LocalRanks(),
     ) -> None:
         self._files = files
         self._memory = memory
         self._keeps_files = keeps_files
         self._warn = warn
         self._report = report
-        self._share = share
+        self._local = local
+        self._shared: SharedBlocks | None = None
+        # Indices of the layers that are in it.
+        self._in_slots: set[int] = set()
         self._places: list[int] = []
         self._modules: dict[int, nn.Module] = {}
         self._largest_file: LayerFile | None = None
@@ -86,11 +106,16 @@ class StreamedLayers:
         """
         self._places = places = list(layer_bytes)
         most_bytes = math.ceil(max(layer_bytes.values()) * _SIZE_SLACK)
+        num_reading = 1
+        self._shared = self._local.join(places, _SLOT_SHARE * most_bytes)
+        if self._shared is not None:
+            num_reading = self._local.count
+            self._memory.budget_bytes = self._shared.budget_bytes
         num_fitting = self._memory.budget_bytes // most_bytes
         num_in_files = max(0, len(places) - num_fitting)
         if num_in_files:
-            # Blocks in which they are read have to fit, too.
-            num_in_files = min(len(places), num_in_files + _MAX_AHEAD + 1)
+            # Blocks in which each rank reads them have to fit, too.
+            num_in_files = min(len(places), num_in_files + num_reading * (_MAX_AHEAD + 1))
         self._left_in_files = {places[number] for number in spread(num_in_files, len(places))}
         self.stream.num_slots = _SLOTS_WITH_DISK if num_in_files else _SLOTS
         self._files.mark_used()
@@ -115,7 +140,14 @@ class StreamedLayers:
         Raises:
             PeerLost: another rank is lost, where `report` notices it.
         """
-        return take_turns(self._files, self._places, self._share, self._is_kept, self._report)
+        return take_turns(
+            LayerClaims(self._files.claims_path),
+            self._places,
+            self._local.number / self._local.count,
+            self._is_common,
+            self._is_there,
+            self._report,
+        )
 
     def restore(self, place: int, layer: nn.Module) -> bool:
         """Stream a layer from its file, or from memory after reading it; see `LayerStore`.
@@ -127,8 +159,10 @@ class StreamedLayers:
             return False
         block = self._take(place, file.layout.num_bytes)
         try:
-            read_block(file, block)
-            check_block(file, block)
+            if not self._is_filled(place):
+                read_block(file, block)
+                check_block(file, block)
+                self._mark_filled(place)
         except DamagedLayer as error:
             self._damages.append(error)
             self._spare[place] = block
@@ -145,7 +179,9 @@ class StreamedLayers:
         tensors, facts = take_frozen(layer)
         layout = make_layout(tensors, facts)
         block = self._take(place, layout.num_bytes)
-        fill_block(layout, tensors, block)
+        if not self._is_filled(place):
+            fill_block(layout, tensors, block)
+            self._mark_filled(place)
         source: Tensor | LayerFile = block
         if place in self._left_in_files:
             source = self._files.write(place, layout, block)
@@ -179,10 +215,32 @@ class StreamedLayers:
             return spare
         if place in self._left_in_files:
             return allocate_block(num_bytes)
-        return self._memory.take(num_bytes)
+        slot = self._shared.take(place, num_bytes) if self._shared is not None else None
+        if slot is None:
+            return self._memory.take(num_bytes)
+        self._in_slots.add(place)
+        return self._memory.hold(slot)
 
     def _is_kept(self, place: int) -> bool:
         return self._keeps_files or place in self._left_in_files
+
+    def _is_common(self, place: int) -> bool:
+        """Return whether other ranks use what this one makes of a layer."""
+        return self._is_kept(place) or self._shared is not None
+
+    def _is_there(self, place: int) -> bool:
+        if self._is_kept(place) or self._shared is None:
+            return self._files.find(place) is not None
+        return self._shared.is_filled(place)
+
+    def _is_filled(self, place: int) -> bool:
+        """Return whether another rank has filled the memory that this one has for a layer."""
+        shared = self._shared
+        return shared is not None and place in self._in_slots and shared.is_filled(place)
+
+    def _mark_filled(self, place: int) -> None:
+        if self._shared is not None and place in self._in_slots:
+            self._shared.mark_filled(place)
 
     def _stop_keeping(self, error: ExpectedError) -> None:
         self._keeps_files = False

@@ -42,19 +42,32 @@ class HostMemory:
 
     def take(self, num_bytes: int) -> Tensor:
         """Return a block (num_bytes,) of uint8 that begins a page and is never given back."""
-        block = allocate_block(num_bytes)
-        self.budget_bytes -= num_bytes
+        return self.hold(allocate_block(num_bytes))
+
+    def hold(self, block: Tensor) -> Tensor:
+        """Count and pin a block (num_bytes,) that begins a page, and return it."""
+        self.budget_bytes -= len(block)
         if self._device.type == "cuda" and not (self._may_pin and self._pin(block)):
-            self.pageable_bytes += num_bytes
+            self.pageable_bytes += len(block)
         return block
 
-    def _pin(self, block: Tensor) -> bool:
+    def can_pin(self, block: Tensor) -> bool:
+        """Return whether memory of this kind may be pinned, by pinning a block of it."""
+        return self._device.type != "cuda" or not self._register(block)
+
+    def _register(self, block: Tensor) -> int:
+        """Pin a block; return the error, 0 without one."""
         code = int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), len(block), 0))
+        if code:
+            # It stays the driver's last error, and would be reported by the next kernel.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self._device)
+        return code
+
+    def _pin(self, block: Tensor) -> bool:
+        code = self._register(block)
         if code == 0:
             return True
-        # The failure stays the driver's last error, and would be reported by the next kernel.
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=self._device)
         self._may_pin = False
         self._warn(
             f"The system lets no more host memory be pinned (CUDA error {code}), so the GPU waits "

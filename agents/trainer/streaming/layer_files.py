@@ -71,7 +71,7 @@ class LayerFiles:
 
     @property
     def claims_path(self) -> Path:
-        """File by which ranks of one PC claim layers (`LayerClaims`), once `prepare` was called."""
+        """File by which ranks of one PC claim layers, see `LayerClaims`."""
         return self._folder / _CLAIMS
 
     def find(self, place: int) -> LayerFile | None:

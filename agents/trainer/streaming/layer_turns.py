@@ -1,10 +1,10 @@
 """Divide the making of layers among the ranks of one PC, whoever comes first.
 
-Each layer that is kept in a file is claimed before it is read or made. A rank first makes what is
-missing and nobody has claimed, from a place of its own on, then reads what others have made. Claims
-are locks of the kernel, so they end with the process that holds them; whoever waits for a process
-that hangs makes the layer itself after a while. Two that make the same layer do no harm: a file
-appears whole, under the name that both give it.
+Each layer that is kept in a file, or in memory that ranks share, is claimed before it is read or
+made. A rank first makes what is missing and nobody has claimed, from a place of its own on, then
+reads what others have made. Claims are locks of the kernel, so they end with the process that holds
+them; whoever waits for a process that hangs makes the layer itself after a while. Two that make the
+same layer do no harm: a file appears whole, and memory is filled with the same bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-from agents.trainer.streaming.layer_files import LayerFiles
 
 # Seconds without any progress after which a layer is made although another process has claimed it:
 # more than the largest layer takes from a slow disk.
@@ -35,6 +33,7 @@ class LayerClaims:
 
     def __init__(self, path: Path) -> None:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             self._file = -1
@@ -62,19 +61,21 @@ class LayerClaims:
 
 
 def take_turns(
-    files: LayerFiles,
+    claims: LayerClaims,
     places: Sequence[int],
     share: float,
-    is_kept: Callable[[int], bool],
+    is_common: Callable[[int], bool],
+    is_there: Callable[[int], bool],
     report: Callable[[int, int], None],
 ) -> Iterator[int]:
     """Yield each layer once, at a time when no other process of this PC works on it.
 
     Args:
-        files: Of the layers.
+        claims: Of the layers; closed at the end.
         places: Their indices.
         share: Where among them to begin, 0 to 1: ranks of one PC begin at different ones.
-        is_kept: Returns whether a layer has a file, or gets one; asked again as layers are made.
+        is_common: Returns whether other ranks use what is made; asked again as layers are made.
+        is_there: Returns whether such a layer has been made.
         report: Called with the number of layers that are done and of all, also while waiting.
 
     Raises:
@@ -82,13 +83,12 @@ def take_turns(
     """
     first = int(share * len(places))
     left = [*places[first:], *places[:first]]
-    claims = LayerClaims(files.claims_path)
     try:
-        missing = {place for place in left if is_kept(place) and files.find(place) is None}
+        missing = {place for place in left if is_common(place) and not is_there(place)}
         since_s = time.monotonic()
         while left:
             report(len(places) - len(left), len(places))
-            place = _choose(files, claims, left, missing, is_kept)
+            place = _choose(claims, left, missing, is_common, is_there)
             if place is None:
                 if time.monotonic() - since_s < _PATIENCE_S:
                     time.sleep(_POLL_S)
@@ -104,18 +104,18 @@ def take_turns(
 
 
 def _choose(
-    files: LayerFiles,
     claims: LayerClaims,
     left: Sequence[int],
     missing: set[int],
-    is_kept: Callable[[int], bool],
+    is_common: Callable[[int], bool],
+    is_there: Callable[[int], bool],
 ) -> int | None:
     """Return a layer that was claimed: one to make before those to read; None: others have all."""
     for place in [one for one in left if one in missing]:
         if claims.take(place):
-            if files.find(place) is None:
+            if not is_there(place):
                 return place
             missing.discard(place)  # another rank has made it
             claims.give_back(place)
     ready = (one for one in left if one not in missing)
-    return next((one for one in ready if not is_kept(one) or claims.take(one)), None)
+    return next((one for one in ready if not is_common(one) or claims.take(one)), None)

@@ -9,6 +9,7 @@ recompute are in host memory, which makes many tokens at once possible on a smal
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -50,10 +51,7 @@ def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
     prospects = []
     for node in case.cluster.nodes:
         workers = case.of((node.name,))
-        for worker in workers:
-            if worker.like not in streams:
-                streams[worker.like] = _stream(case, worker, len(case.workers))
-        found = [streams[worker.like] for worker in workers]
+        found = _stream_each(case, workers, len(case.workers), streams)
         if found and all(one.fit.fits and one.is_in_ram for one in found):
             prospects.append(_make_prospect(case, node.name, found))
     return rank_subsets(case, prospects, _MAX_SUBSETS)
@@ -80,13 +78,7 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     is_wanted = case.spec.parallel == "streamed"
     if not is_wanted and all(case.fit(worker, len(workers)).fits for worker in workers):
         return None
-    # Equal cards give equal results, and each one takes a search.
-    found_for: dict[tuple[object, ...], _Stream] = {}
-    streams = []
-    for worker in workers:
-        if worker.like not in found_for:
-            found_for[worker.like] = _stream(case, worker, len(workers))
-        streams.append(replace(found_for[worker.like], worker=worker))
+    streams = _stream_each(case, workers, len(workers), {})
     fits = [stream.fit for stream in streams]
     speeds = [stream.tokens_per_s for stream in streams]
     rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
@@ -140,7 +132,8 @@ class _Stream:
     """Number of streamed layers."""
     tier: WeightTier
     host_bytes: int
-    """Host memory of the weights that wait there and of offloaded inputs, in bytes."""
+    """Host memory of the weights that wait there, of which GPUs of a node take equal parts, and of
+    offloaded inputs, in bytes."""
     copy_s: float
     """One copy of all streamed layers, in seconds."""
     tokens_per_s: float
@@ -169,8 +162,33 @@ class _Stream:
         return compute_s, waits * num_passes
 
 
-def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
-    """Return the fastest of some micro-batch sizes, with activations kept or recomputed."""
+def _stream_each(
+    case: Case, workers: tuple[Worker, ...], ranks: int, known: dict[tuple[object, ...], _Stream]
+) -> list[_Stream]:
+    """Return the stream of each GPU.
+
+    Args:
+        case: what is asked.
+        workers: the GPUs, among them all that a node uses.
+        ranks: number of all ranks of the run.
+        known: streams found before, since each takes a search and equal cards give equal ones.
+    """
+    sharing = Counter(worker.node.name for worker in workers)
+    streams = []
+    for worker in workers:
+        num = sharing[worker.node.name]
+        key = (*worker.like, num)
+        if key not in known:
+            known[key] = _stream(case, worker, ranks, num)
+        streams.append(replace(known[key], worker=worker))
+    return streams
+
+
+def _stream(case: Case, worker: Worker, ranks: int, sharing: int) -> _Stream:
+    """Return the fastest of some micro-batch sizes, with activations kept or recomputed.
+
+    The GPUs of a node hold one copy of the layers in RAM, and `sharing` is their number.
+    """
     rows = max(1, case.spec.batch_sequences // ranks)
     num_layers = case.shape.num_layers
     again = (num_layers,) if case.spec.recompute == "all" else (0, num_layers)
@@ -179,6 +197,7 @@ def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
             case,
             worker,
             ranks,
+            sharing,
             MemorySetting(micro_tokens=num * case.longest_tokens, num_recomputed=n),
         )
         for num in _AT_ONCE
@@ -191,7 +210,7 @@ def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
     return min(fitting, key=lambda one: sum(one.seconds(case, rows)))
 
 
-def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Stream:
+def _try(case: Case, worker: Worker, ranks: int, sharing: int, setting: MemorySetting) -> _Stream:
     """Return the stream that keeps as many layers on the GPU as fit with this setting."""
     room, num_layers = case.room_bytes(worker), case.shape.num_layers
     forecast = case.forecast(worker, setting, ranks)
@@ -205,10 +224,13 @@ def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Str
     copied = streamed * (weights + constants)
     fit = Fit(setting=setting, memory=memory, room_bytes=room)
     inputs = _count_inputs(case, worker, setting)
-    tier: WeightTier = "ram" if copied + inputs <= worker.host_bytes else "disk"
+    is_in_ram = (
+        copied <= worker.node.streamed_ram_bytes and copied / sharing + inputs <= worker.host_bytes
+    )
+    tier: WeightTier = "ram" if is_in_ram else "disk"
     bus = worker.rates.from_host_bytes_per_s
     # Of a file, only the layers on their way are in host memory.
-    waiting = copied if tier == "ram" else min(streamed, _SLOTS) * (weights + constants)
+    waiting = copied / sharing if tier == "ram" else min(streamed, _SLOTS) * (weights + constants)
     return _Stream(
         worker=worker,
         fit=fit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -118,20 +119,37 @@ def test_fifty_steps_with_magnitudes_are_those_of_one_process(model, tmp_path):
 
 
 def run_recording(environ: dict[str, str]) -> None:
-    """Be a rank that records which layers it writes."""
+    """Be a rank that records what it does with layers."""
     os.environ.update(environ)
     from agents.trainer.__main__ import main
+    from agents.trainer.model import layer_store
     from agents.trainer.streaming.layer_files import LayerFiles
 
-    write = LayerFiles.write
+    def record(module, name):
+        usual = getattr(module, name)
 
-    def record(self, place, *layer):
-        with open(environ["RECORD"], "a") as file:
-            file.write(f"{place}\n")
-        return write(self, place, *layer)
+        def do(*args):
+            with open(environ["RECORD"], "a") as file:
+                file.write(f"{name}\n")
+            return usual(*args)
 
-    LayerFiles.write = record
+        setattr(module, name, do)
+
+    record(LayerFiles, "write")
+    record(layer_store, "fill_block")
+    record(layer_store, "check_block")
     os._exit(main())
+
+
+def train_recording(run):
+    """Run the next attempt; return how often its ranks did what is recorded."""
+    intent, folder = run.intend(), run.attempt_folder
+    record = folder / "record"
+    environ = {"RECORD": str(record)}
+    ranks = range(run.num_ranks)
+    started = [start_rank(intent, one, folder, environ, run_recording) for one in ranks]
+    assert finish(started) == [0] * run.num_ranks, run.read_log(0)
+    return Counter(record.read_text().split())
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
@@ -141,17 +159,21 @@ def test_quantized_layers_are_made_by_one_rank_each_and_kept_for_the_next_run(mo
     expected = [float.fromhex(loss) for loss in losses(plain)]
     changes = {"max_steps": 4, "dora": True, "parallel": "streamed"}
     run = make_run(tmp_path / "run", model, "qlora", num_ranks=2, **changes)
-    record = tmp_path / "record"
-    for _ in range(2):
-        intent, folder = run.intend(), run.attempt_folder
-        environ = {"RECORD": str(record)}
-        ranks = [start_rank(intent, one, folder, environ, run_recording) for one in (0, 1)]
-        assert finish(ranks) == [0, 0], run.read_log(0)
+    # Their memory is one as well: what one rank has put there, the other does not read.
+    for once in ({"write": NUM_LAYERS, "fill_block": NUM_LAYERS}, {"check_block": NUM_LAYERS}):
+        assert train_recording(run) == once
         found = [float.fromhex(loss) for loss in losses(run)]
         assert found == pytest.approx(expected, rel=1e-6)
-        assert sorted(record.read_text().split()) == [str(place) for place in range(NUM_LAYERS)]
     for rank in (0, 1):
         assert [line for line in run.journal(rank, attempt=1) if line.get("phase") == "layers"]
+
+
+def test_ranks_of_one_pc_hold_one_copy_of_16_bit_layers(resident, model, tmp_path):
+    changes = {"max_steps": NUM_STEPS, "parallel": "streamed"}
+    run = make_run(tmp_path, model, "lora", num_ranks=2, **changes)
+    assert train_recording(run) == {"fill_block": NUM_LAYERS}
+    expected = [float.fromhex(loss) for loss in losses(resident)]
+    assert [float.fromhex(loss) for loss in losses(run)] == pytest.approx(expected, rel=1e-6)
 
 
 def run_on_failing_disk(environ: dict[str, str]) -> None:

@@ -37,6 +37,7 @@ def test_a_system_that_pins_no_more_costs_one_warning(monkeypatch):
     assert memory.pageable_bytes == 2 * 8192
     assert memory.budget_bytes == 7 * 8192
     assert all(len(block) == 8192 and block.data_ptr() % 4096 == 0 for block in blocks)
+    assert not memory.can_pin(blocks[0])
     ((message, hint),) = messages
     assert "lets no more host memory be pinned (CUDA error 2)" in message
     assert ".wslconfig" in hint

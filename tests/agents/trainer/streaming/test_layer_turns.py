@@ -55,7 +55,12 @@ def other_rank(files, *places):
 def do_turns(files, share=0.0, report=lambda done, total: None, is_kept=lambda place: True):
     """Make what is missing; return the layers in order, each with whether it was made."""
     found = []
-    for place in take_turns(files, range(6), share, is_kept, report):
+    claims = LayerClaims(files.claims_path)
+
+    def is_there(place):
+        return files.find(place) is not None
+
+    for place in take_turns(claims, range(6), share, is_kept, is_there, report):
         is_missing = is_kept(place) and files.find(place) is None
         if is_missing:
             make(files, place)
@@ -104,6 +109,6 @@ def test_layers_that_are_not_kept_wait_for_nobody(files):
         assert found == [(place, False) for place in range(6)]
         assert not LayerClaims(files.claims_path).take(0)
     # Where nothing can be written, each rank makes all layers for itself.
-    claims = LayerClaims(files.claims_path.with_name("missing") / "file")
+    claims = LayerClaims(files.claims_path / "in a file")
     assert claims.take(0)
     claims.close()

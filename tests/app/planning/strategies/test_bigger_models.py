@@ -153,6 +153,35 @@ def test_13b_on_an_8_gb_card_streams_from_ram(all_modes: None) -> None:
     assert plan.chosen.gpus[0].fits
 
 
+def test_gpus_of_one_pc_hold_one_copy_of_streamed_weights(all_modes: None) -> None:
+    def stream(*cards: str) -> Candidate:
+        cluster = Cluster(nodes=(make_node("pc1", *cards),))  # with 64 GiB
+        found = make_plan(ask_70b(cluster, parallel="streamed")).chosen
+        assert found is not None
+        return found
+
+    alone, both = stream("RTX 4070"), stream("RTX 4070", "RTX 4070")
+    assert [gpu.streams_from for gpu in both.gpus] == ["ram", "ram"]
+    # 30 GiB of weights once, and 10 GiB of inputs for each.
+    assert alone.gpus[0].host_bytes == pytest.approx(40 * GIB, rel=0.02)
+    assert sum(gpu.host_bytes for gpu in both.gpus) == pytest.approx(50 * GIB, rel=0.02)
+    assert "from RAM, where the GPUs of a PC share one copy, while others" in both.reason
+    assert "share" not in alone.reason
+
+
+def test_streamed_weights_take_no_more_ram_than_the_trainer_lets_them() -> None:
+    short = {"batch_sequences": 1, "sequence_tokens": 1024, "parallel": "streamed"}
+    for ram_gib, tier in ((56, "ram"), (44, "disk")):
+        cluster = small_pc(ram_gib=ram_gib)
+        case = open_case(ask(cluster, "70B", **short))  # type: ignore[arg-type]
+        found = plan_streamed(case, case.workers)
+        assert found is not None
+        (gpu,) = found.gpus
+        # Of 44 GiB, 34 are free, and 60 % of 40 are 24; the weights have 28.
+        assert gpu.streams_from == tier
+        assert cluster.nodes[0].free_ram_bytes > 29 * GIB
+
+
 def test_magnitudes_take_memory_and_time_where_layers_are_streamed(all_modes: None) -> None:
     request = ask(small_pc("RTX 3070 Ti"), "13B")
     adapter = replace(request.spec.adapter, dora=True)

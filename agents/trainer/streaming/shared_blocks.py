@@ -1,0 +1,139 @@
+"""One copy of the frozen layers for all ranks of a PC, in memory that each of them maps.
+
+The memory is a file without a name (`memfd_create`), so that it is not limited as /dev/shm is, and
+is gone with the last process that uses it, whatever ended that. The rank that comes first makes it,
+and writes down how others open it: through its own entries in /proc. Each layer has a slot there,
+of which only pages that are filled take memory. Who fills a slot has claimed the layer
+(`LayerClaims`), and marks it then; the others use what they find.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.state import take_lock
+from agents.trainer.streaming.layout import PAGE_BYTES
+
+# Seconds to wait for another rank that makes the memory, which takes it a moment.
+_PATIENCE_S = 10.0
+
+
+class SharedBlocks:
+    """Blocks of the layers of one model, by index.
+
+    Args:
+        file: Descriptor of the memory, which stays open as long as the process: others open it.
+        places: Indices of the layers.
+        slot_bytes: Limit of the size of a block, in bytes.
+        budget_bytes: Host memory that all blocks may take, in bytes.
+    """
+
+    def __init__(
+        self, file: int, places: Sequence[int], slot_bytes: int, budget_bytes: int
+    ) -> None:
+        self._file = file
+        self._slots = {place: number for number, place in enumerate(places)}
+        self._slot_bytes = _to_pages(slot_bytes)
+        self._marks_bytes = _to_pages(len(places))
+        os.ftruncate(file, self._marks_bytes + len(places) * self._slot_bytes)
+        self._marks = self._map(0, self._marks_bytes)
+        self.budget_bytes = budget_bytes
+        """Host memory that all blocks may take, in bytes."""
+
+    @property
+    def first_page(self) -> Tensor:
+        """A page (num_bytes,) of this memory, by which to try what can be done with it."""
+        return self._marks[:PAGE_BYTES]
+
+    def take(self, place: int, num_bytes: int) -> Tensor | None:
+        """Return the block (num_bytes,) of a layer as uint8, on a page; None: it is too large."""
+        if num_bytes > self._slot_bytes:
+            return None
+        return self._map(self._marks_bytes + self._slots[place] * self._slot_bytes, num_bytes)
+
+    def is_filled(self, place: int) -> bool:
+        """Return whether a rank has filled the block of a layer."""
+        return bool(self._marks[self._slots[place]])
+
+    def mark_filled(self, place: int) -> None:
+        """Let other ranks use the block of a layer as it is now."""
+        self._marks[self._slots[place]] = 1
+
+    def _map(self, start: int, num_bytes: int) -> Tensor:
+        return torch.frombuffer(
+            mmap.mmap(self._file, _to_pages(num_bytes), offset=start), dtype=torch.uint8
+        )[:num_bytes]
+
+
+def join_blocks(
+    path: Path, places: Sequence[int], slot_bytes: int, choose_budget: Callable[[], int]
+) -> SharedBlocks | None:
+    """Return the memory that the ranks of this PC share, made now if this is the first of them.
+
+    Args:
+        path: File of the attempt by which ranks find it.
+        places: Indices of the layers.
+        slot_bytes: Limit of the size of a layer's block, in bytes.
+        choose_budget: Returns how much host memory all blocks may take, in bytes.
+
+    Returns:
+        None where this rank cannot share memory, or others share it for other layers.
+    """
+    wanted = {"places": list(places), "slot_bytes": slot_bytes}
+    try:
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not take_lock(lock, _PATIENCE_S):
+                return None
+            found = _open(path)
+            file, about = _make(path, wanted, choose_budget()) if found is None else found
+        finally:
+            os.close(lock)
+        if {name: about[name] for name in wanted} != wanted:
+            os.close(file)
+            return None
+        return SharedBlocks(file, places, slot_bytes, int(about["budget_bytes"]))
+    except OSError:
+        return None
+
+
+def _make(path: Path, wanted: dict[str, Any], budget_bytes: int) -> tuple[int, dict[str, Any]]:
+    """Make the memory; return its descriptor, and what others read about it."""
+    name = secrets.token_hex(8)
+    file = os.memfd_create(name, os.MFD_CLOEXEC)
+    about = {**wanted, "budget_bytes": budget_bytes, "name": name, "pid": os.getpid(), "file": file}
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(about))
+    partial.replace(path)
+    return file, about
+
+
+def _open(path: Path) -> tuple[int, dict[str, Any]] | None:
+    """Return the same of memory that another rank has made; None: there is none any more.
+
+    Raises:
+        OSError: it is there, and this process may not use it.
+    """
+    try:
+        about = json.loads(path.read_bytes())
+        file = os.open(f"/proc/{about['pid']}/fd/{about['file']}", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, ValueError):
+        return None
+    # Another process may have the number of one that died.
+    if os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{about['name']}"):
+        return file, about
+    os.close(file)
+    return None
+
+
+def _to_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
