@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.contract.parallel import PARALLEL
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
 from app.errors import UsageError
@@ -92,6 +93,12 @@ def add_parser(commands: Commands) -> None:
         type=float,
         metavar="R",
         help="go on at this rate, such as half of the old one after the loss was not finite",
+    )
+    resume.add_argument(
+        "--parallel",
+        choices=("auto", *(row.name for row in PARALLEL.values() if row.runnable)),
+        metavar="WAY",
+        help="spread the run in another way from now on, such as streamed for lack of nodes",
     )
     resume.add_argument("--watch", action="store_true", help="show progress until the run ends")
     _with_id(verbs, "delete", "delete a run with its checkpoints", _delete)
@@ -360,7 +367,10 @@ async def _take_over(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
-    asked = (args.run, args.checkpoint, args.nodes, args.verify, out.progress, args.learning_rate)
+    asked = (
+        args.run, args.checkpoint, args.nodes, args.verify, out.progress, args.learning_rate,
+        args.parallel,
+    )  # fmt: skip
     if args.verify is not None and args.learning_rate is not None:
         raise UsageError(
             "--verify and --learning-rate exclude each other: at another rate, other losses follow",

@@ -17,7 +17,7 @@ from agents.contract.messages import Progress
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from agents.contract.repair import Change, ChangeList, RepairPreview
 from agents.contract.run import AttemptStatus
-from agents.contract.spec import RunSpec
+from agents.contract.spec import Parallel, RunSpec
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.plan import ExportPlan
 from app.artifacts.exports.request import ExportRequest
@@ -208,6 +208,7 @@ class RunsApi(Protocol):
         verify_steps: int | None = None,
         progress: OnMessage | None = None,
         learning_rate: float | None = None,
+        parallel: Parallel | None = None,
     ) -> RunSnapshot: ...
     async def delete(self, run_id: str) -> tuple[str, ...]: ...
     def all(self) -> tuple[RunSnapshot, ...]: ...

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agents.contract.data import DataPreview
 from agents.contract.node import NodeFacts, Sample
 from agents.contract.run import AttemptStatus, RankPlacement
-from agents.contract.spec import RunSpec
+from agents.contract.spec import Parallel, RunSpec
 from app.errors import UserError
 from app.events import (
     ACTIVE_STATES,
@@ -207,18 +207,19 @@ class CoreRuns:
         verify_steps: int | None = None,
         progress: OnMessage | None = None,
         learning_rate: float | None = None,
+        parallel: Parallel | None = None,
     ) -> RunSnapshot:
         """Resume from step `checkpoint` (None: the newest) on `nodes` (None: as before).
 
         With `verify_steps`, it starts so far back that as many logged steps are replayed and
-        compared; `certificate` returns the result. `learning_rate` is that from now on; None: as
-        before.
+        compared; `certificate` returns the result. `learning_rate` and `parallel` are those from
+        now on; None: as before.
 
         Raises:
             UserError: the run is active or done, or cannot be launched.
         """
         run_id = self._repository.get(run_id).run_id
-        from app.runs.lifecycle.resume import resume_run  # lists do not need it
+        from app.runs.lifecycle.resume import Changes, resume_run  # lists do not need it
 
         await resume_run(
             self._services,
@@ -227,7 +228,7 @@ class CoreRuns:
             nodes,
             verify_steps,
             progress or (lambda line: None),
-            learning_rate=learning_rate,
+            changes=Changes(learning_rate=learning_rate, parallel=parallel),
         )
         if self._background.is_on:
             self._background.watch(run_id)

@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from agents.contract.spec import RunSpec
+from agents.contract.spec import Parallel, RunSpec
 from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.runs.attempt_status import active_attempts, list_attempts, stop_parts
@@ -49,6 +50,19 @@ class Automatic:
     """Whether it takes nodes that the lost attempt did not have."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """Settings that are others from a resume on; None: as before."""
+
+    learning_rate: float | None = None
+    """Rate before warm-up and decay."""
+    parallel: Parallel | None = None
+    """Way to spread the run over GPUs."""
+
+
+_NONE = Changes()
+
+
 async def resume_run(
     services: Services,
     run_id: str,
@@ -57,7 +71,7 @@ async def resume_run(
     verify_steps: int | None = None,
     report: OnMessage = lambda line: None,
     *,
-    learning_rate: float | None = None,
+    changes: Changes = _NONE,
     automatic: Automatic | None = None,
 ) -> None:
     """Launch the next attempt of a run.
@@ -70,7 +84,7 @@ async def resume_run(
         verify_steps: resume from a checkpoint with this many logged steps after it, and compare
             them with what the new attempt computes; None to compare nothing.
         report: called with a sentence on each stage.
-        learning_rate: rate from now on, before warm-up and decay; None: as before.
+        changes: settings that are others from now on.
         automatic: given where no person asked for it: then a pending loss has to allow it, also
             just before the launch, and an attempt of another master is left alone.
 
@@ -80,7 +94,7 @@ async def resume_run(
     """
     if verify_steps is not None:
         require_replayable(verify_steps)
-    _choose_spec(services.runs.get(run_id).spec, nodes, learning_rate)
+    _choose_spec(services.runs.get(run_id).spec, nodes, changes)
     await reconcile_run(services, run_id)
     if automatic is None:
         await adopt_newer(services, services.runs.get(run_id))
@@ -97,7 +111,7 @@ async def resume_run(
         is_shared = await _require_own(services, run, answering, is_automatic=automatic is not None)
         if automatic is not None:
             answering = await _leave_out_unusable(services, run_id, answering)
-            learning_rate = _choose_rate(services, run)
+            changes = Changes(learning_rate=_choose_rate(services, run))
             chosen = await _choose_automatically(services, run, answering, automatic)
         else:
             chosen = await _choose_nodes(services, run, nodes, answering)
@@ -109,11 +123,11 @@ async def resume_run(
         await _stop_leftovers(services, run_id, answering, LEFTOVER_GRACE_S)
         # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
         # without them, and keep them only where the count still fits.
-        plan = await plan_launch(services, replace(run.spec, shares=None), chosen, run_id)
+        run_spec = _choose_spec(run.spec, nodes, changes)
+        plan = await plan_launch(services, replace(run_spec, shares=None), chosen, run_id)
         if is_shared:
             require_majority(run, plan.nodes)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
-        run_spec = _choose_spec(run.spec, nodes, learning_rate)
         spec = replace(run_spec, shares=shares)
         plan = await add_forecast(services, spec, plan)
         report("choosing a checkpoint and copying it to every node")
@@ -121,7 +135,7 @@ async def resume_run(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps
         )
         # It repeats these steps in any case; at another rate, their losses differ.
-        if automatic is not None and step is not None and learning_rate is None:
+        if automatic is not None and step is not None and changes.learning_rate is None:
             verify_steps = count_logged(services, run_id, step)
         replay = None
         if step is not None and verify_steps:
@@ -134,26 +148,30 @@ async def resume_run(
         next_run = replace(run, attempt=attempt, spec=spec)
         await launch(services, next_run, plan, inputs, folders, step, replay)
         services.runs.change(run_id, lambda old: replace(old, spec=run_spec))
-        _report_rate(services, run, run_spec.learning_rate, (step or 0) + 1)
+        _report_changes(services, run, run_spec, (step or 0) + 1)
 
 
-def _choose_spec(
-    spec: RunSpec, nodes: tuple[str, ...] | None, learning_rate: float | None
-) -> RunSpec:
+def _choose_spec(spec: RunSpec, nodes: tuple[str, ...] | None, changes: Changes) -> RunSpec:
     """Return the settings of the run from now on.
 
     Raises:
-        UsageError: a node is named twice, or the learning rate is out of range.
+        UsageError: a node is named twice, the learning rate is out of range, or the settings
+            exclude that way to spread the run.
     """
-    try:
-        # Nodes that a person names are those of the run; the others do not rejoin.
-        spec = spec if nodes is None else replace(spec, nodes=nodes)
-    except ValueError as error:
-        raise UsageError(str(error), "Name each node that is to train once.") from error
-    try:
-        return spec if learning_rate is None else replace(spec, learning_rate=learning_rate)
-    except ValueError as error:
-        raise UsageError(str(error), "Give a lower rate than before.") from error
+    # Nodes that a person names are those of the run; the others do not rejoin.
+    asked: tuple[tuple[str, Any, str], ...] = (
+        ("nodes", nodes, "Name each node that is to train once."),
+        ("learning_rate", changes.learning_rate, "Give a lower rate than before."),
+        ("parallel", changes.parallel, "Resume it as before, or in another way."),
+    )
+    for name, value, hint in asked:
+        if value is None:
+            continue
+        try:
+            spec = replace(spec, **{name: value})
+        except ValueError as error:
+            raise UsageError(str(error), hint) from error
+    return spec
 
 
 def _choose_rate(services: Services, run: RunRecord) -> float | None:
@@ -162,10 +180,17 @@ def _choose_rate(services: Services, run: RunRecord) -> float | None:
     return run.spec.learning_rate / 2 if losses and losses[-1].cause == "diverged" else None
 
 
-def _report_rate(services: Services, run: RunRecord, learning_rate: float, step: int) -> None:
-    if learning_rate != run.spec.learning_rate:
-        rates = f"{learning_rate:g} instead of {run.spec.learning_rate:g}"
-        text = f"the learning rate is {rates} from step {step} on"
+def _report_changes(services: Services, run: RunRecord, spec: RunSpec, step: int) -> None:
+    """Write events of the settings that are others from a step on."""
+    texts = []
+    if spec.learning_rate != run.spec.learning_rate:
+        rates = f"{spec.learning_rate:g} instead of {run.spec.learning_rate:g}"
+        texts.append(f"the learning rate is {rates} from step {step} on")
+    if spec.parallel != run.spec.parallel:
+        texts.append(
+            f"parallel is {spec.parallel} instead of {run.spec.parallel} from step {step} on"
+        )
+    for text in texts:
         services.runs.add_event(run.run_id, "setting", text)
 
 

@@ -21,7 +21,7 @@ from app.events import Event, EventHub, LogArrived, RunChanged, StepsArrived
 from app.runs.checkpoints import find_copies, group_by_step, verify_copies
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
-from app.runs.lifecycle.resume import resume_run
+from app.runs.lifecycle.resume import Changes, resume_run
 from app.runs.lifecycle.stop import delete_run, stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
@@ -484,6 +484,32 @@ def test_a_node_that_is_named_twice_is_refused(services: Services, interrupted: 
     with pytest.raises(UsageError, match="nodes has 'alpha' twice"):
         asyncio.run(resume_run(services, interrupted, nodes=("alpha", "beta", "alpha")))
     assert services.runs.get(interrupted).attempt == 1
+
+
+def test_a_run_goes_on_in_another_way_from_a_resume_on(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    cluster["alpha"].add_checkpoint(run_id, 10)
+    asyncio.run(stop_run(services, run_id))
+    before = services.runs.get(run_id).spec.parallel
+    asyncio.run(resume_run(services, run_id, changes=Changes(parallel="data")))
+    intent = cluster["beta"].intents[-1]
+    assert (intent.resume_step, intent.spec.parallel) == (10, "data")
+    assert services.runs.get(run_id).spec.parallel == "data" != before
+    told = [event.text for event in services.runs.events(run_id)]
+    assert f"parallel is data instead of {before} from step 11 on" in told
+
+
+def test_a_way_that_the_settings_exclude_is_refused_before_anything_is_stopped(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    spec = replace(spec, parallel="data", compression="powersgd")
+    run_id = asyncio.run(start_run(services, spec))
+    finish(cluster, run_id, "failed")
+    with pytest.raises(UsageError, match="compression") as refused:
+        asyncio.run(resume_run(services, run_id, changes=Changes(parallel="pipeline")))
+    assert refused.value.hint == "Resume it as before, or in another way."
+    assert services.runs.get(run_id).attempt == 1
 
 
 def test_checkpoint_is_copied_to_a_node_that_lacks_it(
