@@ -202,7 +202,7 @@ class Bench:
         pack = offloader._pack
 
         def look(tensor: Any) -> Any:
-            saved.setdefault(offloader._layer, []).append([str(tensor.dtype), list(tensor.shape)])
+            saved.setdefault(offloader._turn, []).append([str(tensor.dtype), list(tensor.shape)])
             return pack(tensor)
 
         offloader._pack = look  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from agents.contract.node import (
     Sample,
 )
 from agents.contract.run import AttemptStatus
-from agents.contract.spec import DataSpec, RunSpec
+from agents.contract.spec import DataSpec, Parallel, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 from app.artifacts.deletion import DeletedArtifact
 from app.artifacts.estimates.plan import ExportPlan
@@ -728,6 +728,7 @@ class FakeRuns:
         verify_steps: int | None = None,
         progress: Callable[[str], None] | None = None,
         learning_rate: float | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         await self._core.act("runs.resume", run_id, checkpoint, nodes, verify_steps)
         run = self._core.run_map[run_id]

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -148,7 +149,7 @@ def test_a_state_is_not_whole_after_a_change_that_failed():
 
 
 def write_slowly(environ: dict[str, str]) -> None:
-    """Be a rank whose commits take two seconds more."""
+    """Be a rank whose commits take two seconds more, and leave a file when the first begins."""
     os.environ.update(environ)
     from agents.trainer.__main__ import main
     from agents.trainer.checkpoint.folder import CheckpointFolder
@@ -156,6 +157,7 @@ def write_slowly(environ: dict[str, str]) -> None:
     check = CheckpointFolder._check_fence
 
     def wait_and_check(self: CheckpointFolder) -> None:
+        Path(environ["WRITING"]).touch()
         time.sleep(2.0)
         check(self)
 
@@ -169,8 +171,12 @@ def test_a_stage_that_waits_for_a_silent_one_ends_the_checkpoint_that_it_writes(
     saves = CheckpointSpec(every_minutes=None, every_steps=3, keep=3)
     run = Run(tmp_path / "run", tiny_model, replace(SPEC, parallel="pipeline", checkpoint=saves), 2)
     intent, folder = run.intend(), run.attempt_folder
-    ranks = [start_rank(intent, 0, folder, {}, write_slowly), start_rank(intent, 1, folder, {})]
-    wait_until(lambda: len(run.steps()) >= 3)  # that of step 3 is being written
+    writing = tmp_path / "writing"
+    ranks = [
+        start_rank(intent, 0, folder, {"WRITING": str(writing)}, write_slowly),
+        start_rank(intent, 1, folder, {}),
+    ]
+    wait_until(writing.exists)  # what the other stage holds is there, too
     os.kill(ranks[1].pid, signal.SIGSTOP)
     (folder / "loss.json").write_text("{}")
     try:
