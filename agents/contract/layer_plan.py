@@ -22,6 +22,8 @@ SHARE_SLACK = 2
 """Maximum share of a rank in a batch, as a multiple of an equal share."""
 HOST_SHARE = 0.35
 """Maximum share of a PC's free memory that offloaded activations of all its ranks may take."""
+STREAMED_SHARE = 0.6
+"""Maximum share of a PC's free memory that streamed weights of all its ranks may take."""
 STAGE_CHUNK_BYTES = 1 << 27
 """Unit of pinned memory for offloaded activations of a micro-batch in a pipeline, in bytes; larger
 tensors stay on the GPU."""

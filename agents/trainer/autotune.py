@@ -321,15 +321,16 @@ def _make_tuner(
     _prove_longest(executor, state)
     _log("layers compiled")
     workload = make_workload(context, state)
-    # Shares follow the speeds, so a rank may get more than an equal part.
-    max_tokens = workload.mean_tokens * (1 if world_size == 1 else SHARE_SLACK)
-    if not state.is_flat:  # rows go through one at a time, so several at once gain nothing
-        max_tokens = 0
+    max_tokens = longest_tokens
+    if state.is_flat:  # else rows go through one at a time, so several at once gain nothing
+        # Shares follow the speeds, so a rank may get more than an equal part.
+        share = 1 if world_size == 1 else SHARE_SLACK
+        max_tokens = max(longest_tokens, int(workload.mean_tokens * share))
     return Tuner(
         executor,
         context.device,
         workload,
-        max_tokens=max(longest_tokens, int(max_tokens)),
+        max_tokens=max_tokens,
         recompute=spec.recompute,
         reserve=reserve,
         is_kept=is_kept,

@@ -97,7 +97,6 @@ def add_parser(commands: Commands) -> None:
     resume.add_argument(
         "--parallel",
         choices=("auto", *(row.name for row in PARALLEL.values() if row.runnable)),
-        metavar="WAY",
         help="spread the run in another way from now on, such as streamed for lack of nodes",
     )
     resume.add_argument("--watch", action="store_true", help="show progress until the run ends")

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Literal
 
 from agents.contract.cards import Card, find_card
+from agents.contract.layer_plan import STREAMED_SHARE
 from agents.contract.node import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
 from app.planning.memory.gpu import GpuMemory, guess_context, guess_reserved
 
@@ -34,9 +35,6 @@ ASSUMED_DISK_BYTES_PER_S = 2e9
 3.5 GB/s in its data sheet, and less once it is warm."""
 # Host memory reserved for the PC's own programs, in bytes.
 _SYSTEM_BYTES = 4 << 30
-# Part of the RAM beyond that which streamed weights take at most. Must match
-# agents/trainer/streaming/host_memory.py.
-_STREAMED_SHARE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +128,7 @@ class PlannedNode:
         36.0
         """
         started = max(0, (self.ram_bytes or 0) - _SYSTEM_BYTES)
-        return min(self.free_ram_bytes, int(_STREAMED_SHARE * started))
+        return min(self.free_ram_bytes, int(STREAMED_SHARE * started))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,12 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from agents.contract.layer_plan import STREAMED_SHARE
 from agents.trainer.rank.host_memory import read_available_bytes
 from agents.trainer.streaming.layout import allocate_block
 
-# Part of the memory that is available when a run starts which its layers may take, and how much
-# they leave in any case, in bytes. Activations that are offloaded need some, the system as well.
-_SHARE, _LEFT_BYTES = 0.6, 3 << 30
+# What layers leave in any case of the memory that is available when a run starts, in bytes.
+# Activations that are offloaded need some, the system as well.
+_LEFT_BYTES = 3 << 30
 
 
 class HostMemory:
@@ -84,4 +85,4 @@ def choose_budget(num_local_ranks: int) -> int:
         num_local_ranks: ranks on this PC, which share its memory.
     """
     available = read_available_bytes()
-    return max(0, int(min(available * _SHARE, available - _LEFT_BYTES) / num_local_ranks))
+    return max(0, int(min(available * STREAMED_SHARE, available - _LEFT_BYTES) / num_local_ranks))

@@ -9,7 +9,6 @@ of which only pages that are filled take memory. Who fills a slot has claimed th
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import secrets
@@ -20,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agents.state import take_lock
+from agents.errors import ExpectedError
+from agents.state import locked, read_json, write_json
 from agents.trainer.streaming.layout import PAGE_BYTES
 
 # Seconds to wait for another rank that makes the memory, which takes it a moment.
@@ -90,43 +90,42 @@ def join_blocks(
     """
     wanted = {"places": list(places), "slot_bytes": slot_bytes}
     try:
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not take_lock(lock, _PATIENCE_S):
-                return None
-            found = _open(path)
-            file, about = _make(path, wanted, choose_budget()) if found is None else found
-        finally:
-            os.close(lock)
+        with locked(path.with_suffix(".lock"), _PATIENCE_S, "another rank makes this memory"):
+            file, about = _open(path) or _make(path, wanted, choose_budget())
         if {name: about[name] for name in wanted} != wanted:
             os.close(file)
             return None
         return SharedBlocks(file, places, slot_bytes, int(about["budget_bytes"]))
-    except OSError:
+    except (OSError, ExpectedError):
         return None
 
 
 def _make(path: Path, wanted: dict[str, Any], budget_bytes: int) -> tuple[int, dict[str, Any]]:
-    """Make the memory; return its descriptor, and what others read about it."""
+    """Make the memory; return its descriptor, and what others read about it.
+
+    Raises:
+        OSError: there can be none.
+        ExpectedError: the disk does not take what others read.
+    """
     name = secrets.token_hex(8)
     file = os.memfd_create(name, os.MFD_CLOEXEC)
     about = {**wanted, "budget_bytes": budget_bytes, "name": name, "pid": os.getpid(), "file": file}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(about))
-    partial.replace(path)
+    write_json(path, about)
     return file, about
 
 
 def _open(path: Path) -> tuple[int, dict[str, Any]] | None:
-    """Return the same of memory that another rank has made; None: there is none any more.
+    """Return both of memory that another rank has made; None: there is none any more.
 
     Raises:
         OSError: it is there, and this process may not use it.
     """
+    about = read_json(path)
+    if about is None:
+        return None
     try:
-        about = json.loads(path.read_bytes())
         file = os.open(f"/proc/{about['pid']}/fd/{about['file']}", os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return None
     # Another process may have the number of one that died.
     if os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{about['name']}"):

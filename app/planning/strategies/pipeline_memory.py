@@ -21,9 +21,9 @@ from app.planning.plan_context import Case, Worker, correct
 # Features of a micro-batch that stay on the GPU until its backward pass: those that entered the
 # stage, at which that pass ends, and those that left it, at which it begins.
 _ENTERED, _LEFT = 1, 1
-_SLACK_SHARE_FIXED = 0.11
-"""Share of torch's memory that is holes where its segments cannot grow, as under WSL2: of the first
-stage of a 70B on an H200, with nine micro-batches of 2,048 tokens, 1.07 of 9.74 GiB."""
+# Share of a stage's memory that is holes where torch's segments cannot grow, as under WSL2: in the
+# first stage of a 70B on an H200, with nine micro-batches of 2,048 tokens, 1.07 beside 9.74 GiB.
+_STAGE_HOLES_SHARE = 0.11
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +168,7 @@ def stage_memory(
     # Holes in memory are between all tensors, those of every micro-batch in flight included.
     slack_share = whole.slack_bytes / max(1, whole.allocated_bytes)
     if not worker.memory.pieces_grow:
-        slack_share = max(slack_share, _SLACK_SHARE_FIXED)
+        slack_share = max(slack_share, _STAGE_HOLES_SHARE)
     memory = replace(memory, slack_bytes=int(slack_share * memory.allocated_bytes))
     return correct(memory, worker.correction.memory.value)
 

@@ -60,7 +60,7 @@ class Changes:
     """Way to spread the run over GPUs."""
 
 
-_NONE = Changes()
+_UNCHANGED = Changes()
 
 
 async def resume_run(
@@ -71,7 +71,7 @@ async def resume_run(
     verify_steps: int | None = None,
     report: OnMessage = lambda line: None,
     *,
-    changes: Changes = _NONE,
+    changes: Changes = _UNCHANGED,
     automatic: Automatic | None = None,
 ) -> None:
     """Launch the next attempt of a run.

@@ -179,7 +179,7 @@ class StagePasses:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise _lack_memory(num_held, part, "the backward pass of one of") from error
+            raise _lack_memory(num_held, part, is_backward=True) from error
 
     def _do_backward(self, number: int) -> None:
         held = self._held.pop(number)
@@ -216,16 +216,17 @@ class StagePasses:
         """
         self._executor.release_memory()
         if not (self._executor.recompute_more() or self._executor.offload_inputs()):
-            raise _lack_memory(len(self._held) + 1, part)
+            raise _lack_memory(len(self._held) + 1, part, is_backward=False)
 
 
-def _lack_memory(num_held: int, part: Part, doing: str = "") -> ExpectedError:
-    """Return the error of a stage that has no memory for what it holds, whatever it is `doing`."""
+def _lack_memory(num_held: int, part: Part, *, is_backward: bool) -> ExpectedError:
+    """Return the error of a stage that lacks memory for a pass beside what it holds."""
     num_tokens = sum(example.num_tokens for example in part.examples)
-    where = f"in {doing} " if doing else "with "
+    one_of = "one of " if is_backward and num_held > 1 else ""
+    held = f"{num_held} micro-batches" if num_held > 1 else "a micro-batch"
+    where = f"in the backward pass of {one_of}" if is_backward else "with "
     return ExpectedError(
-        f"Memory ran out {where}{num_held} micro-batches of up to {num_tokens:,} tokens in this "
-        "stage.",
+        f"Memory ran out {where}{held} of up to {num_tokens:,} tokens in this stage.",
         f"Use more nodes or a lower sequence_tokens, or {SAVE_MEMORY_HINT}",
     )
 
