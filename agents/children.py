@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
-from agents.contract.python_child import SAFE_FOLDER, python_variables
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.files.python_child import SAFE_FOLDER, python_variables
 
 KEPT_LINES = 200
 

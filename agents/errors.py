@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 
-from agents.contract.folder_files import ForeignFile
-from agents.contract.secrets import hide_secrets
+from agents.shared.files.folder_files import ForeignFile
+from agents.shared.files.secrets import hide_secrets
 
 
 class ExpectedError(Exception):

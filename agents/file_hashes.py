@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agents.contract.folder_files import open_regular
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.files.folder_files import open_regular
 from agents.state import read_json, write_json
 
 _BLOCK_BYTES = 1 << 20

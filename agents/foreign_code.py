@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agents.contract.bounded_work import bound_operators
 from agents.errors import ExpectedError
+from agents.shared.files.bounded_work import bound_operators
 
 _HINT = (
     "Use a model whose kind Transformers knows by itself (its config.json needs no auto_map), such "

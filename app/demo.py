@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from agents.contract.node import EnvironmentReport
-from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from app.artifacts.exports.request import ExportRequest
 from app.core.core import Core
 from app.errors import HostKeyUnknown, UnshippedLock, UserError

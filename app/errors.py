@@ -25,7 +25,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from agents.contract.secrets import hide_secrets
+from agents.shared.files.secrets import hide_secrets
 
 
 class RacklessError(Exception):

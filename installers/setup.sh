@@ -369,7 +369,7 @@ run_check() { # $1: its name; the rest: arguments of python
 
 check_types() { # for Linux; for Windows, what the window and the command line import
     "$python" -m mypy && "$python" -m mypy --platform win32 --cache-dir .mypy_cache/windows \
-        -p app -p agents.contract
+        -p app -p agents.contract -p agents.shared
 }
 
 run_tests() {

@@ -33,7 +33,7 @@ TORCH = (
     "cudnn",
 )  # fmt: skip
 TORCH_FOLDERS = ("agents.trainer", "agents.quantizers")
-SHARED_WITH_APP = ("agents.contract",)
+SHARED_WITH_APP = ("agents.contract", "agents.shared")
 INPUT_OUTPUT = (
     *("asyncio", "socket", "selectors", "ssl", "subprocess", "multiprocessing", "signal"),
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "fcntl", "mmap", "sqlite3", "asyncssh"),
@@ -64,23 +64,21 @@ ORDER = {
         " | fleet files"
     ),
     "app.planning": (
-        "config_reader layer_shape | adapter_targets mixer_layers | family_layers | family_table"
-        " | model_shape learning row_lengths changes | model_parts | memory"
-        " | cluster setting_search forecast_accuracy"
-        " misses measurement_limits | rates layer_costs"
-        " network | throughput | candidate | choice plan_context | build_context subsets"
-        " | strategies | cut reasons run_limits | fit_advice | advice | plan"
+        "shape row_lengths | memory | hardware accuracy layer_costs setting_search"
+        " | candidate throughput | choice plan_context | build_context subsets"
+        " | strategies | cut reasons | advice | plan"
     ),
     "app.runs": (
-        "node_pool placement run | journals attempt_status | snapshot run_repository services"
-        " | local_program | * | lifecycle"
+        "placement run | nodes rejoin | recovery | journals | snapshot | run_repository | services"
+        " | * | inputs | lifecycle"
     ),
     "app.gui": (
-        "kit | session tables logs | charts forms | chat new_run nodes settings | export | runs"
+        "kit | session tables logs | charts forms | repairs | chat new_run nodes settings | export"
+        " | runs"
         " | artifacts overview | shell | application | self_test"
     ),
     "agents": (
-        "contract errors | foreign_code | state disk_space children program file_hashes"
+        "contract | shared | errors | foreign_code | state disk_space children program file_hashes"
         " | rendezvous | supervisor | telemetry | node | election | spread serve trainer"
         " | quantizers | commands | __main__"
     ),
@@ -100,7 +98,7 @@ def third_party_in_agent(found: Import) -> bool:
 
 RULES: dict[str, Callable[[Import], bool]] = {
     "agents never imports app": lambda i: within(i.module, "agents") and within(i.name, "app"),
-    "app imports from agents only the contract": lambda i: (
+    "app imports from agents only contract and shared": lambda i: (
         within(i.module, "app")
         and within(i.name, "agents")
         and not within(i.name, *SHARED_WITH_APP)
@@ -286,13 +284,13 @@ SAMPLES = [
         2,
     ),
     (
-        "app imports from agents only the contract",
+        "app imports from agents only contract and shared",
         "app/core/core.py",
         "import agents\n",
         1,
     ),
     (
-        "app imports from agents only the contract",
+        "app imports from agents only contract and shared",
         "app/nodes/bootstrap.py",
         "from agents import contract, server\n",
         1,
@@ -392,14 +390,14 @@ def test_allowed_imports_break_no_rule(tmp_path: Path) -> None:
         ("app", "app/runs/lifecycle/resume.py", "\nfrom ... import core\n"),
         ("app", "app/runs/run.py", "\ndef f():\n    from app.core.core import Core\n"),
         ("app.gui", "app/gui/kit/theme.py", "if TYPE_CHECKING:\n    from app.gui.shell import x\n"),
-        ("app.runs", "app/runs/run.py", "\nfrom app.runs.preview import read_preview\n"),
+        ("app.runs", "app/runs/run.py", "\nfrom app.runs.inputs.preview import read_preview\n"),
         ("agents.trainer", "agents/trainer/rank/context.py", "\nimport agents.trainer.loop\n"),
     ],
 )
 def test_an_upward_import_is_found(tmp_path: Path, package: str, path: str, text: str) -> None:
     for other in ("app/core/core.py", "app/gui/shell/x.py", "app/runs/run.py"):
         write(tmp_path, other, "")
-    write(tmp_path, "app/runs/preview.py", "")
+    write(tmp_path, "app/runs/inputs/preview.py", "")
     write(tmp_path, "agents/trainer/loop.py", "from agents.trainer.rank import context\n")
     write(tmp_path, path, text)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from agents.children import Children
 from agents.contract.repair import AdminWay
-from agents.contract.secrets import HIDDEN, hide_secrets
 from agents.errors import ExpectedError
+from agents.shared.files.secrets import HIDDEN, hide_secrets
 
 # sudo finds these itself; root's and a user's login may lack them.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

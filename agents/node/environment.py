@@ -20,13 +20,13 @@ from pathlib import Path
 from agents.children import Children
 from agents.contract.environments import EnvironmentTrial, WheelQuery
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
-from agents.contract.python_child import python_variables
-from agents.contract.wheel_store import WheelSet
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.build_tools import find_uv
 from agents.node.installer import WrongPackage, install_with_pip, install_with_uv
 from agents.node.wheels import wheel_set
+from agents.shared.files.python_child import python_variables
+from agents.shared.packages.wheel_store import WheelSet
 from agents.state import Home, locked, read_json, require_name, write_json
 
 COMPLETE = "complete"

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agents.contract.folder_files import open_regular, require_own
 from agents.contract.json_text import parse_json
 from agents.contract.run import BundleStatus, FileEntry
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
+from agents.shared.files.folder_files import open_regular, require_own
 from agents.state import Home, fsync_folder, identify, locked, take_lock
 
 ROOTS = ("models", "data", "runs", "artifacts", "wheels")

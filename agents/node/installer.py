@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agents.children import Children
-from agents.contract.lock import Lock, read_lock_text
-from agents.contract.python_child import python_variables
-from agents.contract.wheel_store import WheelSet
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.files.python_child import python_variables
+from agents.shared.packages.lock import Lock, read_lock_text
+from agents.shared.packages.wheel_store import WheelSet
 
 VENV_TIMEOUT_S = 600.0
 PIP_PROBLEMS = (

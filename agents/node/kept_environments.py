@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agents.contract.environments import KeptItem, KeptKind
-from agents.contract.wheel_store import HALVES, PARTIAL, STORE
 from agents.disk_space import freed_bytes
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.build_tools import PYTHONS, TOOLS
 from agents.node.environment import COMPLETE, read_adopted, read_marker
+from agents.shared.packages.wheel_store import HALVES, PARTIAL, STORE
 from agents.state import Home, locked, take_lock
 from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over
 from agents.supervisor.leases import is_any_held

@@ -16,10 +16,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from agents.contract.folder_files import read_regular
 from agents.contract.json_text import parse_json
 from agents.contract.run_layout import MANIFEST_FILE
 from agents.contract.wire import WireError
+from agents.shared.files.folder_files import read_regular
 
 _UNSEALED = {
     "run_id",

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from agents.children import Children
 from agents.contract.artifacts import PackagesBuild, PackagesReport
-from agents.contract.python_child import python_variables
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.environment import is_version, look
 from agents.node.installer import run_pip
+from agents.shared.files.python_child import python_variables
 from agents.state import Home, locked, require_name
 
 # pip tells a build's process by these variables; its own process, which downloads, has neither.

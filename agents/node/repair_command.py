@@ -19,11 +19,11 @@ from agents.children import Children
 from agents.contract.json_text import parse_json
 from agents.contract.messages import MAX_LINE_BYTES
 from agents.contract.repair import Change, RepairFailure, RepairWork
-from agents.contract.secrets import format_trace
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.administrator import Administrator, NoAdmin
 from agents.node.repair import apply, undo
+from agents.shared.files.secrets import format_trace
 from agents.state import Home, open_home
 
 _MAX_PASSWORD_BYTES = 1024

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.contract.data_files import look_through
-from agents.contract.folder_files import ForeignFile, list_own, open_regular
 from agents.contract.in_place import (
     MODEL_SUFFIXES,
     PlaceAnswer,
@@ -30,6 +28,8 @@ from agents.contract.shares import find_share, read_mounts
 from agents.contract.wire import from_wire
 from agents.errors import ExpectedError
 from agents.file_hashes import hash_cached, is_cached
+from agents.shared.data.files import look_through
+from agents.shared.files.folder_files import ForeignFile, list_own, open_regular
 from agents.state import Home, read_json
 
 SILENCE_S = 30.0

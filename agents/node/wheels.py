@@ -12,10 +12,10 @@ from pathlib import Path
 
 from agents.children import Children
 from agents.contract.environments import WheelQuery, WheelReport
-from agents.contract.lock import read_lock_text
-from agents.contract.package_index import PackageIndex, read_index_settings
-from agents.contract.wheel_store import STORE, WheelProblem, WheelSet, fetch
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.packages.lock import read_lock_text
+from agents.shared.packages.package_index import PackageIndex, read_index_settings
+from agents.shared.packages.wheel_store import STORE, WheelProblem, WheelSet, fetch
 from agents.state import Home, locked
 
 TURN_S = 3600.0

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, MakeJob
-from agents.contract.export_support import find_left_wide, find_refusal, suggest
 from agents.contract.formats import EXPORTS
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
@@ -38,6 +37,7 @@ from agents.quantizers.proof.card import write_card
 from agents.quantizers.proof.folder_proof import expect_room, prove_folder
 from agents.quantizers.proof.reference_model import Original, look_at_original, recall
 from agents.quantizers.proof.verdict import Proof, find_lost_tokens, share_of_same_tokens
+from agents.shared.models.export_support import find_left_wide, find_refusal, suggest
 from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
 

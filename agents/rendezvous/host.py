@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 
-from agents.contract.python_child import SAFE_FOLDER
 from agents.errors import ExpectedError
 from agents.rendezvous.interfaces import bind_to
+from agents.shared.files.python_child import SAFE_FOLDER
 from agents.state import archive_path
 
 _CODE = """

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from agents.children import Children
-from agents.contract.bounded_work import KILLED, KILLED_MESSAGE
 from agents.errors import ExpectedError
+from agents.shared.files.bounded_work import KILLED, KILLED_MESSAGE
 
 LOOK_S = 0.5
 """Interval of checks whether other work has leased the GPU, in seconds."""

@@ -28,12 +28,12 @@ from agents.contract.messages import (
     decode,
     encode,
 )
-from agents.contract.secrets import format_trace, hide_secrets
 from agents.contract.wire import WireError, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import remove_half_made, remove_job_folders
 from agents.serve.channel import AgentChannel, Call
 from agents.serve.handlers import find_handler
+from agents.shared.files.secrets import format_trace, hide_secrets
 from agents.state import Home, archive_path
 
 if TYPE_CHECKING:

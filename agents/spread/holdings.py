@@ -24,9 +24,9 @@ from agents.contract.chunks import (
     num_chunks,
     to_bitmap,
 )
-from agents.contract.folder_files import open_regular
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
+from agents.shared.files.folder_files import open_regular
 from agents.state import locked
 
 LOCK_TIMEOUT_S = 10.0

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agents.contract.chunks import ChunkedFile, hash_chunks
-from agents.contract.folder_files import open_regular
 from agents.contract.run import FileEntry
 from agents.contract.spread import (
     MAX_LINE_BYTES,
@@ -41,6 +40,7 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
 from agents.node.files import list_files, split_destination, split_path
 from agents.rendezvous.interfaces import find_route
+from agents.shared.files.folder_files import open_regular
 from agents.spread.holdings import DamagedChunk, Holdings
 from agents.spread.peers import fetch, listen, receive_chunk, receive_frames
 from agents.state import Home

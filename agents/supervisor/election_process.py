@@ -12,9 +12,9 @@ import signal
 import subprocess
 import time
 
-from agents.contract.python_child import python_environ
 from agents.contract.run import AttemptIntent
 from agents.contract.run_layout import CLOSED_FILE, ELECTION_FILE, EXIT_FILE, KEPT_FILE
+from agents.shared.files.python_child import python_environ
 from agents.state import agent_command, archive_path, identity_from, read_json, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.fence import read_fence

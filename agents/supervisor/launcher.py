@@ -12,10 +12,10 @@ import subprocess
 import time
 from typing import Protocol
 
-from agents.contract.python_child import python_variables
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import rank_log
 from agents.rendezvous.interfaces import LOOPBACK_DEVICE, listen_on, name_interface
+from agents.shared.files.python_child import python_variables
 from agents.state import Identity, archive_path, boot_id, identify
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.ranks import RankProcess

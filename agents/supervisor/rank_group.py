@@ -15,9 +15,9 @@ import time
 from functools import cached_property
 from typing import Any
 
-from agents.contract.logcap import cap_log
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.run_layout import STARTED_FILE
+from agents.shared.files.logcap import cap_log
 from agents.state import Identity, boot_id, identify, identity_from, read_json, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.journal import AttemptJournal

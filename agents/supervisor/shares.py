@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ
 from agents.contract.run import AttemptIntent
 from agents.contract.shares import SharedPlace
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.state import agent_command, archive_path
 from agents.supervisor.verdict import AttemptOutcome
 

@@ -6,9 +6,9 @@ import os
 import subprocess
 import time
 
-from agents.contract.python_child import python_variables
 from agents.contract.run_layout import EXIT_FILE, SUPERVISOR_LOG
 from agents.errors import ExpectedError, explain_os_error
+from agents.shared.files.python_child import python_variables
 from agents.state import agent_command, archive_path
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.sweep import find_processes

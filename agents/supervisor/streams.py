@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from threading import Event as Flag
 
-from agents.contract.logcap import read_kept
 from agents.contract.messages import STREAM_CHUNK_BYTES
 from agents.contract.run import StreamChunk
 from agents.contract.run_layout import is_stream
 from agents.errors import ExpectedError
+from agents.shared.files.logcap import read_kept
 from agents.supervisor.attempt import AttemptFolder, is_over
 
 POLL_S = 0.2

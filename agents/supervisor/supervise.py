@@ -27,9 +27,9 @@ from agents.contract.run_layout import (
     SUPERVISOR_JOURNAL,
     SUPERVISOR_LOG,
 )
-from agents.contract.secrets import format_trace, hide_secrets
 from agents.disk_space import HeldSpace
 from agents.errors import ExpectedError
+from agents.shared.files.secrets import format_trace, hide_secrets
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.clocks import ClockWatch

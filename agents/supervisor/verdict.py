@@ -11,8 +11,8 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.contract.bounded_work import KILLED_MESSAGE
 from agents.contract.run import AttemptIntent, AttemptState, FailureCause
+from agents.shared.files.bounded_work import KILLED_MESSAGE
 from agents.supervisor.attempt import EXIT_USER_ERROR
 from agents.supervisor.clocks import Sleep
 from agents.supervisor.ranks import RankProcess

@@ -13,7 +13,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from agents.contract.python_child import python_environ
+from agents.shared.files.python_child import python_environ
 from agents.state import Home, agent_command, archive_path, identity_from, read_json
 
 LEASE_S = 900.0

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agents.contract.python_child import SAFE_FOLDER
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
+from agents.shared.files.python_child import SAFE_FOLDER
 from agents.state import Home, archive_path, identify, take_lock, write_json
 from agents.supervisor.leases import find_uses, is_any_held
 from agents.supervisor.ownership import OwnershipWatch

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from agents import foreign_code
 from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
-from agents.contract.secrets import format_trace, hide_secrets
 from agents.errors import Diverged, ExpectedError
 from agents.program import imports_that_stay
+from agents.shared.files.secrets import format_trace, hide_secrets
 from agents.trainer.model_reading import start_reading
 from agents.trainer.model_view import open_parts
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output

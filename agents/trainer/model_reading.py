@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from agents.contract.folder_files import open_regular
 from agents.errors import ExpectedError
 from agents.file_hashes import is_cached
+from agents.shared.files.folder_files import open_regular
 from agents.trainer.checkpoint.fingerprint import hash_model
 from agents.trainer.model_view import is_outline
 from agents.trainer.rank.attempt import RankAttempt

@@ -14,12 +14,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.folder_files import read_regular
 from agents.contract.model_parts import PARTS_PREFIX, ModelParts, Outline, is_parts_file
 from agents.contract.run import FileEntry
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.file_hashes import remember_hash
+from agents.shared.files.folder_files import read_regular
 from agents.trainer.rank.attempt import RankAttempt
 
 _VIEW_PREFIX = ".view-"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agents.contract.data_findings import hint_for, say_finding
 from agents.contract.run import AttemptIntent
+from agents.shared.data.findings import hint_for, say_finding
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.loop import TrainingSchedule
 from agents.trainer.rank.context import RankContext

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, Origin
-from agents.contract.folder_files import ForeignFile, list_own
 from agents.contract.formats import EXPORTS
 from agents.contract.wire import from_wire
+from agents.shared.files.folder_files import ForeignFile, list_own
 from app.artifact import Verdict
 from app.artifacts.folder_json import read_object
 from app.errors import UserError

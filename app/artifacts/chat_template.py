@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agents.contract.bounded_work import (
+from agents.shared.files.bounded_work import (
     LimitReached,
     bound_operators,
     limited_memory,
     within_limits,
 )
-from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 
 Turn = tuple[str, str]
 """(role, what was said)."""

@@ -18,7 +18,7 @@ from app.library.bundles import Source, safe_name
 from app.nodes.files.local_copy import copy_folder
 from app.paths import whole_path
 from app.presentation.result_text import say_bytes, say_transfers
-from app.runs.node_pool import NodeAgent
+from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
 from app.storage.artifacts import content_sha256
 from app.text import show_bytes, show_list

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.contract.folder_files import is_own
 from agents.contract.run import FileEntry
+from agents.shared.files.folder_files import is_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.artifacts.record import MODELFILES, missing_files
 from app.errors import UserError

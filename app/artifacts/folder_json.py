@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agents.contract.folder_files import read_regular
 from agents.contract.json_text import parse_json
+from agents.shared.files.folder_files import read_regular
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:

@@ -1,3 +1,3 @@
 """What a GGUF file says of itself; nodes read it in the same way."""
 
-from agents.contract.gguf_file import read_metadata as read_metadata
+from agents.shared.models.gguf_file import read_metadata as read_metadata

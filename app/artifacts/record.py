@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, Origin
-from agents.contract.folder_files import ForeignFile, read_regular, walk_own
 from agents.contract.messages import WireError, from_wire
 from agents.contract.run import FileEntry
+from agents.shared.files.folder_files import ForeignFile, read_regular, walk_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.artifacts.bundle import read_artifact, read_verdicts
 from app.artifacts.folder_json import read_object

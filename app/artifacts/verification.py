@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.folder_files import require_own
 from agents.contract.run import FileEntry
+from agents.shared.files.folder_files import require_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot, CopyState
 from app.errors import UserError
 from app.hub import hub

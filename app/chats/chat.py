@@ -32,8 +32,8 @@ from app.conversation import (
 )
 from app.errors import RacklessError, UsageError, UserError
 from app.provisioning.environment import python_of
-from app.runs.inputs import recall_inputs, send
-from app.runs.node_pool import NodeAgent
+from app.runs.inputs.run_inputs import recall_inputs, send
+from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
 
 Say = Callable[[str], None]

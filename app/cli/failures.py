@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from agents.contract.secrets import hide_secrets
+from agents.shared.files.secrets import hide_secrets
 from app.errors import Interrupted, RacklessError, UserError
 from app.text import show_foreign
 

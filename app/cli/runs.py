@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.core.core import Core
     from app.events import NodeSnapshot, RunEvent, RunSnapshot
     from app.interruption import Interruption
-    from app.planning.forecast_accuracy import Forecast, ForecastComparison
+    from app.planning.accuracy.forecast_accuracy import Forecast, ForecastComparison
 
 SHOWN_EVENTS = 30
 OPERATION_LETTERS = 60

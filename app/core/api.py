@@ -36,8 +36,8 @@ from app.events import (
     TraceResult,
 )
 from app.interruption import Interruption
+from app.planning.accuracy.forecast_accuracy import ForecastComparison
 from app.planning.candidate import Caveats, Plan
-from app.planning.forecast_accuracy import ForecastComparison
 
 if TYPE_CHECKING:
     from app.artifacts.deletion import DeletedArtifact

@@ -34,8 +34,8 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import node_from_json
 from app.paths import Paths, private_folder
-from app.runs.fleet_pool import FleetPool
 from app.runs.lifecycle.background_tasks import BackgroundTasks
+from app.runs.nodes.fleet_pool import FleetPool
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
 from app.settings import Settings

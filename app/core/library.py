@@ -55,7 +55,7 @@ class CoreLibrary:
         """
         # Imported on use, here and below: commands that do not need it start sooner.
         from app.forecasts.learning import store_counted
-        from app.runs.preview import preview_data
+        from app.runs.inputs.preview import preview_data
 
         found = await preview_data(
             self._services, spec, part=part, node=node, whole=whole, progress=progress

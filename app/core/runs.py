@@ -40,8 +40,8 @@ from app.text import show_list
 if TYPE_CHECKING:
     from app.core.api import OnMessage
     from app.forecasts.planner import Planner
+    from app.planning.accuracy.forecast_accuracy import ForecastComparison
     from app.planning.candidate import Caveats, Plan
-    from app.planning.forecast_accuracy import ForecastComparison
 
 CERTIFICATE_S = 1800.0
 """Longest wait for the certificate of a resumed run, loading included, in seconds."""

@@ -1,6 +1,6 @@
 """Take secrets and names of people out of a report.
 
-Secrets go by their form (`agents/contract/secrets.py`). Names of people go where they are home
+Secrets go by their form (`agents/shared/files/secrets.py`). Names of people go where they are home
 folders or logins: paths and addresses quote them everywhere.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from agents.contract.secrets import HIDDEN, hide_secrets
+from agents.shared.files.secrets import HIDDEN, hide_secrets
 
 PERSON = "USER"
 _HOMES = re.compile(

@@ -26,7 +26,7 @@ from app.flows.new_run_answers import (
 )
 from app.flows.new_run_fields import FIELDS
 from app.flows.new_run_problems import find_problems, is_asked
-from app.planning.changes import apply_change
+from app.planning.advice.changes import apply_change
 from app.runfile.advice import advise
 from app.runs.placement import keep_single, place_ranks
 from app.text import count_of, show_list

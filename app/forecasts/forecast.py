@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.contract.run import RankPlacement
+from app.planning.accuracy.forecast_accuracy import Forecast, RankForecast
 from app.planning.candidate import Candidate, GpuPlan, PlanRequest
-from app.planning.cluster import Cluster, PlannedGpu
-from app.planning.forecast_accuracy import Forecast, RankForecast
+from app.planning.hardware.cluster import Cluster, PlannedGpu
 
 
 def make_forecast(

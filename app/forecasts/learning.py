@@ -12,7 +12,7 @@ from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.library.data_key import make_data_key
-from app.planning.forecast_accuracy import (
+from app.planning.accuracy.forecast_accuracy import (
     Forecast,
     ForecastComparison,
     Measured,
@@ -20,11 +20,11 @@ from app.planning.forecast_accuracy import (
     learn,
     median_of,
 )
-from app.planning.learning import Corrections
+from app.planning.accuracy.learning import Corrections
+from app.planning.accuracy.misses import PastForecast
 from app.planning.memory.forecast import MemorySetting, estimate_memory
 from app.planning.memory.gpu import GpuMemory
-from app.planning.misses import PastForecast
-from app.planning.model_shape import ModelShape, read_shape
+from app.planning.shape.model_shape import ModelShape, read_shape
 from app.runs.journals.attempt_history import AttemptHistory, RankHistory
 from app.runs.services import Services
 from app.storage.planning import CountedData, LinkRecord, PlanningStore

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
-from agents.contract.model_fit import check_targets
-from agents.contract.model_folder import ModelFolder, find_config_problems, is_4_bit
 from agents.contract.node import NodeFacts, Sample
 from agents.contract.parallel import refuse_parallel
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
+from agents.shared.models.fit import check_targets
+from agents.shared.models.folder import ModelFolder, find_config_problems, is_4_bit
 from app.errors import RacklessError, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections, load_past
@@ -30,16 +30,16 @@ from app.library.data_key import make_data_key
 from app.library.data_size import DataGuess, cut_and_pack, guess_data
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
+from app.planning.accuracy.misses import find_miss
 from app.planning.candidate import CUT_MODES, Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.choice import find_fewer, find_least
-from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
 from app.planning.cut import find_absence, find_problem, make_cut
-from app.planning.measurement_limits import find_fault
-from app.planning.misses import find_miss
-from app.planning.model_parts import ModelPart, list_parts
-from app.planning.model_shape import ModelShape, read_shape
+from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, make_cluster
+from app.planning.hardware.measurement_limits import find_fault
 from app.planning.plan import make_plan
 from app.planning.row_lengths import pick_lengths
+from app.planning.shape.model_parts import ModelPart, list_parts
+from app.planning.shape.model_shape import ModelShape, read_shape
 from app.runfile.advice import advise
 from app.runs.services import LaunchForecast, Services
 from app.storage.planning import PlanningStore

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE
-from agents.contract.folder_files import ForeignFile, read_regular, require_own
 from agents.contract.run import FileEntry
+from agents.shared.files.folder_files import ForeignFile, read_regular, require_own
 from app.errors import UsageError, UserError
 from app.hub.hub_token import read_stored_token
 

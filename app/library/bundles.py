@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agents.contract.code_references import may_name_code, without_code
-from agents.contract.folder_files import ForeignFile, read_regular, require_own
 from agents.contract.messages import to_wire
 from agents.contract.run import FileEntry
+from agents.shared.files.folder_files import ForeignFile, read_regular, require_own
+from agents.shared.models.code_references import may_name_code, without_code
 from app.errors import UserError
 from app.storage.hashes import HashStore
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agents.contract.folder_files import open_regular
+from agents.shared.files.folder_files import open_regular
 from app.errors import UserError
 from app.library.bundles import Source
 from app.storage.hashes import HashStore

@@ -20,7 +20,7 @@ from typing import Any
 
 from agents.contract.cards import GIB, find_card, list_cards
 from app.errors import UsageError
-from app.planning.cluster import (
+from app.planning.hardware.cluster import (
     ASSUMED,
     Cluster,
     LinkSpeed,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.hub import read_token
-from agents.contract.model_config import MOST_BYTES, find_config, parse_config
+from agents.shared.models.config import MOST_BYTES, find_config, parse_config
 from app.errors import UserError
 from app.paths import private_folder
 

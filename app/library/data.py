@@ -18,7 +18,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
-from agents.contract.data_files import (
+from agents.contract.spec import DataSpec
+from agents.shared.data.files import (
     KINDS,
     LONG_LINE,
     MAX_LINE_CHARS,
@@ -31,8 +32,7 @@ from agents.contract.data_files import (
     look_through,
     read_lines,
 )
-from agents.contract.folder_files import ForeignFile, open_regular, require_own
-from agents.contract.spec import DataSpec
+from agents.shared.files.folder_files import ForeignFile, open_regular, require_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.data_judge import RowJudge

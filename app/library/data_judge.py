@@ -1,6 +1,6 @@
 """Judge rows that this PC can read by what their columns mean, before anything is sent.
 
-The rules are those of the nodes, `agents.contract.data_meaning`; what is refused there is refused
+The rules are those of the nodes, `agents.shared.data.meaning`; what is refused there is refused
 here. What a chat template leaves out only a node knows for certain, since it has the tokenizer.
 """
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
-from agents.contract.data_columns import choose_format, find_rows_inside
-from agents.contract.data_findings import (
+from agents.contract.spec import DataSpec
+from agents.shared.data.columns import choose_format, find_rows_inside
+from agents.shared.data.findings import (
     MESSAGES,
     RowMeanings,
     place_finding,
@@ -23,7 +24,6 @@ from agents.contract.data_findings import (
     say_refusal,
     sort_findings,
 )
-from agents.contract.spec import DataSpec
 from app.errors import UserError
 
 # Rows of one file have places below this, so that a place names file and row.

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
-from agents.contract.data_files import MAX_LINE_CHARS, may_be_data
-from agents.contract.data_findings import describe_cut, sort_findings
-from agents.contract.folder_files import is_own, open_regular
 from agents.contract.spec import DataSpec, RunSpec
+from agents.shared.data.files import MAX_LINE_CHARS, may_be_data
+from agents.shared.data.findings import describe_cut, sort_findings
+from agents.shared.files.folder_files import is_own, open_regular
 from app.library.data_judge import RowJudge
 from app.library.private_places import explain_private
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from agents.contract.folder_files import open_regular
 from agents.contract.hub import find_snapshot
+from agents.shared.files.folder_files import open_regular
 from app.library.configs import is_hub_id
 
 _CARD = "README.md"

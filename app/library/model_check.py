@@ -16,7 +16,7 @@ from app.errors import UserError
 from app.text import count_of, shorten
 
 if TYPE_CHECKING:
-    from agents.contract.model_folder import ModelFolder, Parts
+    from agents.shared.models.folder import ModelFolder, Parts
 
 MAX_KEPT = 64
 """Maximum number of folders whose inspection is kept."""
@@ -32,7 +32,7 @@ class ModelInspector:
     def inspect(self, folder: Path, *, parts: Parts = "all", whole: bool = True) -> ModelFolder:
         """Return what a folder holds and what is wrong with it; see `inspect_model`."""
         # Imported on use, here and below: commands that do not need it start sooner.
-        from agents.contract.model_folder import inspect_model
+        from agents.shared.models.folder import inspect_model
 
         key = (str(folder), parts, whole, _stamp(folder))
         found = self._kept.get(key)
@@ -61,7 +61,7 @@ def require_usable(name: str, model: ModelFolder, spec: RunSpec | None = None) -
     Raises:
         UserError: naming the first reason.
     """
-    from agents.contract.model_fit import find_refusals
+    from agents.shared.models.fit import find_refusals
 
     refuse(find_refusals(shorten(name), model, spec))
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.folder_files import open_regular
 from agents.contract.messages import to_wire
 from agents.contract.model_cut import Stage
 from agents.contract.model_parts import PARTS_PREFIX, ModelParts, Outline, find_needless_files
-from agents.contract.model_tensors import find_ends, map_layers
 from agents.contract.run import FileEntry
-from agents.contract.safetensors_header import HeaderError, TensorInfo, read_header
+from agents.shared.files.folder_files import open_regular
+from agents.shared.models.safetensors_header import HeaderError, TensorInfo, read_header
+from agents.shared.models.tensors import find_ends, map_layers
 from app.library.bundles import Source
 
 _LENGTH_BYTES = 8

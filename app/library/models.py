@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.folder_files import ForeignFile, list_own
 from agents.contract.in_place import MODEL_SUFFIXES
 from agents.contract.spec import RunSpec
+from agents.shared.files.folder_files import ForeignFile, list_own
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle, refused
 from app.library.model_check import ModelInspector, require_usable

@@ -12,8 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
-from agents.contract.folder_files import is_network_path
 from agents.contract.hub import hub_cache
+from agents.shared.files.folder_files import is_network_path
 from app.paths import default_home
 
 HINT = "Copy what is meant for training to a folder of yours that is not hidden, and name it there."

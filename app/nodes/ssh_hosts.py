@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from app.errors import RunsPrograms, UsageError, UserError
 from app.nodes.node import DEFAULT_SSH_PORT, SshAddress, SshTarget, parse_ssh_target
 from app.nodes.ssh_config import (

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from app.planning.accuracy.learning import Correction
 from app.planning.candidate import PlanRequest
-from app.planning.cluster import ASSUMED_DISK_BYTES_PER_S, Cluster, PlannedGpu, PlannedNode
-from app.planning.learning import Correction
+from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S, Cluster, PlannedGpu, PlannedNode
+from app.planning.hardware.rates import Rates, find_rates
 from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import GpuMemory, is_compiled
 from app.planning.plan_context import Case, Worker
-from app.planning.rates import Rates, find_rates
 from app.planning.row_lengths import RowLengths, assume_lengths
 from app.planning.throughput import (
     ModelCost,

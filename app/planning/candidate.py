@@ -10,12 +10,12 @@ from agents.contract.data import DataFinding
 from agents.contract.model_cut import WeightTier
 from agents.contract.parallel import PARALLEL, ParallelMode
 from agents.contract.spec import RunSpec
-from app.planning.cluster import Cluster
-from app.planning.learning import Corrections
+from app.planning.accuracy.learning import Corrections
+from app.planning.accuracy.misses import PlanMiss
+from app.planning.hardware.cluster import Cluster
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
-from app.planning.misses import PlanMiss
-from app.planning.model_parts import ModelPart, ModelSummary
-from app.planning.model_shape import ModelShape
+from app.planning.shape.model_parts import ModelPart, ModelSummary
+from app.planning.shape.model_shape import ModelShape
 from app.runfile.advice import FieldAdvice
 
 CUT_MODES: tuple[ParallelMode, ...] = ("pipeline", "streamed")

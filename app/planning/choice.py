@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from agents.contract.spec import RunSpec
 from app.planning.candidate import CUT_MODES, Candidate, Plan
-from app.planning.cluster import Cluster
+from app.planning.hardware.cluster import Cluster
 
 MARGIN = 0.15
 """Gain in speed within which forecasts of unlike ways cannot tell which one is faster, as a share.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from agents.contract.spec import RunSpec
 from app.planning.memory.mixers import count_mixer
-from app.planning.model_shape import LayerShape, ModelShape, choose_targets
+from app.planning.shape.model_shape import LayerShape, ModelShape, choose_targets
 
 UNPACKED_EXPERT = 2.0
 """Time to unpack a 4-bit weight of an expert, relative to one of a linear layer."""

@@ -8,7 +8,8 @@ choice to the plan (see `choice`).
 from __future__ import annotations
 
 from agents.contract.parallel import ParallelMode
-from app.planning.advice import give_advice
+from app.planning.advice.plan_advice import give_advice
+from app.planning.advice.run_limits import list_limits
 from app.planning.build_context import open_case
 from app.planning.candidate import CUT_MODES
 from app.planning.candidate import Advice as Advice
@@ -19,11 +20,10 @@ from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
 from app.planning.choice import choose
-from app.planning.cluster import ASSUMED_DISK_BYTES_PER_S
-from app.planning.model_parts import list_parts, summarize
+from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.plan_context import Case
 from app.planning.reasons import explain, name_nodes
-from app.planning.run_limits import list_limits
+from app.planning.shape.model_parts import list_parts, summarize
 from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
 
 # Modes of which the plan over all GPUs is always kept: a start uses all of them.

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from agents.contract.parallel import ParallelMode
 from agents.contract.spec import RunSpec
+from app.planning.accuracy.learning import Correction
 from app.planning.candidate import Candidate, GpuPlan, StepParts
-from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
-from app.planning.learning import Correction
+from app.planning.hardware.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
+from app.planning.hardware.rates import Rates
 from app.planning.memory.forecast import (
     Fit,
     GpuMemory,
@@ -17,10 +18,9 @@ from app.planning.memory.forecast import (
     MemorySetting,
     estimate_memory,
 )
-from app.planning.model_shape import ModelShape
-from app.planning.rates import Rates
 from app.planning.row_lengths import RowLengths
 from app.planning.setting_search import choose_setting
+from app.planning.shape.model_shape import ModelShape
 from app.planning.throughput import ModelCost, PlannedPace
 
 # Share of its power limit that a GPU draws while it computes, and while it waits.

@@ -28,7 +28,7 @@ from app.planning.memory.forecast import (
 )
 from app.planning.memory.gpu import choose_width
 from app.planning.memory.phases import measure_layers, worst_pass_bytes
-from app.planning.model_shape import ModelShape
+from app.planning.shape.model_shape import ModelShape
 
 # Share of the card's memory that unpacked weights leave free beyond that.
 _SPARE_SLACK = 0.02

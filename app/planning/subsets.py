@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from app.planning.cluster import LinkSpeed
-from app.planning.network import gradient_bytes, hide, ring_s
+from app.planning.hardware.cluster import LinkSpeed
+from app.planning.hardware.network import gradient_bytes, hide, ring_s
 from app.planning.plan_context import Case
 
 MAX_NODES = 10

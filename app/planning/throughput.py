@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agents.contract.spec import RunSpec
-from app.planning.cluster import PlannedGpu
+from app.planning.hardware.cluster import PlannedGpu
+from app.planning.hardware.rates import Rates
 from app.planning.layer_costs import (
     UNPACKED_EXPERT,
     count_lost_products,
@@ -32,9 +33,8 @@ from app.planning.layer_costs import (
 from app.planning.memory.experts import count_met_adapter
 from app.planning.memory.forecast import MemorySetting, choose_dtype, count_trained
 from app.planning.memory.gpu import GpuMemory, is_compiled
-from app.planning.model_shape import ModelShape, choose_targets
-from app.planning.rates import Rates
 from app.planning.row_lengths import Division, RowLengths, divide
+from app.planning.shape.model_shape import ModelShape, choose_targets
 
 LAYER_SHARE = 0.93
 """Share of the rate of large matrix products that those of a layer reach."""
@@ -136,7 +136,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     TFLOP per sequence.
 
     >>> from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
-    >>> from app.planning.model_shape import read_shape
+    >>> from app.planning.shape.model_shape import read_shape
     >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
     ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
     >>> spec = RunSpec(model="m", data=DataSpec(train="d"),

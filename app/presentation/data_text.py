@@ -11,7 +11,7 @@ from agents.contract.data import (
     ShownConversation,
     ShownRow,
 )
-from agents.contract.data_findings import hint_for, list_columns, say_finding
+from agents.shared.data.findings import hint_for, list_columns, say_finding
 from app.text import count_of, show_share
 
 NUM_NAMED = 5

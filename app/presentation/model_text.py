@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agents.contract.families import name_family
+from agents.shared.models.families import name_family
 from app.planning.candidate import Advice, Caveats, RunLimit
-from app.planning.model_parts import ModelPart, ModelSummary
+from app.planning.shape.model_parts import ModelPart, ModelSummary
 from app.text import capitalize, count_of, short_card, show_bytes, show_list
 
 LEFT = "Left as it is"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from agents.contract.node import Calibration
 from agents.contract.spec import RunSpec
+from app.planning.accuracy.forecast_accuracy import ForecastComparison, error_of
+from app.planning.accuracy.misses import PlanMiss
 from app.planning.candidate import CUT_MODES, Candidate, GpuPlan, Plan
-from app.planning.forecast_accuracy import ForecastComparison, error_of
-from app.planning.misses import PlanMiss
 from app.presentation.stage_text import (
     INPUTS_IN_RAM,
     TIERS,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from agents.contract.model_cut import WeightTier
 from app.events import RankProgress
+from app.planning.accuracy.forecast_accuracy import Forecast
 from app.planning.candidate import CUT_MODES, Candidate
-from app.planning.forecast_accuracy import Forecast
 from app.text import count_of, name_layers, short_card, show_bytes, show_share
 
 TIERS: dict[WeightTier, str] = {"ram": "RAM", "disk": "the SSD"}

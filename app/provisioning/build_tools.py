@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 
 from agents.contract.environments import EnvironmentTools, WheelQuery
-from agents.contract.lock import read_lock_text
+from agents.shared.packages.lock import read_lock_text
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, OnMessage
 from app.provisioning.wheels import WheelPlaces, bring_wheels

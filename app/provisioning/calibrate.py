@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agents.contract.node import Calibration, CalibrationJob
 from app.errors import UserError
 from app.nodes.client import NodeClient, OnMessage
-from app.planning.measurement_limits import find_fault
+from app.planning.hardware.measurement_limits import find_fault
 from app.presentation.plan_text import describe_calibration
 from app.provisioning.environment import python_of
 

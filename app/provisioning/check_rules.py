@@ -6,13 +6,12 @@ guess.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from agents.contract.node import GpuFacts
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.gpu import INSTALL, RESTART
+from app.provisioning.checks.majority import find_odd
 from app.provisioning.repairs import install_compiler, offer_driver
 from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.torch_build import (
@@ -26,7 +25,6 @@ from app.provisioning.torch_build import (
 from app.provisioning.windows.repair import run_script
 from app.text import show_bytes, show_list
 
-Value = TypeVar("Value", str, int)
 MIN_DISK_BYTES = 2 << 30
 """Free space on a node below which no run can start, in bytes."""
 ENOUGH_DISK_BYTES = 20 << 30
@@ -170,14 +168,6 @@ def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
         )
         for name, usual in find_odd(versions).items()
     )
-
-
-def find_odd(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return, for each node that differs from the majority, the value of the majority."""
-    if not values:
-        return {}
-    usual = max(set(values.values()), key=list(values.values()).count)
-    return {name: usual for name, value in values.items() if value != usual}
 
 
 def _judge_disk(node: str, free: int | None) -> CheckRow:

@@ -73,14 +73,16 @@ def parse_lock(text: str) -> EnvironmentLock:
     Raises:
         ValueError: a line has another form, a package has no hash, or a name is repeated.
     """
-    from agents.contract.lock import read_lock_text  # here and below: most commands read none
+    from agents.shared.packages.lock import (
+        read_lock_text,  # here and below: most commands read none
+    )
 
     packages = read_lock_text(text).packages
     return _lock(text, {one.name: one.version for one in packages if not one.marker})
 
 
 def _lock(text: str, requirements: dict[str, str]) -> EnvironmentLock:
-    from agents.contract.lock import read_lock_text
+    from agents.shared.packages.lock import read_lock_text
 
     # Hashed sorted: only other packages or versions change the hash.
     lines = "".join(f"{name}=={version}\n" for name, version in sorted(requirements.items()))

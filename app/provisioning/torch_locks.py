@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agents.contract.lock import read_lock_text
-from agents.contract.package_index import IndexUnreachable, PackageIndex, read_index_settings
+from agents.shared.packages.lock import read_lock_text
+from agents.shared.packages.package_index import IndexUnreachable, PackageIndex, read_index_settings
 from app.errors import UnshippedLock, UserError
 from app.filelock import locked
 from app.nodes.files.local_files import in_stoppable_thread

@@ -19,13 +19,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from agents.contract.package_index import IndexedFile, PackageIndex
 from agents.contract.wheel_tags import (
     SUPPORTED_PYTHONS,
     WheelTarget,
     rank_wheel,
     read_wheel_name,
 )
+from agents.shared.packages.package_index import IndexedFile, PackageIndex
 from app.provisioning.lock_text import COOLING_OFF, LINUX_MACHINES, NEWEST_GLIBC, environment_of
 from app.provisioning.wheel_metadata import requirements_of
 

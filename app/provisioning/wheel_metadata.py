@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from agents.contract.package_index import IndexedFile, IndexUnreachable, PackageIndex
+from agents.shared.packages.package_index import IndexedFile, IndexUnreachable, PackageIndex
 
 _MAX_METADATA_BYTES = 4 << 20
 _MAX_SKIPPED_BYTES = 32 << 20

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.contract.environments import WheelQuery, WheelReport
-from agents.contract.lock import read_lock_text
-from agents.contract.package_index import PackageIndex, read_index_settings
 from agents.contract.run import FileEntry
-from agents.contract.wheel_progress import WheelProgress
-from agents.contract.wheel_store import WheelProblem, WheelSet, fetch
+from agents.shared.packages.lock import read_lock_text
+from agents.shared.packages.package_index import PackageIndex, read_index_settings
+from agents.shared.packages.wheel_progress import WheelProgress
+from agents.shared.packages.wheel_store import WheelProblem, WheelSet, fetch
 from app.errors import RacklessError, UserError
 from app.filelock import locked
 from app.nodes.client import NodeClient

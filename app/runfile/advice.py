@@ -10,7 +10,7 @@ from agents.contract.spec import RunSpec
 from app.text import capitalize
 
 if TYPE_CHECKING:
-    from agents.contract.model_folder import ModelFolder
+    from agents.shared.models.folder import ModelFolder
 
 HIGH_LEARNING_RATE = 0.01
 """Learning rate above which most runs diverge, with any method."""
@@ -98,7 +98,7 @@ def _advise_model(spec: RunSpec, model: ModelFolder | None) -> list[FieldAdvice]
     if model is None:
         return []
     # Imported on use: a list of runs does not need it.
-    from agents.contract.model_fit import find_misfits
+    from agents.shared.models.fit import find_misfits
 
     return [
         FieldAdvice(key=one.key, text=f"{capitalize(one.text)}. {one.hint}".rstrip(". ") + ".")

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from agents.contract.folder_files import is_network_path
 from agents.contract.messages import to_wire
 from agents.contract.spec import RunSpec
+from agents.shared.files.folder_files import is_network_path
 from app.errors import UsageError, UserError
 from app.paths import replace_text
 from app.runfile.problems import KeyPath, Problem, dotted, find_problems, validate

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from agents.contract.run import CheckpointInfo
 from app.errors import RacklessError
 from app.events import CheckpointSnapshot
-from app.runs.node_pool import NodePool
+from app.runs.nodes.node_pool import NodePool
 from app.runs.services import Services
 
 

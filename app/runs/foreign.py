@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from agents.contract.run import AttemptStatus, MasterIdentity
 from app.errors import UserError
 from app.events import ACTIVE_STATES
-from app.runs.attempt_status import ACTIVE, active_attempts
+from app.runs.nodes.attempt_status import ACTIVE, active_attempts
 from app.runs.services import Services
 from app.text import show_moment
 

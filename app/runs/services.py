@@ -19,7 +19,7 @@ from app.filelock import try_locked
 from app.library.configs import ConfigLibrary
 from app.library.model_check import ModelInspector
 from app.paths import Paths, UnsafeName, private_folder
-from app.runs.node_pool import NodePool
+from app.runs.nodes.node_pool import NodePool
 from app.runs.run_repository import RunRepository
 from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
@@ -30,7 +30,7 @@ from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunRecord
 
 if TYPE_CHECKING:
-    from app.planning.forecast_accuracy import Forecast
+    from app.planning.accuracy.forecast_accuracy import Forecast
 
 _LAUNCH_LOCK = "launch.lock"
 # `is_launching` takes the lock for a moment to see whether it is held; a launcher that meets this

@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
-from agents.contract.folder_files import open_regular
+from agents.shared.files.folder_files import open_regular
 from app.storage.database import Database
 
 

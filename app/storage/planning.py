@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.node import Calibration
-from app.planning.learning import RunOutcome
+from app.planning.accuracy.learning import RunOutcome
 from app.storage.database import Database
 
 # Newest outcomes that a plan learns from; reading them takes milliseconds.

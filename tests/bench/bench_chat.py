@@ -296,7 +296,7 @@ def describe_cell(
 
 def count_weights_gib(shape: str, kind: str) -> float:
     """Return about how much the base model's weights take at full depth, for a quick refusal."""
-    from app.planning.model_shape import read_shape
+    from app.planning.shape.model_shape import read_shape
 
     values = {**SHAPES[shape].values, "model_type": _MODEL_TYPES.get(shape, "llama")}
     known = read_shape(values)

@@ -27,8 +27,8 @@ import torch
 from agents.contract.micro_shapes import group_examples
 from agents.trainer.parallel.shares import split_batch
 from agents.trainer.rank.group import Group, Ranks
-from app.planning.cluster import ethernet
-from app.planning.network import hide, ring_s, statistics_s
+from app.planning.hardware.cluster import ethernet
+from app.planning.hardware.network import hide, ring_s, statistics_s
 from tests.bench import bench_unlike
 from tests.bench.bench_unlike import MICRO_TOKENS, UNLIKE, Clock, Links, Net, choose_lengths
 from tests.cluster.namespaces import SYSTEM_PATH

@@ -13,7 +13,7 @@ import sys
 import time
 
 from agents.contract.spec import AdapterKind
-from app.planning.cluster import Cluster, ethernet
+from app.planning.hardware.cluster import Cluster, ethernet
 from app.planning.plan import PlanRequest, make_plan
 from tests.app.planning.clusters import ask, make_node
 

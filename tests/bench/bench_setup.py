@@ -20,11 +20,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agents.contract.lock import read_lock_text
-from agents.contract.package_index import PackageIndex, read_index_settings
-from agents.contract.wheel_progress import show_size
-from agents.contract.wheel_store import WheelSet, fetch
 from agents.contract.wheel_tags import this_target
+from agents.shared.packages.lock import read_lock_text
+from agents.shared.packages.package_index import PackageIndex, read_index_settings
+from agents.shared.packages.wheel_progress import show_size
+from agents.shared.packages.wheel_store import WheelSet, fetch
 from app.nodes.archive import build_archive
 from app.nodes.client import NodeClient
 from app.nodes.link import open_link

@@ -16,11 +16,11 @@ from agents.contract.node import Calibration
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.planning.build_context import open_case
 from app.planning.candidate import DataSize, PlanRequest
-from app.planning.cluster import Cluster, PlannedGpu, PlannedNode
+from app.planning.hardware.cluster import Cluster, PlannedGpu, PlannedNode
 from app.planning.memory.forecast import GIB, Fit, MemorySetting
-from app.planning.model_shape import read_shape
 from app.planning.plan_context import Case, Worker
 from app.planning.setting_search import share_unpacked
+from app.planning.shape.model_shape import read_shape
 from app.planning.strategies.data_parallel import plan_data
 
 TABLE = Path(__file__).parents[1] / "app" / "planning" / "measured_runs.json"

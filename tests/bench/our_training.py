@@ -15,10 +15,10 @@ from typing import Any
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from agents.contract.wire import to_wire
-from app.planning.cluster import Cluster, PlannedGpu, PlannedNode, ethernet
+from app.planning.hardware.cluster import Cluster, PlannedGpu, PlannedNode, ethernet
 from app.planning.memory.forecast import GIB, GpuMemory, MemorySetting, estimate_memory
-from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import DataSize, PlanRequest, make_plan
+from app.planning.shape.model_shape import ModelShape, read_shape
 from tests.agents.trainer.ranks import finish, free_port, read_journal, start_rank
 from tests.agents.trainer.ranks import run_trainer as run_entry
 from tests.bench.engine_shapes import read_config

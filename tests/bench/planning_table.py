@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
-from app.planning.cluster import PlannedGpu
+from app.planning.hardware.cluster import PlannedGpu
+from app.planning.hardware.rates import find_rates
 from app.planning.memory.forecast import (
     GIB,
     GpuMemory,
@@ -26,9 +27,8 @@ from app.planning.memory.forecast import (
     MemorySetting,
     estimate_memory,
 )
-from app.planning.model_shape import read_shape
-from app.planning.rates import find_rates
 from app.planning.row_lengths import RowLengths
+from app.planning.shape.model_shape import read_shape
 from app.planning.throughput import make_pace, measure_work
 from tests.bench.measured_runs import read_runs, show_runs
 from tests.bench.planning_jobs import SHAPES

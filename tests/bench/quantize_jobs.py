@@ -22,7 +22,7 @@ from agents.contract.wire import to_wire
 from agents.quantizers.job.reuse import LINEAGE_FILE
 from agents.quantizers.job.texts import read_texts
 from agents.trainer.data.tokenizer import load_tokenizer
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("q_proj", "v_proj")

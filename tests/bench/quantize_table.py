@@ -22,7 +22,7 @@ from app.artifacts.estimates.forecast import ArtifactForecast, forecast_artifact
 from app.artifacts.estimates.learning import ExportOutcome, find_factors, maker_of
 from app.artifacts.estimates.texts import TextSizes
 from app.artifacts.estimates.work import Bench, PhaseForecast
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 from tests.bench.quantize_jobs import TARGETS
 
 NODE = "here"

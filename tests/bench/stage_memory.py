@@ -20,8 +20,8 @@ from agents.contract.run import RankPlacement
 from agents.contract.spec import AdapterSpec, CheckpointSpec, RunSpec
 from app.planning.cut import make_cut
 from app.planning.memory.forecast import count_trained
-from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import DataSize, PlanRequest, make_plan
+from app.planning.shape.model_shape import ModelShape, read_shape
 from tests.agents.trainer.ranks import Run, make_environ, make_spec
 from tests.app.planning.clusters import make_pcs
 from tests.bench.chat_rows import make_rows, write_rows

@@ -59,7 +59,7 @@ from app.forecasts.planner import Planner
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
-from app.runs.node_pool import BytesProgress, OnMessage, OnProgress, OnTransfers
+from app.runs.nodes.node_pool import BytesProgress, OnMessage, OnProgress, OnTransfers
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
 from app.settings import Settings

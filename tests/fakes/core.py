@@ -70,8 +70,8 @@ from app.nodes.discovery.candidate import Candidate
 from app.nodes.key_copy import CopiedKey
 from app.nodes.node import SshAddress, parse_ssh_target
 from app.nodes.ssh_hosts import SshHost
+from app.planning.accuracy.forecast_accuracy import ForecastComparison
 from app.planning.candidate import Caveats, Plan
-from app.planning.forecast_accuracy import ForecastComparison
 from app.provisioning.check_row import CheckRow, OnRow
 from app.provisioning.system_repairs import synchronise_clock
 from app.provisioning.windows.offer import ScriptOptions, WindowsScript, offer_script, save_script

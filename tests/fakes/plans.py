@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from agents.contract.model_cut import WeightTier
-from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, RunLimit, StepParts
-from app.planning.forecast_accuracy import (
+from app.planning.accuracy.forecast_accuracy import (
     Forecast,
     ForecastComparison,
     Measured,
     RankForecast,
     RankMeasured,
 )
+from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, RunLimit, StepParts
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
-from app.planning.model_parts import ModelPart, ModelSummary
+from app.planning.shape.model_parts import ModelPart, ModelSummary
 
 GIB = 1024**3
 MIB = 1024**2

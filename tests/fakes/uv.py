@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.lock import read_lock_text
-from agents.contract.package_index import PackageIndex, read_index_settings
-from agents.contract.wheel_store import WheelProblem, WheelSet, fetch
 from agents.contract.wheel_tags import this_target
+from agents.shared.packages.lock import read_lock_text
+from agents.shared.packages.package_index import PackageIndex, read_index_settings
+from agents.shared.packages.wheel_store import WheelProblem, WheelSet, fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,8 @@ from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, Run
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
-from app.gui.nodes.repair_dialog import RepairDialog
-from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
+from app.gui.repairs.repair_dialog import RepairDialog
+from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
 from app.nodes.discovery.candidate import Candidate
 from app.provisioning.check_row import CheckRow, make_row
 from app.provisioning.system_repairs import name_own_address, synchronise_clock

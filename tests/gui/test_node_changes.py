@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from app.gui.nodes.repair_dialog import RepairDialog
+from app.gui.repairs.repair_dialog import RepairDialog
 from app.provisioning.check_row import make_row
 from app.provisioning.system_repairs import synchronise_clock
 from tests.fakes.storage import MODEL

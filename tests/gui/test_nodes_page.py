@@ -13,7 +13,7 @@ from app.errors import HostKeyChanged, NodeUnreachable, UnshippedLock, UserError
 from app.events import NodeRemoved
 from app.gui.kit.primitives import Button
 from app.gui.nodes.add_node_dialog import AddNodeDialog
-from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
+from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
 from app.nodes.discovery.candidate import Candidate
 from app.provisioning.check_row import make_row
 from tests.fakes.core import FINGERPRINT, PASSWORD, make_node, publish_history

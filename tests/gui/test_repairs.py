@@ -5,7 +5,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton
 
-from app.gui.nodes.repair_dialog import RepairDialog
+from app.gui.repairs.repair_dialog import RepairDialog
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair, install_driver
 from app.provisioning.system_repairs import synchronise_clock

@@ -17,7 +17,7 @@ import pytest
 
 from agents.contract.spec import DataSpec, RunSpec
 from app.errors import UserError
-from app.runs.preview import preview_data
+from app.runs.inputs.preview import preview_data
 from tests.agents.trainer.ranks import DEMO
 from tests.fakes.cluster import FakeCluster, make_services
 

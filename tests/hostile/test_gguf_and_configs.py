@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.model_config import find_config
 from agents.errors import ExpectedError
 from agents.quantizers.inference.llama_cpp import open_server
+from agents.shared.models.config import find_config
 from app.artifacts.bundle import read_artifact, read_origin, read_verdicts
 from app.artifacts.gguf_file import read_metadata
 from app.errors import UserError

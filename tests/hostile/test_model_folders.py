@@ -19,16 +19,16 @@ from typing import Any, cast
 import pytest
 
 from agents.contract.messages import to_wire
-from agents.contract.model_fit import find_misfits, find_refusals
-from agents.contract.model_folder import inspect_model
 from agents.contract.node import ModelRefusal
 from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from agents.serve.handlers import node as node_handlers
+from agents.shared.models.fit import find_misfits, find_refusals
+from agents.shared.models.folder import inspect_model
 from app.errors import UserError
 from app.forecasts.planner import Planner
-from app.planning.cluster import Cluster
+from app.planning.hardware.cluster import Cluster
+from app.runs.inputs.preview import preview_data
 from app.runs.lifecycle.launch import start_run
-from app.runs.preview import preview_data
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.models import (
@@ -608,7 +608,7 @@ def test_a_whole_model_passes(tmp_path: Path, services: Services, shards: bool) 
 
 def test_an_agent_answers_before_it_loads_what_inspects_models() -> None:
     code = (
-        "import sys, agents.serve.handlers.node; print('agents.contract.model_fit' in sys.modules)"
+        "import sys, agents.serve.handlers.node; print('agents.shared.models.fit' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

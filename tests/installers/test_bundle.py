@@ -20,8 +20,8 @@ from types import ModuleType
 
 import pytest
 
-from agents.contract.lock import read_lock_text
-from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
+from agents.shared.packages.lock import read_lock_text
 from app.cli import self_test
 from tests.import_graph import imports_of, source_files
 

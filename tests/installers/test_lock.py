@@ -15,7 +15,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from agents.contract.lock import Lock, read_lock_text
+from agents.shared.packages.lock import Lock, read_lock_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = {

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 
 ASK_TIMEOUT_S = 4.0
 """Maximum duration of a program that is asked, in seconds."""

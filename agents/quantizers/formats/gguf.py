@@ -23,7 +23,6 @@ from typing import Any
 
 from agents.contract.formats import EXPORTS
 from agents.contract.json_text import read_said
-from agents.contract.python_child import SAFE_FOLDER, own_folders, python_environ
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
 from agents.program import command
@@ -31,6 +30,7 @@ from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.formats.vocabulary import with_pieces
 from agents.quantizers.job.heap import mapping_large_blocks
 from agents.quantizers.job.job import EXIT_USER_ERROR, JobProgress
+from agents.shared.files.python_child import SAFE_FOLDER, own_folders, python_environ
 from agents.state import archive_path
 
 QUANTIZER = "llama-quantize"

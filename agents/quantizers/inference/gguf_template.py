@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.contract.bounded_work import (
+from agents.errors import ExpectedError
+from agents.shared.files.bounded_work import (
     KILLED_HINT,
     LimitReached,
     bound_operators,
     limited_memory,
     within_limits,
 )
-from agents.contract.gguf_file import UnknownVersion, read_metadata
-from agents.errors import ExpectedError
+from agents.shared.models.gguf_file import UnknownVersion, read_metadata
 
 _USER, _ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 _TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from agents.contract.code_references import may_name_code, without_code
-from agents.contract.folder_files import list_own, open_regular
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import remove_abandoned
 from agents.quantizers.job.meter import Meter, Phase, read_start_s
+from agents.shared.files.folder_files import list_own, open_regular
+from agents.shared.models.code_references import may_name_code, without_code
 from agents.state import fsync_folder, sync_file, tells_full_disk
 
 EXIT_USER_ERROR = 3

@@ -17,13 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 from agents.contract.artifacts import MakeJob, MergeJob
-from agents.contract.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
 from agents.contract.data import PreviewJob
 from agents.contract.environments import DeviceTrial, EnvironmentTrial, TrialJob
 from agents.contract.hub import HubModel, read_snapshot
 from agents.contract.json_text import read_said
 from agents.contract.node import CalibrationJob, EnvironmentReport
-from agents.contract.python_child import python_variables
 from agents.contract.run_layout import checkpoint_name
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
@@ -39,6 +37,8 @@ from agents.node.files import (
 )
 from agents.program import command
 from agents.serve.channel import Call
+from agents.shared.files.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
+from agents.shared.files.python_child import python_variables
 from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import announce, borrow_device
 

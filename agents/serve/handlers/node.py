@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from agents.contract.examination import Examination, RouteQuery, Routes
 from agents.contract.hub import HubModel, SnapshotPlace, find_snapshot, read_snapshot
-from agents.contract.model_config import find_config
 from agents.contract.node import GpuUse, ModelRefusal, NodeFacts, TokenWish
 from agents.contract.spec import RunSpec
 from agents.contract.wire import from_wire, to_wire
@@ -19,10 +18,11 @@ from agents.node import hub_snapshots, hub_token
 from agents.node.environment import read_adopted
 from agents.node.facts import read_facts as read_node_facts
 from agents.serve.channel import Call
+from agents.shared.models.config import find_config
 from agents.supervisor.leases import find_holder
 
 if TYPE_CHECKING:
-    from agents.contract.model_folder import ModelFolder
+    from agents.shared.models.folder import ModelFolder
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _without_infinity(value: Any) -> Any:
 def inspect_model(call: Call) -> dict[str, Any]:
     """Return why this node's copy of a model cannot be trained by a run; nothing if it has none."""
     # Imported on use, here and below: most connections do not need it and answer sooner.
-    from agents.contract.model_fit import find_refusals
+    from agents.shared.models.fit import find_refusals
 
     args = from_wire(InspectArgs, call.args, "args")
     found = _look_at(args.model)
@@ -141,7 +141,7 @@ def inspect_model(call: Call) -> dict[str, Any]:
 
 
 def _look_at(model: str) -> ModelFolder | None:
-    from agents.contract.model_folder import inspect_model as inspect_folder
+    from agents.shared.models.folder import inspect_model as inspect_folder
 
     folder = Path(os.path.expanduser(model))
     if folder.is_dir():

@@ -10,7 +10,6 @@ from typing import Any
 
 from agents.contract.names import MAX_WAIT_S, check_number
 from agents.contract.node import AllReduceProbe, LinkProbe
-from agents.contract.python_child import python_variables
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.probes import (
@@ -23,6 +22,7 @@ from agents.node.probes import (
 from agents.node.probes import choose_port as choose_free_port
 from agents.program import command
 from agents.serve.channel import Call
+from agents.shared.files.python_child import python_variables
 from agents.state import archive_path
 
 MAX_PROBE_BYTES = 1 << 30

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from agents.contract.folder_files import list_own
 from agents.contract.run_layout import MANIFEST_FILE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.file_hashes import hash_cached
+from agents.shared.files.folder_files import list_own
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # Files that change without the model; a manifest is that of a bundle or of a checkpoint.

@@ -4,7 +4,7 @@ Every supported shape becomes one of the three. Instruction rows (Alpaca) become
 one question and one answer, so that there is one way to tokenize rows. The conversations of a
 preference pair share a prompt, and only what differs is learned. A row that needs an unsupported
 feature (tool calls, weighted answers) is skipped with the reason. Columns that no format reads are
-counted by `agents.contract.data_findings`.
+counted by `agents.shared.data.findings`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from agents.contract.data_columns import (
+from agents.shared.data.columns import (
     ANSWER_KEYS,
     CALL_KEYS,
     CONVERSATION_KEYS,

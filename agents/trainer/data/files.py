@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.contract.data_columns import KNOWN_KEYS, find_rows_inside
-from agents.contract.data_files import (
+from agents.errors import ExpectedError, explain_os_error
+from agents.shared.data.columns import KNOWN_KEYS, find_rows_inside
+from agents.shared.data.files import (
     LONG_LINE,
     MAX_LINE_CHARS,
     Misfit,
@@ -31,7 +32,6 @@ from agents.contract.data_files import (
     find_line_end,
     read_lines,
 )
-from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.parquet_reader import UnreadColumn, read_parquet
 
 Raw = tuple[int, Any]

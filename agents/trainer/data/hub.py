@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.contract.data_files import KINDS
-from agents.contract.model_fit import find_refusals
-from agents.contract.model_folder import ModelFolder, inspect_model, quantization_of
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
+from agents.shared.data.files import KINDS
+from agents.shared.models.fit import find_refusals
+from agents.shared.models.folder import ModelFolder, inspect_model, quantization_of
 from agents.trainer.data.hub_words import HUB, MODEL_FILES, TOKENIZER_FILES, explain_download
 from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.contract.data_columns import BYTES, KNOWN_KEYS, TOOL_KEYS
-from agents.contract.data_files import MAX_LINE_CHARS
-from agents.contract.data_meaning import find_kind, is_media
-from agents.contract.python_child import SAFE_FOLDER, python_environ
 from agents.errors import ExpectedError
 from agents.program import command
+from agents.shared.data.columns import BYTES, KNOWN_KEYS, TOOL_KEYS
+from agents.shared.data.files import MAX_LINE_CHARS
+from agents.shared.data.meaning import find_kind, is_media
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.state import archive_path
 from agents.trainer.data.memory_limit import limit_memory
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
-from agents.contract.data_columns import KNOWN_KEYS, choose_format
-from agents.contract.data_files import KINDS, look_through
-from agents.contract.data_findings import (
+from agents.errors import ExpectedError, explain_os_error
+from agents.shared.data.columns import KNOWN_KEYS, choose_format
+from agents.shared.data.files import KINDS, look_through
+from agents.shared.data.findings import (
     RowMeanings,
     place_finding,
     refusals,
     say_refusal,
     sort_findings,
 )
-from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.conversations import ConversationRow, read_row
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split

@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from agents.contract.data import DataFinding
-from agents.contract.data_findings import MESSAGES, describe_cut
 from agents.errors import ExpectedError
+from agents.shared.data.findings import MESSAGES, describe_cut
 
 MAX_MALFORMED = 10
 MAX_MALFORMED_SHARE = 0.05

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.contract.bounded_work import KILLED_HINT, LimitReached, limited_memory, within_limits
 from agents.errors import ExpectedError
+from agents.shared.files.bounded_work import (
+    KILLED_HINT,
+    LimitReached,
+    limited_memory,
+    within_limits,
+)
 
 MAX_CHARS = 1 << 26
 """Length of the longest text that a template may make of one conversation."""

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agents.contract.bounded_work import (
+from agents.errors import ExpectedError
+from agents.shared.files.bounded_work import (
     HARD_S,
     KILLED_HINT,
     SOFT_S,
@@ -33,7 +34,6 @@ from agents.contract.bounded_work import (
     limited_memory,
     within_limits,
 )
-from agents.errors import ExpectedError
 from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment

@@ -10,9 +10,9 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
-from agents.contract.model_folder import is_4_bit
 from agents.contract.spec import AdapterKind
 from agents.errors import ExpectedError
+from agents.shared.models.folder import is_4_bit
 
 
 def choose_quantization(kind: AdapterKind, path: Path, dtype: torch.dtype) -> Any:

@@ -17,7 +17,7 @@ from app.artifacts.estimates.forecast import ArtifactForecast
 from app.artifacts.estimates.quantize_cost import QuantizeWork
 from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
 from app.artifacts.estimates.work import Bench, PhaseForecast, make_phase
-from app.planning.model_shape import ModelShape, choose_targets
+from app.planning.shape.model_shape import ModelShape, choose_targets
 
 
 def forecast_phases(
@@ -42,7 +42,7 @@ def forecast_phases(
         targets: linear layers with an adapter, as in a run file; None: all weights were trained.
         engine: what makes AWQ.
 
-    >>> from app.planning.model_shape import read_shape
+    >>> from app.planning.shape.model_shape import read_shape
     >>> from app.artifacts.estimates.forecast import forecast_artifact
     >>> llama = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
     ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agents.contract.formats import EXPORTS, Engine
 from app.artifacts.estimates.rates import SHARD_BYTES
 from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
-from app.planning.model_shape import LayerShape, Linear, ModelShape
+from app.planning.shape.model_shape import LayerShape, Linear, ModelShape
 from app.text import show_bytes
 
 _BITS = {
@@ -82,7 +82,7 @@ def forecast_artifact(
 
     Llama-2-7B as Q4_K_M has 4.08 GB, as published:
 
-    >>> from app.planning.model_shape import read_shape
+    >>> from app.planning.shape.model_shape import read_shape
     >>> llama = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
     ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
     >>> [(n, round(b / 1e9, 2)) for n, b in forecast_artifact(llama, "gguf", ("Q4_K_M",)).files]

@@ -1,7 +1,7 @@
 """Correction of forecasts by past exports: measured over forecast, by node and method.
 
 Ratios are against what the formulas alone say, so that learning converges; their median is pulled
-towards 1 while few exports are known, and bounded, as for runs (app/planning/learning.py).
+towards 1 while few exports are known, and bounded, as for runs (app/planning/accuracy/learning.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.contract.formats import ENGINES, Engine
-from app.planning.learning import NEWEST, Factor, make_factor
+from app.planning.accuracy.learning import NEWEST, Factor, make_factor
 
 SECONDS_LIMITS = (0.2, 5.0)
 MEMORY_LIMITS = (0.8, 1.5)

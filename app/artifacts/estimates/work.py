@@ -13,7 +13,7 @@ from app.artifacts.estimates.forecast import (
     count_quantized,
 )
 from app.artifacts.estimates.texts import TextSizes
-from app.planning.model_shape import ModelShape
+from app.planning.shape.model_shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,9 +33,9 @@ from app.library.licence import find_licence
 from app.provisioning.environment import python_of, read_lock
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.export_claims import claim_name
-from app.runs.inputs import Inputs, recall_inputs, send
+from app.runs.inputs.run_inputs import Inputs, recall_inputs, send
 from app.runs.lifecycle.start_point import choose_checkpoint
-from app.runs.node_pool import NodeAgent, OnMessage, OnProgress
+from app.runs.nodes.node_pool import NodeAgent, OnMessage, OnProgress
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from agents.contract.export_support import find_left_wide, find_refusal
 from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
+from agents.shared.models.export_support import find_left_wide, find_refusal
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.cost import forecast_phases
 from app.artifacts.estimates.forecast import ArtifactForecast, forecast_artifact
@@ -30,9 +30,9 @@ from app.artifacts.exports.request import ExportRequest
 from app.errors import RacklessError, UserError
 from app.forecasts.planner import find_data_size
 from app.library.models import weigh_weights
-from app.planning.cluster import make_cluster
-from app.planning.model_shape import ModelShape, read_shape
-from app.planning.rates import find_rates
+from app.planning.hardware.cluster import make_cluster
+from app.planning.hardware.rates import find_rates
+from app.planning.shape.model_shape import ModelShape, read_shape
 from app.provisioning.environment import python_of
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.services import Services

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agents.contract.python_child import SAFE_FOLDER, own_folders, python_environ
+from agents.shared.files.python_child import SAFE_FOLDER, own_folders, python_environ
 from app.errors import UserError
 
 COMMAND_TIMEOUT_S = 60.0

@@ -24,7 +24,7 @@ from app.gui.nodes.add_node_form import AddNodeForm
 from app.gui.nodes.found_pcs import FoundPcs
 from app.gui.nodes.node_found import NodeFound
 from app.gui.nodes.node_list_pane import NodeListPane
-from app.gui.nodes.windows_script_dialog import WindowsScriptDialog
+from app.gui.repairs.windows_script_dialog import WindowsScriptDialog
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.nodes.node import NodeAddress, SshTarget

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
-from app.gui.nodes.check_results import CheckResults
+from app.gui.repairs.check_results import CheckResults
 from app.gui.session.banner_task import run_in_banner, show_error_while
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context

@@ -10,7 +10,7 @@ from app.errors import RacklessError
 from app.flows.node_logs import join_tails, summarise
 from app.gui.kit.primitives import Button, make_label, make_panel
 from app.gui.logs.log_view import LogView
-from app.gui.nodes.node_pane import NodePane
+from app.gui.repairs.node_pane import NodePane
 from app.gui.session.context import Context
 
 

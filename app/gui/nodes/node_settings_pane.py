@@ -12,7 +12,7 @@ from app.errors import RacklessError
 from app.gui.forms.setting_row import SettingRow
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import make_label, make_panel, make_separator
-from app.gui.nodes.node_pane import NodePane
+from app.gui.repairs.node_pane import NodePane
 from app.gui.session.context import Context
 from app.settings import SETTINGS, Setting, Value
 

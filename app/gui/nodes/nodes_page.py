@@ -22,19 +22,19 @@ from app.gui.kit.confirm import confirm
 from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import make_label, set_page_margins
-from app.gui.nodes.changes_pane import ChangesPane
-from app.gui.nodes.check_results import CheckResults
 from app.gui.nodes.links_pane import LinksPane
 from app.gui.nodes.node_buttons import make_node_buttons
 from app.gui.nodes.node_check import NodeCheck
 from app.gui.nodes.node_details import NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
-from app.gui.nodes.node_pane import Tell
 from app.gui.nodes.node_settings_pane import NodeSettingsPane
 from app.gui.nodes.node_split import NodeSplit
-from app.gui.nodes.preparation import Preparation
 from app.gui.nodes.storage_pane import StoragePane
-from app.gui.nodes.windows_script_button import WindowsScriptButton
+from app.gui.repairs.changes_pane import ChangesPane
+from app.gui.repairs.check_results import CheckResults
+from app.gui.repairs.node_pane import Tell
+from app.gui.repairs.preparation import Preparation
+from app.gui.repairs.windows_script_button import WindowsScriptButton
 from app.gui.session.banner_task import (
     build_environment_in_banner,
     last_with_node,

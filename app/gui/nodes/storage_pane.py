@@ -13,7 +13,7 @@ from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button, make_label
-from app.gui.nodes.node_pane import ChangingPane
+from app.gui.repairs.node_pane import ChangingPane
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView

@@ -14,7 +14,7 @@ from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import forecast_columns
 from app.gui.tables.view import TableView
-from app.planning.forecast_accuracy import ForecastComparison
+from app.planning.accuracy.forecast_accuracy import ForecastComparison
 from app.presentation.plan_text import ComparedRow, describe_comparison
 
 _NOTHING = "No forecast: this PC did not know the size of the model when the run was launched."

@@ -11,7 +11,7 @@ from app.events import RankProgress
 from app.gui.charts.layer_strip import LayerStrip
 from app.gui.kit.primitives import make_label, make_scroll_area, make_selectable
 from app.gui.kit.theme import Theme
-from app.planning.forecast_accuracy import Forecast
+from app.planning.accuracy.forecast_accuracy import Forecast
 from app.presentation.stage_text import (
     StageRow,
     describe_division,

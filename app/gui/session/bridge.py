@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import shiboken6
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
-from agents.contract.secrets import format_trace
+from agents.shared.files.secrets import format_trace
 from app.core.api import CoreApi, OpenCore
 from app.errors import RacklessError, UserError
 from app.events import Event, SampleArrived

@@ -11,7 +11,7 @@ import PySide6
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
-from agents.contract.secrets import format_trace, hide_secrets
+from agents.shared.files.secrets import format_trace, hide_secrets
 from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
 from app.gui.kit.theme import Theme

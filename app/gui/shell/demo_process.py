@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import IO
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 from app.core.api import CoreApi
 from app.errors import UserError
 from app.gui.session.bridge import Report

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 from app.gui.kit.banner import Banner
 from app.paths import HOME_VARIABLE
 

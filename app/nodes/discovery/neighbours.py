@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 
 TABLE = Path("/proc/net/arp")
 ARP_TIMEOUT_S = 5.0

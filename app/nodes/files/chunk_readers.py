@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from agents.contract.chunks import ChunkedFile, list_chunks
-from agents.contract.folder_files import open_regular
 from agents.contract.spread import GiveChunk
+from agents.shared.files.folder_files import open_regular
 from app.errors import RacklessError, UserError
 from app.nodes.files.local_files import in_thread
 from app.nodes.files.member import Member

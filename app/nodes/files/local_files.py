@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, TypeVar
 
-from agents.contract.folder_files import open_regular
 from agents.contract.run import FileEntry
+from agents.shared.files.folder_files import open_regular
 from app.errors import UserError
 
 BLOCK_BYTES = 1 << 20

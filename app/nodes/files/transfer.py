@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
-from agents.contract.folder_files import open_regular, require_own
 from agents.contract.run import FileEntry
+from agents.shared.files.folder_files import open_regular, require_own
 from app.errors import RacklessError, UserError
 from app.events import NodeTransfer
 from app.nodes.client import NodeClient

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import asyncssh
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 from app.errors import UserError
 from app.nodes.transport.host_keys import fingerprint_of
 from app.nodes.transport.loopback_session import CommandSession

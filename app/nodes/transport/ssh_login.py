@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncssh
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from app.errors import NodeUnreachable
 from app.nodes.node import SshAddress
 from app.nodes.transport.host_key_judge import ALL_HOST_KEY_ALGORITHMS, HostKeyJudge

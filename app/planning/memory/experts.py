@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
-from app.planning.model_shape import LayerShape, ModelShape
+from app.planning.shape.model_shape import LayerShape, ModelShape
 
 # Copies of all rows, as wide as the hidden features, in a product.
 _ROW_COPIES = 1

@@ -16,7 +16,7 @@ from app.planning.memory.gpu import MemorySetting as MemorySetting
 from app.planning.memory.gpu import choose_dtype as choose_dtype
 from app.planning.memory.gpu import choose_width, has_kernels
 from app.planning.memory.phases import find_step_moment, list_pass_moments
-from app.planning.model_shape import ModelShape, choose_targets
+from app.planning.shape.model_shape import ModelShape, choose_targets
 
 GIB = 2**30
 # Bytes of optimizer state on the GPU per trained value: two moments. In 8 bits each block of 256
@@ -191,7 +191,7 @@ def estimate_memory(
     activations, 0.17 at the loss, 0.09 of cuBLAS.
 
     >>> from agents.contract.spec import AdapterSpec, DataSpec
-    >>> from app.planning.model_shape import read_shape
+    >>> from app.planning.shape.model_shape import read_shape
     >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
     ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
     >>> adapter = AdapterSpec(kind="qlora", dropout=0.0,

@@ -24,7 +24,7 @@ from app.planning.memory.attention_scratch import (
 )
 from app.planning.memory.experts import ExpertsMemory
 from app.planning.memory.mixers import MixerMemory, count_mixer
-from app.planning.model_shape import LayerShape, ModelShape, choose_targets
+from app.planning.shape.model_shape import LayerShape, ModelShape, choose_targets
 
 _NO_EXPERTS = ExpertsMemory()
 _READERS = {

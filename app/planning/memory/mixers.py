@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.planning.model_shape import LayerShape, Mixer
+from app.planning.shape.model_shape import LayerShape, Mixer
 
 # Tokens of a chunk: each token has a weight for every token of its chunk, and each chunk a state.
 _CHUNK_TOKENS = 64
@@ -52,7 +52,7 @@ def count_mixer(layer: LayerShape, width: int) -> MixerMemory:
     convolution, 4 x 8,192; queries and keys, which are repeated for each head of values, 2 x 2 x
     4,096; values, result, gate and gated result, 2 x 4 x 4,096; 12 for each head.
 
-    >>> from app.planning.model_shape import Mixer
+    >>> from app.planning.shape.model_shape import Mixer
     >>> delta = Mixer(num_groups=16, num_heads=32, key_dim=128, value_dim=128)
     >>> _count_delta(delta, 2) == 4 * 8192 + 2 * 2 * 4096 + 2 * 4 * 4096 + 12 * 32
     True

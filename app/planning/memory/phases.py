@@ -15,7 +15,7 @@ from app.planning.memory.eager_layers import measure_eager_layer
 from app.planning.memory.experts import count_experts
 from app.planning.memory.gpu import GpuMemory, MemorySetting, choose_width, has_kernels, is_compiled
 from app.planning.memory.layers import LayerMemory, measure_layer, read_sizes
-from app.planning.model_shape import LayerShape, ModelShape
+from app.planning.shape.model_shape import LayerShape, ModelShape
 
 # Number of logits that the loss computes at once: with PyTorch's functions, and with a kernel that
 # turns logits in half precision into their gradient in place.

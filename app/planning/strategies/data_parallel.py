@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 
 from agents.contract.parallel import ParallelMode
 from app.planning.candidate import Candidate, StepParts
+from app.planning.hardware.network import gradient_bytes, hide, ring_s, statistics_s
 from app.planning.memory.forecast import Fit
-from app.planning.network import gradient_bytes, hide, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.subsets import choose_subsets
 

@@ -15,8 +15,8 @@ from agents.contract.layer_plan import HOST_SHARE, STAGE_CHUNK_BYTES
 from agents.contract.spec import RunSpec
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting, estimate_memory
 from app.planning.memory.gpu import choose_width
-from app.planning.model_shape import ModelShape
 from app.planning.plan_context import Case, Worker, correct
+from app.planning.shape.model_shape import ModelShape
 
 # Features of a micro-batch that stay on the GPU until its backward pass: those that entered the
 # stage, at which that pass ends, and those that left it, at which it begins.

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from app.planning.candidate import Candidate, GpuPlan, StepParts
+from app.planning.hardware.network import gradient_bytes, ring_s, statistics_s
 from app.planning.memory.gpu import choose_width
-from app.planning.network import gradient_bytes, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.pipeline_memory import (

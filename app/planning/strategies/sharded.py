@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from agents.contract.parallel import ParallelMode
 from app.planning.candidate import Candidate, StepParts
+from app.planning.hardware.network import gather_s, gradient_bytes, hide, ring_s, statistics_s
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting, estimate_memory
-from app.planning.network import gather_s, gradient_bytes, hide, ring_s, statistics_s
 from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import choose_weights, save_s, split_rows
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from agents.contract.spec import RunSpec
-from app.planning.model_shape import ModelShape, choose_targets
+from app.planning.shape.model_shape import ModelShape, choose_targets
 
 
 def list_trained_layers(shape: ModelShape, spec: RunSpec) -> tuple[int, ...]:

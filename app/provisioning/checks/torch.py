@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from agents.contract.node import TorchFacts
 from app.provisioning.check_row import CheckedGroup, CheckRow, make_row
-from app.provisioning.check_rules import find_odd
+from app.provisioning.checks.majority import find_odd
 from app.provisioning.torch_build import advise_one_build, numbers_of
 from app.text import show_list
 

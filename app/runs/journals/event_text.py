@@ -104,7 +104,7 @@ def _describe_preview(line: Line, node: str, rank: int | None) -> Description:
     fill = number_of(line, "fill")
     packed = f", packed to {show_share(fill)}" if fill is not None else ""
     # Imported on use: a list of runs does not need it.
-    from agents.contract.data_findings import list_columns
+    from agents.shared.data.findings import list_columns
 
     unused = [one for one in _findings(line) if one.kind == "unknown"]
     note = f"; not used: {list_columns(unused)}" if unused else ""

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.contract.logcap import read_pieces
 from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX, attempt_of_folder, rank_of_log
+from agents.shared.files.logcap import read_pieces
 from app.paths import Paths, leads_through_link
 
 

@@ -16,8 +16,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.contract import logcap
 from agents.contract.run_layout import LOG_SUFFIX, is_stream
+from agents.shared.files import logcap
 from app.errors import UserError
 from app.filelock import locked
 from app.paths import leads_through_link, open_private, private_folder, room_bytes

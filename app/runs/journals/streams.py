@@ -11,7 +11,7 @@ from agents.contract.run import StreamChunk
 from agents.contract.wire import WireError
 from app.errors import BadAnswer, RacklessError
 from app.runs.journals.mirror import Mirror, MirrorGap, StreamRefused
-from app.runs.node_pool import NodeAgent, NodePool
+from app.runs.nodes.node_pool import NodeAgent, NodePool
 
 # Time for another process to write the bytes that it has in hand before we request them again.
 _GAP_PAUSE_S = 0.05

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from app.errors import NodeUnreachable, RacklessError
-from app.runs.node_pool import NodePool
+from app.runs.nodes.node_pool import NodePool
 from app.runs.run import RunPart
 
 CONFIRM_S = 30.0

@@ -30,8 +30,7 @@ from app.errors import NodeUnreachable, RacklessError, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
 from app.provisioning.torch_build import advise_one_build, tried_builds
-from app.runs.attempt_status import stop_parts
-from app.runs.inputs import (
+from app.runs.inputs.run_inputs import (
     Inputs,
     NodeInputs,
     find_inputs,
@@ -39,10 +38,12 @@ from app.runs.inputs import (
     require_models_there,
     send_inputs,
 )
+from app.runs.inputs.shared_inputs import record_places
 from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, saying_it_goes_on
 from app.runs.lifecycle.election import plan_election
 from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
-from app.runs.node_pool import OnMessage
+from app.runs.nodes.attempt_status import stop_parts
+from app.runs.nodes.node_pool import OnMessage
 from app.runs.placement import shares_a_gpu
 from app.runs.preflight import (
     LaunchPlan,
@@ -53,7 +54,6 @@ from app.runs.preflight import (
     require_supported,
 )
 from app.runs.services import LaunchForecast, Services
-from app.runs.shared_inputs import record_places
 from app.storage.runs import AttemptRecord, RunRecord
 from app.text import show_list
 

@@ -18,14 +18,6 @@ from typing import Any
 from agents.contract.run import AttemptStatus
 from app.errors import RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
-from app.runs.attempt_status import (
-    active_attempts,
-    ask_parts,
-    idle_s,
-    list_attempts,
-    newest_step,
-    stop_parts,
-)
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.lifecycle.confirmation import confirm_parts
 from app.runs.lifecycle.election import (
@@ -37,6 +29,14 @@ from app.runs.lifecycle.election import (
     record_election,
 )
 from app.runs.lifecycle.losses import hint_of_loss, note_loss
+from app.runs.nodes.attempt_status import (
+    active_attempts,
+    ask_parts,
+    idle_s,
+    list_attempts,
+    newest_step,
+    stop_parts,
+)
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
-from app.runs.attempt_status import stop_parts
-from app.runs.inputs import recall_inputs, send_inputs
+from app.runs.inputs.run_inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.losses import per_hour
+from app.runs.nodes.attempt_status import stop_parts
 from app.runs.placement import place_ranks
 from app.runs.preflight import LaunchPlan, add_forecast, find_fit
 from app.runs.rejoin import REJOIN, STEADY_S, find_absent, find_end_of_pause, is_worthwhile

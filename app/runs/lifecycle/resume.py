@@ -17,15 +17,15 @@ from typing import Any
 from agents.contract.spec import Parallel, RunSpec
 from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import RESUMABLE_STATES
-from app.runs.attempt_status import active_attempts, list_attempts, stop_parts
-from app.runs.inputs import recall_inputs, send_inputs
+from app.runs.inputs.run_inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.reconcile import LOSS_GRACE_S, adopt_newer, reconcile_run
 from app.runs.lifecycle.resume_verification import count_logged, read_replay, require_replayable
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
-from app.runs.node_pool import OnMessage
+from app.runs.nodes.attempt_status import active_attempts, list_attempts, stop_parts
+from app.runs.nodes.node_pool import OnMessage
 from app.runs.preflight import (
     add_forecast,
     choose_named,

@@ -15,12 +15,12 @@ from app.errors import (
     UserError,
 )
 from app.events import ACTIVE_STATES
-from app.runs.attempt_status import active_attempts, ask_parts, stop_parts
 from app.runs.export_claims import refuse_exported
 from app.runs.lifecycle.election import close_parts
 from app.runs.lifecycle.losses import cancel_recovery
 from app.runs.lifecycle.reconcile import reconcile_run
-from app.runs.node_pool import NodePool, OnMessage
+from app.runs.nodes.attempt_status import active_attempts, ask_parts, stop_parts
+from app.runs.nodes.node_pool import NodePool, OnMessage
 from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord

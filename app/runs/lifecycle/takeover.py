@@ -14,7 +14,7 @@ from dataclasses import replace
 from agents.contract.election import is_majority
 from agents.contract.run import AttemptStatus, MasterIdentity
 from app.errors import RacklessError, UserError
-from app.runs.attempt_status import ask_parts
+from app.runs.nodes.attempt_status import ask_parts
 from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord, Taken

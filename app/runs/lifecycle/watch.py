@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from agents.contract.run_layout import LOG_SUFFIX
 from app.errors import NodeUnreachable, RacklessError, UserError, describe_error
 from app.events import ACTIVE_STATES, EventHub, LogArrived, RunEvent, RunEventArrived
-from app.runs.attempt_status import ask_part, idle_s
 from app.runs.journals.mirror import MirrorBlocked
 from app.runs.journals.streams import follow_part
 from app.runs.lifecycle.election import keep_interval_s, keep_part
 from app.runs.lifecycle.reconcile import apply_judgement, end_unsafe
+from app.runs.nodes.attempt_status import ask_part, idle_s
 from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord

@@ -10,11 +10,11 @@ import pytest
 
 from agents.children import Children
 from agents.contract.environments import WheelQuery
-from agents.contract.wheel_store import STORE, WheelSet
 from agents.errors import ExpectedError
 from agents.node import build_tools
 from agents.node.build_tools import bring_python, find_tools, unpack_uv
 from agents.node.wheels import wheel_set
+from agents.shared.packages.wheel_store import STORE, WheelSet
 from agents.state import Home
 from tests.fakes.packages import flip_a_bit, lock_of, make_wheel
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract import logcap
 from agents.contract.messages import STREAM_CHUNK_BYTES
 from agents.contract.run import StreamChunk
 from agents.errors import ExpectedError
+from agents.shared.files import logcap
 from agents.state import Home, identify, write_json
 from agents.supervisor import streams
 from agents.supervisor.attempt import AttemptFolder

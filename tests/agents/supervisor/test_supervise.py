@@ -10,9 +10,15 @@ import time
 
 import pytest
 
-from agents.contract.logcap import HEAD_BYTES, NEWEST_BYTES, SLACK_BYTES, read_pieces, used_bytes
 from agents.contract.run import MasterIdentity
 from agents.errors import ExpectedError
+from agents.shared.files.logcap import (
+    HEAD_BYTES,
+    NEWEST_BYTES,
+    SLACK_BYTES,
+    read_pieces,
+    used_bytes,
+)
 from agents.supervisor import stop as stop_module
 from agents.supervisor.attempt import (
     AttemptFolder,

@@ -14,7 +14,7 @@ from agents.contract.node import GpuFacts
 from agents.contract.spec import RunSpec
 from app.forecasts.learning import compare_run, load_corrections, store_counted, store_links
 from app.library.data_key import make_data_key
-from app.planning.forecast_accuracy import Forecast, RankForecast
+from app.planning.accuracy.forecast_accuracy import Forecast, RankForecast
 from app.planning.memory.forecast import MemorySetting
 from app.planning.memory.gpu import GpuMemory
 from app.provisioning.check_row import CheckRow

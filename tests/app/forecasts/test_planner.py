@@ -15,7 +15,7 @@ from app.forecasts.learning import compare_run
 from app.forecasts.planner import Planner, describe_nodes
 from app.library.data_key import make_data_key
 from app.planning.candidate import Plan, PlanRequest
-from app.planning.cluster import Cluster
+from app.planning.hardware.cluster import Cluster
 from app.planning.plan import make_plan
 from app.runs.lifecycle.launch import start_run
 from app.runs.placement import place_ranks

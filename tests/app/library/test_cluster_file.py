@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import UsageError
 from app.library.cluster_file import parse_cluster, read_cluster_file
-from app.planning.cluster import Cluster
+from app.planning.hardware.cluster import Cluster
 
 CLUSTERS = Path(__file__).parents[3] / "resources" / "clusters"
 GIB = 2**30

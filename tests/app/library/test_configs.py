@@ -12,7 +12,7 @@ import pytest
 
 from app.errors import UserError
 from app.library.configs import ConfigLibrary, read_known
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 
 
 class Hub:

@@ -21,8 +21,8 @@ from app.gui.kit.theme import read_palette
 from app.gui.new_run.data_view import data_html
 from app.planning.candidate import Plan
 from app.presentation.data_text import describe_data
+from app.runs.inputs.preview import preview_data
 from app.runs.lifecycle.launch import start_run
-from app.runs.preview import preview_data
 from app.runs.services import Services
 from tests.app.forecasts.test_learning import CONFIG
 from tests.fakes.cluster import FakeCluster, make_facts

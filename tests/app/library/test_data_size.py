@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.model_config import find_config
 from agents.contract.spec import DataSpec, RunSpec
+from agents.shared.models.config import find_config
 from app.library.data_key import make_data_key
 from app.library.data_size import NOTHING, cut_and_pack, guess_data, list_files
 

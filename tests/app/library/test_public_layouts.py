@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agents.contract.data import DataFinding
-from agents.contract.data_findings import MAX_COLUMNS
 from agents.contract.spec import DataSpec
+from agents.shared.data.findings import MAX_COLUMNS
 from app.errors import UserError
 from app.library.data import check_form
 from app.library.data_judge import RowJudge

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.planning.candidate import Candidate, DataSize, PlanRequest
-from app.planning.cluster import Cluster, PlannedGpu, PlannedNode
-from app.planning.model_shape import ModelShape, read_shape
+from app.planning.hardware.cluster import Cluster, PlannedGpu, PlannedNode
 from app.planning.plan import make_plan
+from app.planning.shape.model_shape import ModelShape, read_shape
 from tests.app.planning.clusters import GIB, example, llama
 
 _NAMES = {"data": "data parallel", "single": "one GPU", "pipeline": "pipeline"}

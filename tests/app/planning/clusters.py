@@ -7,9 +7,9 @@ from typing import Any
 
 from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from app.library.cluster_file import read_cluster_file
-from app.planning.cluster import Cluster, PlannedGpu, PlannedNode, ethernet
-from app.planning.model_shape import ModelShape, read_shape
+from app.planning.hardware.cluster import Cluster, PlannedGpu, PlannedNode, ethernet
 from app.planning.plan import DataSize, PlanRequest
+from app.planning.shape.model_shape import ModelShape, read_shape
 
 GIB = 2**30
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -9,7 +9,7 @@ import pytest
 from app.planning.build_context import open_case
 from app.planning.candidate import Candidate, StepParts
 from app.planning.choice import MARGIN, find_fewer, find_least, weigh
-from app.planning.cluster import ethernet
+from app.planning.hardware.cluster import ethernet
 from app.planning.plan import make_plan
 from app.planning.strategies.weight_streaming import plan_streamed
 from app.presentation.plan_text import describe_plan

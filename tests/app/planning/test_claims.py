@@ -14,6 +14,7 @@ from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from app.library.cluster_file import parse_cluster
 from app.library.configs import read_known
 from app.planning.candidate import Candidate, DataSize, Plan, PlanRequest
+from app.planning.hardware.network import ring_s
 from app.planning.memory.forecast import (
     GIB,
     GpuMemory,
@@ -21,9 +22,8 @@ from app.planning.memory.forecast import (
     MemorySetting,
     estimate_memory,
 )
-from app.planning.model_shape import ModelShape, read_shape
-from app.planning.network import ring_s
 from app.planning.plan import make_plan
+from app.planning.shape.model_shape import ModelShape, read_shape
 
 CONFIGS = {name: entry["config"] for entry in read_known() for name in entry["names"]}
 THREE = ("RTX 5070 Ti", "RTX 4070 Laptop GPU", "RTX 3070 Ti")

@@ -10,7 +10,7 @@ import torch
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.trainer.metrics.flops import read_flops
 from agents.trainer.model.model import build_trained_model, load_model
-from app.planning.changes import apply_change
+from app.planning.advice.changes import apply_change
 from app.planning.memory.experts import ExpertsMemory, count_experts, count_met_adapter
 from app.planning.memory.forecast import (
     GIB,
@@ -19,8 +19,8 @@ from app.planning.memory.forecast import (
     count_trained,
     estimate_memory,
 )
-from app.planning.model_parts import list_parts
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_parts import list_parts
+from app.planning.shape.model_shape import read_shape
 from app.planning.throughput import measure_work
 from app.presentation.model_text import describe_parts, offer_adapters
 from tests.agents.trainer.mixtures import save_mixture

@@ -8,10 +8,10 @@ import pytest
 
 from agents.contract.parallel import ParallelMode
 from agents.contract.spec import AdapterKind
+from app.planning.accuracy.learning import Corrections, RunOutcome
+from app.planning.advice.changes import apply_change
 from app.planning.candidate import Candidate
-from app.planning.changes import apply_change
-from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
-from app.planning.learning import Corrections, RunOutcome
+from app.planning.hardware.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
 from app.planning.plan import DataSize, Plan, make_plan
 from app.presentation.model_text import describe_limits
 from tests.app.planning.clusters import GIB, ask, example, llama, make_node, make_pcs

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.contract.cards import list_cards
 from agents.contract.spec import AdapterKind
-from app.planning.cluster import Cluster, PlannedNode, ethernet
+from app.planning.hardware.cluster import Cluster, PlannedNode, ethernet
 from app.planning.plan import Plan, PlanRequest, make_plan
 from app.planning.strategies.data_parallel import split_rows
 from app.planning.strategies.pipeline_schedule import split_layers, time_pipeline

@@ -9,11 +9,11 @@ import pytest
 from agents.contract.cards import find_card, list_cards
 from agents.contract.node import Calibration
 from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
-from app.planning.cluster import PlannedGpu
+from app.planning.hardware.cluster import PlannedGpu
+from app.planning.hardware.rates import find_rates
 from app.planning.memory.forecast import MemorySetting
-from app.planning.model_shape import ModelShape, read_shape
-from app.planning.rates import find_rates
 from app.planning.row_lengths import RowLengths
+from app.planning.shape.model_shape import ModelShape, read_shape
 from app.planning.throughput import make_pace, measure_work
 from tests.bench.measured_runs import forecast_run, read_runs
 from tests.bench.planning_table import read_table, step_error_of

@@ -10,7 +10,7 @@ from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.trainer.model.model import load_model
 from agents.trainer.model.nf4_experts import PackedExperts
 from app.planning.memory.forecast import GIB, GpuMemory, MemorySetting, estimate_memory
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 from tests.agents.trainer.ranks import make_tiny_model
 
 SIZES = {"hidden_size": 256, "intermediate_size": 640}

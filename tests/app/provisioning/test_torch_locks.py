@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from agents.contract.environments import WheelQuery
-from agents.contract.lock import read_lock_text
-from agents.contract.python_child import SAFE_FOLDER, python_environ
 from agents.contract.wheel_tags import WheelTarget
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ
+from agents.shared.packages.lock import read_lock_text
 from app.errors import UnshippedLock, UserError
 from app.nodes.client import NodeClient
 from app.provisioning.environment import read_train_lock

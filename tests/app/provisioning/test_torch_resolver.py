@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents.contract.package_index import IndexSettings, IndexUnreachable, PackageIndex
+from agents.shared.packages.package_index import IndexSettings, IndexUnreachable, PackageIndex
 from app.provisioning.torch_resolver import Unresolvable, resolve_build
 from tests.fakes.package_site import PackageSite, package_site
 from tests.fakes.packages import make_wheel, sha256_of

@@ -11,7 +11,7 @@ import pytest
 
 from agents.contract.environments import KeptItem
 from agents.contract.node import EnvironmentReport
-from agents.contract.wheel_store import PARTIAL, STORE
+from agents.shared.packages.wheel_store import PARTIAL, STORE
 from app.errors import UserError
 from app.nodes.client import NodeClient
 from app.provisioning.environment import EnvironmentLock, parse_lock, setup_environment

@@ -14,7 +14,7 @@ from agents.contract.node import Calibration
 from agents.contract.run import RankPlacement
 from agents.contract.spec import MAX_COUNT, DataSpec, RunSpec
 from app.events import RunEvent
-from app.planning.learning import RunOutcome
+from app.planning.accuracy.learning import RunOutcome
 from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from agents.contract.data_columns import choose_format
-from agents.contract.data_findings import RowMeanings, hint_for, say_finding
 from agents.contract.spec import DataSpec
 from agents.errors import ExpectedError
+from agents.shared.data.columns import choose_format
+from agents.shared.data.findings import RowMeanings, hint_for, say_finding
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
 from app.errors import UserError

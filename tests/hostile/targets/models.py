@@ -9,11 +9,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agents.contract.model_folder import inspect_model
-from agents.contract.model_sizes import LIMITS
-from agents.contract.safetensors_header import HeaderError, parse_header
+from agents.shared.models.folder import inspect_model
+from agents.shared.models.safetensors_header import HeaderError, parse_header
+from agents.shared.models.sizes import LIMITS
 from app.errors import UsageError, UserError
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 from app.runfile.run_file import parse_run
 from tests.fakes.models import CONFIG, TOKENIZER, name_shapes, pack, write_model
 from tests.hostile.fuzzing import Target, json_values, mutated

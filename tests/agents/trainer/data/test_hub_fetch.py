@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from agents.contract.python_child import SAFE_FOLDER, python_environ, same_source
 from agents.errors import ExpectedError
+from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 from agents.trainer.data import hub_fetch
 from agents.trainer.data.hub_fetch import fetch_model
 

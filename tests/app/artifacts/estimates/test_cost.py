@@ -20,7 +20,7 @@ from app.artifacts.estimates.cost import forecast_phases
 from app.artifacts.estimates.forecast import forecast_artifact
 from app.artifacts.estimates.texts import TextSizes
 from app.artifacts.estimates.work import Bench, PhaseForecast
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 from tests.app.planning.clusters import GIB, llama
 from tests.bench.quantize_table import foretell, foretell_disk
 

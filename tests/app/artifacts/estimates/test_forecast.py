@@ -3,7 +3,7 @@
 import pytest
 
 from app.artifacts.estimates.forecast import describe_forecast, forecast_artifact
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,

@@ -9,7 +9,7 @@ from app.planning.memory.eager_layers import count_kept, count_kept_full
 from app.planning.memory.forecast import GIB, estimate_memory
 from app.planning.memory.gpu import GpuMemory, MemorySetting
 from app.planning.memory.layers import read_sizes
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 from tests.app.planning import eager_layer
 
 SIZES = {

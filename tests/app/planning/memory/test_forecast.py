@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.planning.memory.forecast import GIB, GpuMemory, MemorySetting, estimate_memory
-from app.planning.model_shape import read_shape
 from app.planning.setting_search import choose_setting
+from app.planning.shape.model_shape import read_shape
 from tests.bench.planning_table import convert, error_of, forecast, read_table
 
 LLAMA_7B = read_shape(

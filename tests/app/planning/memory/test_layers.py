@@ -5,7 +5,7 @@ import pytest
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.planning.memory import layers
 from app.planning.memory.layers import count_kept, count_kept_full, read_sizes
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 from tests.app.planning.compiled_layer import count_saved
 from tests.app.planning.compiled_peak import count_peak
 

@@ -7,7 +7,7 @@ from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.trainer.kernels import linear_attention
 from app.planning.memory.layers import count_kept, read_sizes
 from app.planning.memory.mixers import count_mixer
-from app.planning.model_shape import LayerShape, Mixer, read_shape
+from app.planning.shape.model_shape import LayerShape, Mixer, read_shape
 from tests.app.planning.compiled_layer import count_saved
 from tests.app.planning.live_bytes import LiveBytes
 

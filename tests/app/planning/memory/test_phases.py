@@ -13,7 +13,7 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.optim.optimizer import make_optimizer
 from app.planning.memory import forecast, phases
 from app.planning.memory.gpu import GpuMemory
-from app.planning.model_shape import read_shape
+from app.planning.shape.model_shape import read_shape
 from tests.app.planning.live_bytes import LiveBytes
 
 # Too old for Triton: no kernels, nothing compiled, as on the CPU that these tests measure on.

@@ -11,8 +11,8 @@ from agents.contract.parallel import PARALLEL
 from agents.contract.run import RankPlacement
 from app.planning.build_context import open_case
 from app.planning.candidate import Candidate, Plan, PlanRequest
-from app.planning.cluster import Cluster
 from app.planning.cut import find_problem, make_cut
+from app.planning.hardware.cluster import Cluster
 from app.planning.plan import make_plan
 from app.planning.reasons import describe_candidate as describe_way
 from app.planning.strategies.pipeline_plan import divide_workers, plan_chain, plan_pipelines

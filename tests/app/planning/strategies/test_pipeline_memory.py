@@ -11,8 +11,8 @@ from agents.contract.run import RankPlacement
 from app.planning.build_context import open_case
 from app.planning.candidate import Candidate
 from app.planning.cut import make_cut
-from app.planning.model_shape import read_shape
 from app.planning.plan import make_plan
+from app.planning.shape.model_shape import read_shape
 from app.planning.strategies.pipeline_memory import can_offload
 from app.planning.strategies.pipeline_plan import plan_pipeline
 from app.presentation.plan_text import describe_setting

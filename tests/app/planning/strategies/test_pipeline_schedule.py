@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from app.planning.build_context import open_case
-from app.planning.cluster import Cluster, ethernet
+from app.planning.hardware.cluster import Cluster, ethernet
 from app.planning.strategies.pipeline_memory import stage_memory
 from app.planning.strategies.pipeline_plan import plan_pipeline
 from app.planning.strategies.pipeline_schedule import time_pipeline

@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from app.planning.cluster import Cluster
 from app.planning.cut import find_absence
+from app.planning.hardware.cluster import Cluster
 from app.planning.plan import make_plan
 from app.planning.strategies.trained_layers import give_each_stage_one
 from tests.app.planning.clusters import ask, example, make_pcs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract import logcap
+from agents.shared.files import logcap
 from app.errors import AgentBug, UserError
 from app.runs.journals.logs import LogFile
 from app.runs.journals.mirror import Mirror, MirrorGap

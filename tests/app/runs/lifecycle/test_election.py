@@ -12,7 +12,6 @@ from agents.contract.run import AttemptLoss, AttemptStatus, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.presentation.interruption_text import tell_story
-from app.runs import attempt_status
 from app.runs.interruptions import list_interruptions
 from app.runs.lifecycle import election, recovery
 from app.runs.lifecycle.launch import start_run
@@ -21,6 +20,7 @@ from app.runs.lifecycle.recovery import recover_run
 from app.runs.lifecycle.resume import Automatic, resume_run
 from app.runs.lifecycle.stop import stop_run
 from app.runs.lifecycle.watch import RunWatch
+from app.runs.nodes import attempt_status
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 

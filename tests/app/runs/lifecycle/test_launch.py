@@ -387,7 +387,7 @@ def test_launch_that_is_cancelled_stops_all(
 def test_what_takes_long_is_told(
     services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runs.inputs.REPORTED_BYTES", 1)
+    monkeypatch.setattr("app.runs.inputs.run_inputs.REPORTED_BYTES", 1)
     told: list[str] = []
     asyncio.run(start_run(services, spec, report=told.append))
     assert (told[0], told[-1]) == (

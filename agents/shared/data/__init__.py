@@ -1,0 +1,1 @@
+"""Data files: found, read and judged."""

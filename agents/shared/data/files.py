@@ -1,0 +1,233 @@
+"""Decide which files hold rows, and how a file is split into rows.
+
+The master checks before it sends data, a node before it reads them; here, so that both agree.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from agents.shared.files.folder_files import open_regular, walk_own
+
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
+KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
+"""Kind of file by the suffix of its name: how it is split into rows."""
+_NAMED = "Use .jsonl, .json, .csv, .tsv, .txt or .parquet"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
+_PACKED |= {b"BZh91AY&SY": "bzip2"}
+"""What compressed files begin with."""
+_PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
+_NOT_DATA = ("dataset_info", "manifest.json", "state.json")
+
+# Names of text files that describe the data and hold no rows.
+_NOTES = ("readme", "license")
+_START_BYTES = 4096
+_PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\s*PuTTY-User-Key-File-")
+MAX_LINE_CHARS = 1 << 24
+"""Maximum length of a line, and of a row of a table, in characters. A model reads the first few
+thousand tokens of a row; a file that never ends its line would fill all memory."""
+_MAX_SKIPPED_CHARS = 1 << 28
+_SKIPPED_AT_ONCE = 1 << 20
+_LINE_END_BYTES = 1 << 20
+
+
+LONG_LINE = f"the line is longer than {MAX_LINE_CHARS:,} characters"
+
+
+class Misfit(Exception):
+    """Raised when a file holds no data. Neither message nor hint ends with a full stop."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderFiles:
+    """Files of a folder."""
+
+    data: tuple[Path, ...]
+    """Files with rows in and below it, in the order of their names."""
+    packed: Path | None
+    """Compressed file with rows that has no unpacked copy beside it; None: there is none."""
+
+
+def look_through(folder: Path) -> FolderFiles:
+    """Return which files in and below a folder hold rows, by their names.
+
+    Raises:
+        ForeignFile: one of them is not an ordinary file, or a link leads out of the folder.
+        OSError: a part of it cannot be read.
+    """
+    files = sorted(walk_own(folder, lambda name: may_be_data(name) or _may_be_packed(name)))
+    return FolderFiles(
+        data=tuple(path for path in files if may_be_data(path.name)),
+        packed=next(filter(_is_packed, files), None),
+    )
+
+
+def _may_be_packed(name: str) -> bool:
+    path = Path(name)
+    return path.suffix.lower() in _PACKED_SUFFIXES and may_be_data(path.stem)
+
+
+def _is_packed(path: Path) -> bool:
+    return _may_be_packed(path.name) and not path.with_suffix("").exists()
+
+
+def may_be_data(name: str) -> bool:
+    """Return whether a file of a folder holds rows, judged by its name.
+
+    >>> [may_be_data(name) for name in ("rows.JSONL", "README.md", "readme.csv", "state.json")]
+    [True, False, True, False]
+    """
+    kind = KINDS.get(Path(name).suffix.lower())
+    others = _NOT_DATA + _NOTES if kind == "text" else _NOT_DATA
+    return kind is not None and not name.lower().startswith(others)
+
+
+def find_kind(path: Path) -> str:
+    """Return how a file is split into rows: one of the values of `KINDS`.
+
+    A file with another suffix may still be JSON, which its first bytes show.
+
+    Raises:
+        Misfit: it is none that Rackless reads.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        start = file.read(_START_BYTES)
+    suffix = path.suffix.lower()
+    kind = KINDS.get(suffix)
+    if _PRIVATE_KEY.match(start):
+        raise Misfit(f"{path} is a private key, which is never sent", "Name a file with rows")
+    if start.startswith(_UTF16_MARKS):
+        raise Misfit(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
+    packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
+    if packed and (kind is not None or suffix in _PACKED_SUFFIXES):
+        raise Misfit(f"{path} is compressed ({packed})", "Unpack it and name what was in it")
+    if start.startswith(b"PAR1") and kind != "parquet":
+        raise Misfit(f"{path} is a Parquet file", "Let its name end in .parquet")
+    # Some editors on Windows write a byte order mark first.
+    if kind is None and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        kind = "json"
+    if kind is None:
+        raise Misfit(
+            f"{path}: '{path.suffix}' is not a kind of data file that Rackless reads", _NAMED
+        )
+    return kind
+
+
+def find_line_end(path: Path, kind: str) -> str:
+    r"""Return what ends a line of a file of a kind, as `open` wants it.
+
+    Python's csv finds the ends itself (""), and JSON has none that matter. Of the others \n alone,
+    as U+2028 and its like, and even \r, may stand in a text; any of \n, \r\n and \r ("") where the
+    file begins with a MiB that has only the latter, as those of old Macs do.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if kind in ("csv", "json"):
+        return "" if kind == "csv" else "\n"
+    with open_regular(path) as file:
+        start = file.read(_LINE_END_BYTES)
+    return "" if b"\r" in start and b"\n" not in start else "\n"
+
+
+def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
+    """Yield the lines of a file with their ends; None in place of one that is too long.
+
+    Args:
+        path: name of the file, for messages.
+        file: opened with `ends` for its newline.
+        ends: what `find_line_end` returned.
+
+    Raises:
+        Misfit: a line does not end within hundreds of millions of characters.
+    """
+    endings = (ends,) if ends else ("\n", "\r")
+    number = 0
+    while line := file.readline(MAX_LINE_CHARS + 2):  # two characters end a line of DOS
+        number += 1
+        if len(line) <= MAX_LINE_CHARS + 1 or line.endswith(endings):
+            yield line
+            continue
+        num_chars = len(line)
+        while not line.endswith(endings) and (line := file.readline(_SKIPPED_AT_ONCE)):
+            num_chars += len(line)
+            if num_chars > _MAX_SKIPPED_CHARS:
+                raise Misfit(
+                    f"{path}, line {number}: the line does not end within "
+                    f"{_MAX_SKIPPED_CHARS:,} characters, so its rows cannot be separated",
+                    "Write one row per line",
+                )
+        yield None
+
+
+def explain_bad_json(error: ValueError | RecursionError) -> str:
+    """Return what is wrong with a text that `json.loads` refused, without a full stop."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "a number has too many digits"  # https://docs.python.org/3/library/json.html#json.loads
+
+
+def find_delimiter(path: Path) -> str:
+    """Return what separates the fields of a table, by its first line that is not blank.
+
+    The texts below it are full of commas.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        header = "\n"
+        while header and not header.strip():
+            header = file.readline(_LINE_END_BYTES)
+    return max(",;\t", key=header.count)
+
+
+class TableLines:
+    """The lines of a table for Python's csv, which itself joins lines without a limit.
+
+    Args:
+        path: name of the file, for messages.
+        lines: as `read_lines` yields them.
+    """
+
+    def __init__(self, path: Path, lines: Iterator[str | None]) -> None:
+        self._path = path
+        self._lines = lines
+        self._number = 0
+        self._num_chars = 0
+
+    def begin_row(self) -> None:
+        """Count the characters of the next row from here on."""
+        self._num_chars = 0
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines.
+
+        Raises:
+            Misfit: a row is too long: usually a quote is never closed.
+        """
+        for line in self._lines:
+            self._number += 1
+            self._num_chars += MAX_LINE_CHARS + 1 if line is None else len(line)
+            if line is None or self._num_chars > MAX_LINE_CHARS:
+                raise Misfit(
+                    f"{self._path}, line {self._number}: a row of the table is longer than "
+                    f"{MAX_LINE_CHARS:,} characters",
+                    "Correct it: a quote may lack its end. The rows after it cannot be separated",
+                )
+            yield line

@@ -1,0 +1,1 @@
+"""Files, folders, child processes and secrets."""

@@ -1,0 +1,1 @@
+"""Models on disk: config, tokenizer, tensors, sizes and what can be trained."""

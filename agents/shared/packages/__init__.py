@@ -1,0 +1,1 @@
+"""Locks, package indexes and wheels."""

@@ -1,0 +1,1 @@
+"""Check results, repairs and their undo."""

@@ -1,0 +1,1 @@
+"""Forecasts compared with measurements, and corrections learned from them."""

@@ -1,0 +1,1 @@
+"""Advice on a plan: what fits, what a change would bring, limits of nodes."""

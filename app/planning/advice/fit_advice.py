@@ -1,0 +1,299 @@
+"""Advise the smallest changes of a run file that make a run fit, or say what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from agents.contract.parallel import PARALLEL
+from app.planning.advice.changes import Change, apply_change, list_changes
+from app.planning.build_context import open_case
+from app.planning.candidate import CUT_MODES, Advice, Candidate, GpuPlan, PlanRequest
+from app.planning.choice import find_least
+from app.planning.memory.forecast import GIB
+from app.planning.plan_context import Case, Worker
+from app.planning.reasons import describe_candidate, name_nodes
+from app.planning.strategies.data_parallel import propose_data
+from app.planning.strategies.pipeline_plan import has_room, plan_pipeline, refuse_pipeline
+from app.planning.strategies.weight_streaming import plan_streamed, refuse_streamed
+from app.planning.subsets import fastest_together
+
+# Plans over all GPUs of the modes in which GPUs hold parts of the model.
+_PLANS = {"pipeline": plan_pipeline, "streamed": plan_streamed}
+# A change with its words; None: none of its kind.
+_Choice = tuple[Change, str] | None
+
+
+def advise_fit(
+    request: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
+) -> Iterator[Advice]:
+    """Advise what makes the run fit on the largest card, or on all of them."""
+    names = tuple(node.name for node in case.cluster.nodes)
+    misfits = tuple(name for name in names if not _fits_on(case, name))
+    if chosen is not None and misfits:
+        it = "it" if len(misfits) == 1 else "them"
+        yield Advice(
+            text=f"It does not fit on {name_nodes(misfits)}: leave {it} out",
+            change={"nodes": chosen.nodes},
+        )
+    # A run that names its nodes needs all of them; otherwise one card that fits is enough.
+    is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
+    num_needed = len(case.workers) if chosen is not None or is_whole else 1
+    # Where a run fits, so do the ways that divide the model, without a change.
+    only_whole = chosen is not None
+    refusing = {"pipeline": refuse_pipeline, "streamed": refuse_streamed}
+    refuse = refusing.get(request.spec.parallel)
+    if refusal := refuse(case) if refuse is not None else "":
+        yield Advice(text=refusal)
+    offers = list(_list_offers(request, num_needed, only_whole))
+    other = None if chosen is not None else _offer_other_way(request, case, found)
+    yield from offers
+    if other is not None:
+        yield other
+    if not offers and chosen is None and other is None and not refusal:
+        yield from _nothing_fits(request, case, found)
+
+
+def _offer_other_way(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Advice | None:
+    """Return advice to train in a way that fits and that the run file excludes; None: none does."""
+    one = find_least(one for one in found if one.fits and one.runnable)
+    if one is None:
+        return None
+    change: Change = {} if request.spec.parallel in ("auto", one.mode) else {"parallel": one.mode}
+    if len(one.gpus) < len(case.workers):
+        change["nodes"] = one.nodes
+    how = f", with parallel: {one.mode}" if "parallel" in change else ""
+    return Advice(text=f"It fits as {describe_candidate(case, one)}{how}", change=change)
+
+
+def _list_offers(request: PlanRequest, num_needed: int, only_whole: bool) -> Iterator[Advice]:
+    """Yield the smallest change of each kind that makes the run fit; else of all kinds together.
+
+    A person has to choose between them: what costs nothing, what costs time, and what costs
+    quality differ from run to run.
+    """
+    kinds = _list_kinds(request)
+    # A pipeline has one optimizer, so another one may be what keeps a run from fitting.
+    no_other = [changes for changes in kinds if not changes or "optimizer" not in changes[0][0]]
+    enough = None
+    for some in (no_other, kinds):
+        strongest: list[_Choice] = [changes[-1] if changes else None for changes in some]
+        if _offer_together(request, strongest, num_needed, only_whole) is not None:
+            enough = some
+            break
+    if enough is None:
+        return  # what all changes do not suffice for, none of them does
+    found = False
+    for changes in kinds:
+        offers = (_offer(request, one, num_needed, only_whole) for one in changes)
+        offer = next((one for one in offers if one is not None), None)
+        if offer is not None:
+            found = True
+            yield offer
+    if not found:
+        yield from _find_smallest(request, enough, strongest, num_needed, only_whole)
+
+
+def _list_kinds(request: PlanRequest) -> list[list[tuple[Change, str]]]:
+    """Return the changes that may make a run fit; see `list_changes`."""
+    spec, longest_tokens = request.spec, request.data.longest_tokens
+    return list_changes(spec, longest_tokens or spec.sequence_tokens)
+
+
+def _find_smallest(
+    request: PlanRequest,
+    kinds: Sequence[Sequence[tuple[Change, str]]],
+    strongest: Sequence[_Choice],
+    num_needed: int,
+    only_whole: bool,
+) -> Iterator[Advice]:
+    """Yield the advice whose changes all matter: what costs most is weakened first."""
+    chosen, best = list(strongest), None
+    for place in reversed(range(len(kinds))):
+        for weaker in (None, *kinds[place]):
+            tried = [*chosen[:place], weaker, *chosen[place + 1 :]]
+            offer = _offer_together(request, tried, num_needed, only_whole)
+            if offer is not None:
+                chosen, best = tried, offer
+                break
+    if best is not None:
+        yield best
+
+
+def _offer_together(
+    request: PlanRequest, chosen: Sequence[_Choice], num_needed: int, only_whole: bool
+) -> Advice | None:
+    """Return advice to make several changes; None: it fits on too few cards, or there is none."""
+    both: Change = {}
+    words: list[str] = []
+    for one in chosen:
+        if one is not None:
+            both |= one[0]
+            words.append(_within(one[1], words))
+    if not both:
+        return None
+    return _offer(request, (both, " and ".join(words)), num_needed, only_whole)
+
+
+def _within(said: str, words: list[str]) -> str:
+    """Return words as they stand in a sentence behind others."""
+    return said[0].lower() + said[1:] if words else said
+
+
+def _offer(
+    request: PlanRequest, one: tuple[Change, str], num_needed: int, only_whole: bool
+) -> Advice | None:
+    """Return advice with what a changed run needs; None: it fits on too few cards."""
+    change, words = one
+    changed = open_case(replace(request, spec=apply_change(request.spec, change)))
+    if request.spec.parallel not in CUT_MODES:
+        whole = _offer_whole(changed, words, change, num_needed)
+        if whole is not None:
+            return whole
+    divided = None if only_whole else _fit_divided(changed, num_needed)
+    if divided is None:
+        return None
+    where = describe_candidate(changed, divided)
+    if len(divided.gpus) < len(changed.workers):
+        change = {**change, "nodes": divided.nodes}
+        words = f"{words}, and use {name_nodes(divided.nodes)} alone"
+    return Advice(text=f"{words}: it then fits, {where}", change=change)
+
+
+def _fit_divided(case: Case, num_needed: int) -> Candidate | None:
+    """Return the fastest plan that fits whose GPUs hold parts of the model.
+
+    It is over all GPUs, or over the most of the fastest nodes that can where fewer are enough.
+    """
+    names = [
+        name
+        for name in CUT_MODES
+        if case.spec.parallel in ("auto", name)
+        and PARALLEL[name].runnable
+        and not (name == "pipeline" and refuse_pipeline(case))
+    ]
+    groups = [case.workers]
+    if num_needed < len(case.workers):
+        groups += [case.of(some) for some in list(fastest_together(case))[-2::-1]]
+    # What a GPU cannot do alone it cannot do beside others, and a plan over many takes long.
+    streaming: dict[tuple[object, ...], bool] = {}
+    for worker in case.workers if "streamed" in names else ():
+        if worker.like not in streaming:
+            alone = plan_streamed(case, (worker,))
+            streaming[worker.like] = alone is None or alone.fits
+    for workers in groups:
+        may_fit = {
+            "pipeline": has_room(case, workers),
+            "streamed": all(streaming.get(worker.like, False) for worker in workers),
+        }
+        found = [_PLANS[name](case, workers) for name in names if may_fit[name]]
+        fitting = [plan for plan in found if plan is not None and plan.fits]
+        if fitting:
+            return min(fitting, key=lambda one: one.step_s)
+    return None
+
+
+def _offer_whole(changed: Case, words: str, change: Change, num_needed: int) -> Advice | None:
+    """Return advice for a run whose GPUs each hold the whole model; None: too few of them can."""
+    # The smallest setting is quick to forecast, and a search takes milliseconds.
+    able = [worker for worker in changed.workers if changed.may_fit(worker)]
+    if len(able) < num_needed:
+        return None
+    able = [worker for worker in able if changed.fit(worker, 1).fits]
+    if len(able) < num_needed or not _is_shared(changed, num_needed):
+        return None
+    where = name_nodes(tuple(dict.fromkeys(worker.node.name for worker in able)))
+    fullest = min(able, key=lambda worker: _count_free(changed, worker))
+    fit = changed.fit(fullest, 1)
+    needed, room = fit.memory.expected_bytes / GIB, fit.room_bytes / GIB
+    return Advice(
+        text=f"{words}: it then fits on {where}, with {needed:.1f} of {room:.1f} GiB", change=change
+    )
+
+
+def _is_shared(case: Case, num_needed: int) -> bool:
+    """Return whether enough GPUs train together where the run file says that they share batches."""
+    if case.spec.parallel != "data" or len(case.workers) == 1:
+        return True
+    return any(one.fits and len(one.gpus) >= num_needed for one in propose_data(case))
+
+
+def _count_free(case: Case, worker: Worker) -> float:
+    """Return the bytes of a card that its fit leaves free."""
+    fit = case.fit(worker, 1)
+    return fit.room_bytes - fit.memory.expected_bytes
+
+
+def _fits_on(case: Case, name: str) -> bool:
+    return all(case.fit(worker, 1).fits for worker in case.of((name,)))
+
+
+def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
+    """Say what the smallest run would need, and what later versions could do."""
+    later = next((one for one in found if one.fits), None)
+    if later is not None:
+        description = describe_candidate(case, later)
+        yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
+    change: Change = {}
+    for changes in _list_kinds(request):
+        for one, _ in changes[-1:]:
+            change |= one
+    smallest = open_case(replace(request, spec=apply_change(request.spec, change)))
+    if smallest.spec.parallel == "pipeline" and len(smallest.workers) < 2:
+        yield Advice(text="A pipeline needs two GPUs or more: add a node, or use parallel: auto")
+        return
+    needs = _say_pipeline_needs(smallest)
+    if not needs:
+        needs = _say_needs(smallest, max(smallest.workers, key=_room_bytes))
+    yield Advice(
+        text=f"No change of the run file makes it fit: with all of them together {needs}, or a "
+        "smaller model"
+    )
+
+
+def _room_bytes(worker: Worker) -> int:
+    return worker.memory.room_bytes - worker.gpu.desktop_bytes
+
+
+def _say_pipeline_needs(smallest: Case) -> str:
+    """Say what is missing where the run file names a pipeline; empty: it names none."""
+    if smallest.spec.parallel != "pipeline":
+        return ""
+    found = plan_pipeline(smallest, smallest.workers)
+    if found is None:
+        num = smallest.shape.num_layers
+        return f"a pipeline has at most as many GPUs as the model has layers, {num}"
+    needed = sum(gpu.memory.expected_bytes for gpu in found.gpus) / GIB
+    room = sum(gpu.room_bytes for gpu in found.gpus) / GIB
+    return f"its stages need {needed:.0f} GiB and the GPUs have {room:.0f}: it needs more of them"
+
+
+def _say_needs(smallest: Case, best: Worker) -> str:
+    """Say what GPU and PC a run needs, of which the largest card is not enough."""
+    # Where GPUs hold the whole model and all take part, they exchange gradients.
+    ranks = len(smallest.workers) if smallest.spec.parallel == "data" else 1
+    whole = smallest.fit(best, ranks).memory
+    streamed = None
+    if smallest.spec.parallel in ("auto", "streamed"):
+        streamed = plan_streamed(smallest, (best,))
+    gpu = streamed.gpus[0] if streamed is not None else None
+    if gpu is None or gpu.memory.expected_bytes >= whole.expected_bytes:
+        return f"it needs {_say_card(whole.expected_bytes - whole.desktop_bytes)}"
+    said = []
+    if gpu.memory.expected_bytes > gpu.room_bytes:
+        said.append(_say_card(gpu.memory.expected_bytes - gpu.memory.desktop_bytes))
+    if not gpu.fits_host:
+        said.append(_say_ram(gpu, best))
+    return f"it needs {' and '.join(said)}"
+
+
+def _say_card(num_bytes: float) -> str:
+    return f"a card with {num_bytes / GIB:.1f} GiB free"
+
+
+def _say_ram(gpu: GpuPlan, worker: Worker) -> str:
+    needed = f"{gpu.host_bytes / GIB:.1f} GiB of RAM for training"
+    if worker.node.ram_bytes is None:
+        return f"{needed} on {gpu.node}, whose RAM is not known (ram_gib of a cluster file)"
+    room = (gpu.host_room_bytes or 0) / GIB
+    return f"{needed} on {gpu.node}, which has {room:.1f} to spare"

@@ -1,0 +1,1 @@
+"""Nodes, GPUs and links as the planner sees them."""

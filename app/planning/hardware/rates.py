@@ -1,0 +1,91 @@
+"""Rates that a GPU sustains: as measured on its node, else derived from its data sheet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.contract.cards import Card
+from app.planning.hardware.cluster import PlannedGpu
+
+MATRIX_SHARE = 0.85
+"""Share of a card's peak that large matrix products sustain when it is warm."""
+# The same while nothing but them is computed for seconds, as a calibration does, by compute
+# capability: an H200 measured 644 TFLOP/s at its power limit. Training stays below that limit,
+# since its products alternate with kernels that wait for memory, and its clock stays higher.
+_ALONE_SHARES = {(9, 0): 0.651}
+COPY_SHARE = 0.85
+"""Share of the listed memory bandwidth that a copy within the card sustains."""
+# Bytes read and written to unpack one 4-bit weight to bf16.
+_UNPACK_BYTES = 2.516
+# Rates of a card that is not listed: about an RTX 3060, so that plans err on the slow side.
+_UNKNOWN_FLOPS = 25e12
+_UNKNOWN_BYTES_PER_S = 300e9
+# Rates of a CPU that was not calibrated.
+_CPU_FLOPS, _CPU_BYTES_PER_S = 0.15e12, 20e9
+# Bandwidth assumed for an unknown slot, in bytes per second: PCI Express 3.0 with 16 lanes.
+_SLOT_BYTES_PER_S = 12e9
+
+RateSource = Literal["measured", "listed", "assumed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Sustained rates of one GPU."""
+
+    matrix_flops_per_s: float
+    """Large matrix products in the data type of training, in FLOP per second."""
+    copy_bytes_per_s: float
+    """Bytes read plus bytes written by a copy within the card, per second."""
+    unpack_values_per_s: float
+    """4-bit weights unpacked to bf16 per second."""
+    to_host_bytes_per_s: float
+    from_host_bytes_per_s: float
+    source: RateSource
+
+
+def find_rates(gpu: PlannedGpu) -> Rates:
+    """Return the rates of a GPU: as measured, else from its data sheet.
+
+    >>> rates = find_rates(PlannedGpu(name="RTX 4070"))
+    >>> round(rates.matrix_flops_per_s / 1e12, 1), rates.source
+    (49.6, 'listed')
+    """
+    card, found = gpu.card, gpu.calibration
+    is_cpu = gpu.device == "cpu"
+    matrix = _CPU_FLOPS if is_cpu else _UNKNOWN_FLOPS
+    copy = _CPU_BYTES_PER_S if is_cpu else _UNKNOWN_BYTES_PER_S
+    bus = _CPU_BYTES_PER_S if is_cpu else _SLOT_BYTES_PER_S
+    if card is not None:
+        matrix = MATRIX_SHARE * card.flops_per_s
+        copy = COPY_SHARE * card.memory_bytes_per_s
+        bus = card.bus_bytes_per_s
+    if found and found.matrix_flops_per_s:
+        matrix = _rate_in_training(found.matrix_flops_per_s, card)
+    copy = (found and found.memory_bytes_per_s) or copy
+    unpack = copy / _UNPACK_BYTES
+    listed: RateSource = "listed" if card is not None else "assumed"
+    return Rates(
+        matrix_flops_per_s=matrix,
+        copy_bytes_per_s=copy,
+        unpack_values_per_s=(found and found.unpack_values_per_s) or unpack,
+        to_host_bytes_per_s=(found and found.to_host_bytes_per_s) or bus,
+        from_host_bytes_per_s=(found and found.from_host_bytes_per_s) or bus,
+        source="measured" if found and found.matrix_flops_per_s else listed,
+    )
+
+
+def _rate_in_training(measured: float, card: Card | None) -> float:
+    """Return the rate of products in training, from that of products alone.
+
+    The shares of a forecast refer to what the data sheet makes one expect of training. So a
+    measurement counts as a factor: how the node's card compares with others of its kind when both
+    do nothing else.
+
+    >>> from agents.contract.cards import find_card
+    >>> round(_rate_in_training(644e12, find_card("H200")) / 1e12)
+    841
+    """
+    if card is None:
+        return measured
+    return MATRIX_SHARE * measured / _ALONE_SHARES.get(card.capability, MATRIX_SHARE)

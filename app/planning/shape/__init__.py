@@ -1,0 +1,1 @@
+"""Sizes of a model: its layers, parameters and adapters."""

@@ -1,0 +1,1 @@
+"""Inputs of a run: model, data, and how they reach the nodes."""

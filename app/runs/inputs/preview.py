@@ -1,0 +1,144 @@
+"""Preview a run's data before it starts: format, counts, skipped rows and trained parts.
+
+It needs the model's tokenizer and the packages of the training environment, but neither weights nor
+a GPU. With the model's folder on this PC and the packages in our own Python it runs here; otherwise
+on the first node of the run file that can train, which gets the data (the run needs it there
+anyway) and the tokenizer alone. The tokens are stored where a run on that node looks for them, so
+the time is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.messages import from_wire, to_wire
+from agents.contract.spec import RunSpec
+from agents.shared.files.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
+from app.errors import RacklessError, UserError
+from app.library.bundles import Source
+from app.library.data import find_data
+from app.library.models import find_tokenizer
+from app.provisioning.environment import python_of
+from app.runs.inputs.run_inputs import send
+from app.runs.nodes.local_program import run_program
+from app.runs.preflight import choose_nodes
+from app.runs.services import Services
+
+OnMessage = Callable[[str], None]
+Part = Literal["train", "eval"]
+"""Data set of a run file."""
+# fcntl: the trainer's data cache takes file locks that Windows does not have.
+_NEEDED = ("transformers", "tokenizers", "jinja2", "numpy", "fcntl")
+
+
+async def preview_data(
+    services: Services,
+    spec: RunSpec,
+    *,
+    part: Part = "train",
+    node: str | None = None,
+    whole: bool = True,
+    progress: OnMessage | None = None,
+) -> DataPreview:
+    """Return a preview of what a run of this spec would train on.
+
+    Args:
+        services: stores and nodes.
+        spec: run to preview.
+        part: data set to read; `eval` requires `data.eval`.
+        node: node to use; None for this PC where possible, else the first suitable node.
+        whole: tokenize all rows; False reads only the first rows, which takes seconds.
+        progress: called with a sentence on each stage.
+
+    Raises:
+        UserError: the data is unusable (with file, row and reason), or no place can read it.
+    """
+    report = progress or (lambda text: None)
+    name = spec.data.train if part == "train" else spec.data.eval or ""
+    held_out_from = None if part == "train" else spec.data.train
+    data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
+    model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes, services.models)
+    if node is None and model.root is not None and _can_run_here():
+        job = PreviewJob(
+            python=sys.executable,
+            spec=spec,
+            model_path=model.root,
+            train_path=data.value,
+            held_out_from=held_out_from,
+            whole=whole,
+        )
+        report(f"reading {name} on this PC")
+        return await _run_here(job, services.paths.home, report)
+    chosen, python = await _choose_node(services, spec, node)
+    report(f"reading {name} on {chosen}")
+    return await _run_there(
+        services, chosen, python, spec, model, data, held_out_from, whole, report
+    )
+
+
+def _can_run_here() -> bool:
+    # Looked up, not imported: importing transformers takes seconds.
+    return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+
+
+async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> tuple[str, str]:
+    """Return the first node that can train, and its interpreter.
+
+    Raises:
+        UserError: none can; the message is the first node's.
+    """
+    names = (named,) if named else choose_nodes(spec, services.pool.names())
+    problem: RacklessError | None = None
+    for name in names:
+        try:
+            return name, python_of(name, await services.pool.agent(name).facts())
+        except RacklessError as error:
+            problem = problem or error
+    raise problem or UserError("there are no nodes yet", "Add one: rackless nodes add")
+
+
+async def _run_there(  # noqa: PLR0913 - the parts of one job
+    services: Services,
+    node: str,
+    python: str,
+    spec: RunSpec,
+    model: Source,
+    data: Source,
+    held_out_from: str | None,
+    whole: bool,
+    report: OnMessage,
+) -> DataPreview:
+    job = PreviewJob(
+        python=python,
+        spec=spec,
+        model_path=await send(services, node, model, report, "the model's files"),
+        train_path=await send(services, node, data, report, "the data"),
+        held_out_from=held_out_from,
+        whole=whole,
+    )
+    return await services.pool.agent(node).preview_data(job, report)
+
+
+async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
+    ended = await run_program("agents.trainer.data.preview", to_wire(job), home, report)
+    if ended.code == 0:
+        return from_wire(DataPreview, json.loads(ended.report))
+    if ended.failed is not None:
+        raise UserError(str(ended.failed.get("message", "")), str(ended.failed.get("hint", "")))
+    if ended.code == -KILLED:
+        raise UserError(f"the preview was stopped: {KILLED_MESSAGE}", KILLED_HINT)
+    if ended.code < 0:
+        raise UserError(
+            f"the data preview was ended by signal {-ended.code}: most likely {job.train_path} "
+            "takes too much memory to read",
+            "Write shorter rows, one per line (.jsonl), or preview it on a node: --node NAME",
+        )
+    last = ended.last_error or "no message"
+    raise RacklessError(f"the data preview exited with code {ended.code}: {last}")

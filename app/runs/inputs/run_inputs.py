@@ -1,0 +1,303 @@
+"""Find a run's model and data on this PC, send them to the nodes, and recall them for a resume."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.contract.messages import from_wire
+from agents.contract.shares import SharedPlace
+from agents.contract.spec import RunSpec
+from agents.shared.models.code_references import without_code
+from app.errors import NodeUnreachable, UserError
+from app.library.bundles import Source
+from app.library.model_check import find_folder, refuse, require_usable
+from app.library.models import find_model, require_whole
+from app.library.shares import require_answer
+from app.presentation.result_text import say_bytes, say_transfers
+from app.runs.inputs.shared_inputs import Places, find_places
+from app.runs.nodes.node_pool import OnMessage
+from app.runs.services import Services
+from app.storage.hashes import HashStore
+from app.storage.runs import RunRecord
+
+if TYPE_CHECKING:
+    from agents.shared.models.folder import ModelFolder
+    from app.runs.preflight import LaunchPlan
+
+REPORTED_BYTES = 64 * 1024**2
+"""Minimum size of a source whose transfer reports its progress, in bytes."""
+MODEL, TRAIN, EVAL = "the model", "the training data", "the evaluation data"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """Sources of a run's model and data."""
+
+    model: Source
+    train: Source
+    eval: Source | None = None
+
+    def named(self) -> dict[str, Source]:
+        """Return the sources by their names in a sentence."""
+        found = {MODEL: self.model, TRAIN: self.train}
+        return found if self.eval is None else {**found, EVAL: self.eval}
+
+
+def find_inputs(services: Services, spec: RunSpec) -> Inputs:
+    """Find and check model and data on this PC. Hashes files: not for the event loop.
+
+    Raises:
+        UserError: one of them is missing or broken, or the data would be trained wrongly.
+    """
+    from app.library.data import find_data  # reads rows, which lists of runs do not need
+
+    evaluation = spec.data.eval
+    require_answer(filter(None, (spec.model, spec.data.train, evaluation)))
+    # The model first: its check takes milliseconds, reading the data may take minutes.
+    require_model(services, spec)
+    return Inputs(
+        train=find_data(spec.data.train, "data.train", services.hashes, spec.data),
+        eval=(
+            find_data(evaluation, "data.eval", services.hashes, spec.data) if evaluation else None
+        ),
+        model=find_model(spec.model, services.hashes, services.models, spec),
+    )
+
+
+def known_model(services: Services, spec: RunSpec) -> ModelFolder | None:
+    """Return what this PC knows about a run's model; None: nothing."""
+    from agents.shared.models.folder import ModelFolder
+
+    folder = find_folder(spec.model)
+    if folder is not None:
+        return services.models.inspect(folder)
+    with contextlib.suppress(UserError):
+        found = services.configs.find_here(spec.model)
+        return ModelFolder(config=found.config) if found is not None else None
+    return None
+
+
+def require_model(services: Services, spec: RunSpec) -> None:
+    """Refuse a model of which something is wrong, as far as this PC knows it.
+
+    Raises:
+        UserError: its folder cannot be trained, or the config of its hub id says so.
+    """
+    # Imported on use: commands that do not need it start sooner.
+    from agents.shared.models.folder import ModelFolder, find_config_problems
+
+    if find_folder(spec.model) is not None:
+        require_whole(spec.model, services.models, spec)
+        return
+    found = services.configs.find_here(spec.model)
+    if found is not None:  # else the nodes have it, or fetch it
+        problems = tuple(find_config_problems(found.config))
+        require_usable(spec.model, ModelFolder(config=found.config, findings=problems), spec)
+
+
+async def require_models_there(
+    services: Services, spec: RunSpec, inputs: Inputs, nodes: Sequence[str]
+) -> None:
+    """Check a model that is not sent where it lies: on each node.
+
+    Raises:
+        UserError: a node holds one that cannot be trained; the message names both.
+    """
+    if inputs.model.destination is not None:
+        return
+    answers = await asyncio.gather(
+        *(services.pool.agent(node).inspect_model(inputs.model.value, spec) for node in nodes)
+    )
+    for node, refusals in zip(nodes, answers, strict=True):
+        refuse(refusals, node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeInputs:
+    """Paths of a run's model and data on one node."""
+
+    model: str
+    train: str
+    eval: str | None
+    has_parts: bool = False
+    """Whether the node has only the files of its layers."""
+    shared: tuple[SharedPlace, ...] = ()
+    """Those of these paths that are on a share."""
+
+
+def recall_inputs(services: Services, run: RunRecord) -> Inputs:
+    """Return the model and data of the run's first launch, else find them again.
+
+    A resume must train on what the run started with: a file edited since then is another data set.
+    Files that the nodes hold already need not exist here any more. Asks their server, which may
+    take a while: not for the event loop.
+
+    Raises:
+        UserError: it does not answer, or they were never found and cannot be found now.
+    """
+    for attempt in services.runs.store.attempts(run.run_id):
+        if attempt.inputs:
+            inputs = from_wire(Inputs, attempt.inputs)
+            # Planning reads them first, and would wait for ever.
+            require_answer(one.root for one in inputs.named().values() if one.root is not None)
+            return inputs
+    return find_inputs(services, run.spec)
+
+
+async def send_inputs(
+    services: Services,
+    nodes: Sequence[str],
+    inputs: Inputs,
+    report: OnMessage = lambda line: None,
+    plan: LaunchPlan | None = None,
+) -> dict[str, NodeInputs]:
+    """Send model and data to all nodes at once; return the paths there.
+
+    What several nodes need leaves this PC once: they forward it to each other.
+
+    Args:
+        services: stores and nodes.
+        nodes: nodes to send to.
+        inputs: sources.
+        report: called with the progress of large transfers.
+        plan: by which a node of a pipeline gets the files of its layers alone; None: all files.
+
+    Raises:
+        UserError: a disk is full, or a node was lost.
+    """
+    # Imported on use: lists of runs need nothing that copies models, and start sooner.
+    from app.runs.inputs.hub_models import spread_hub_model
+
+    await spread_hub_model(services, nodes, inputs.model, report)
+    places = await find_places(services, nodes, inputs.named(), report)
+    wanted = {node: await _choose_sources(services, node, inputs, plan, places) for node in nodes}
+    if len(nodes) > 1:
+        sent = {node: list(sources.values()) for node, sources in wanted.items()}
+        for note in await services.pool.share(sent, say_transfers(report, "sending files")):
+            report(note)
+    answers = await asyncio.gather(
+        *(_send_to(services, node, inputs, report, wanted[node], places) for node in nodes),
+        return_exceptions=True,
+    )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeInputs)}
+
+
+async def _choose_sources(
+    services: Services, node: str, inputs: Inputs, plan: LaunchPlan | None, places: Places
+) -> dict[str, Source]:
+    """Return what a node has to get, by name."""
+    needed = {what: one for what, one in inputs.named().items() if (node, what) not in places}
+    if MODEL in needed:
+        needed[MODEL] = await _choose_files(services, node, inputs.model, plan)
+    return needed
+
+
+async def _send_to(
+    services: Services,
+    node: str,
+    inputs: Inputs,
+    report: OnMessage,
+    sources: dict[str, Source],
+    places: Places,
+) -> NodeInputs:
+    used = {what: place for (name, what), place in places.items() if name == node}
+    paths = {what: place.path for what, place in used.items()}
+    for what, source in sources.items():
+        paths[what] = await _push(services, node, source, report, what)
+    return NodeInputs(
+        has_parts=sources.get(MODEL, inputs.model) is not inputs.model,
+        model=paths[MODEL],
+        train=paths[TRAIN],
+        eval=paths.get(EVAL),
+        shared=tuple(used.values()),
+    )
+
+
+async def _choose_files(
+    services: Services, node: str, model: Source, plan: LaunchPlan | None
+) -> Source:
+    """Return the files of the model that a node needs: all of them unless it has a stage."""
+    from app.library.model_parts import choose_parts  # reads heads of files, as no list does
+
+    cut = plan.forecast.cut if plan is not None else None
+    if plan is None or cut is None or not cut.stages or model.destination is None:
+        return model
+    stages = [cut.stages[place.rank] for place in plan.ranks if place.node == node]
+    parts = await asyncio.to_thread(choose_parts, model, stages, cut.num_layers)
+    if parts is model:
+        return model
+    # A run in which every rank had the whole model may have left it there.
+    whole = await services.pool.agent(node).bundle_status(model.destination, model.files)
+    return model if whole.complete else parts
+
+
+async def send(
+    services: Services,
+    node: str,
+    source: Source,
+    report: OnMessage = lambda line: None,
+    what: str = "files",
+) -> str:
+    """Send one source to a node that cannot use it in place; return the path there.
+
+    Args:
+        services: stores and nodes.
+        node: node to send to.
+        source: model or data.
+        report: called with the progress, when the source is large.
+        what: name of the source in those sentences.
+
+    Raises:
+        UserError: a disk is full, or a file has changed and the node has no earlier copy.
+    """
+    places = await find_places(services, (node,), {what: source}, report)
+    if (node, what) in places:
+        return places[node, what].path
+    return await _push(services, node, source, report, what)
+
+
+async def _push(services: Services, node: str, source: Source, report: OnMessage, what: str) -> str:
+    # A hub id or a path on the node: there is nothing to send.
+    if source.destination is None:
+        return source.value
+    is_large = sum(file.size_bytes for file in source.files) >= REPORTED_BYTES
+    progress = say_bytes(report, f"sending {what} to {node}") if is_large else None
+    try:
+        return source.path_on_node(await services.pool.push(node, source, progress))
+    except NodeUnreachable:
+        raise  # which files it has is unknown
+    except UserError as error:
+        # A changed file makes the push fail, so look for one before blaming the disk.
+        changed = await asyncio.to_thread(_find_changed, services.hashes, source)
+        if changed is None:
+            raise
+        raise UserError(
+            f"{changed} has changed since the run started, and {node} has no earlier copy",
+            "Restore the file, or start a new run.",
+        ) from error
+
+
+def _find_changed(hashes: HashStore, source: Source) -> Path | None:
+    """Return the first file that no longer has the hash in the source; None when all have."""
+    for entry in source.files:
+        path = Path(source.root or "", entry.path)
+        try:
+            if entry.path in source.cleaned:
+                clean = without_code(path.read_bytes())
+                found = None if clean is None else hashlib.sha256(clean).hexdigest()
+            else:
+                found = hashes.sha256(path)
+            if found != entry.sha256:
+                return path
+        except OSError:
+            continue  # the push has reported that it is missing
+    return None

@@ -1,0 +1,97 @@
+"""Run a program of the training environment on this PC, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.contract.json_text import read_said
+from agents.shared.files.python_child import python_environ, same_source
+from app.hub.token_keyring import environ_with_token
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a program ended."""
+
+    code: int
+    """Exit code; negative: the signal that ended it."""
+    report: bytes
+    """Content of the file that it writes at its end; empty: it wrote none."""
+    failed: dict[str, Any] | None
+    """Its last line of kind `failed`; None: there is none."""
+    last_error: str
+    """Last line on stderr."""
+
+
+async def run_program(
+    module: str, job: dict[str, Any], home: Path, report: Callable[[str], None]
+) -> Ended:
+    """Run `agents.program MODULE JOB REPORT` with our own Python, and with the hub's token.
+
+    Args:
+        module: name of the module.
+        job: its job, as plain values.
+        home: of this master.
+        report: called with the message of each line of kind `progress`.
+    """
+    with tempfile.TemporaryDirectory(prefix="rackless-program-") as name:
+        folder = Path(name)
+        await asyncio.to_thread((folder / "job.json").write_text, json.dumps(job), "ascii")
+        lines: list[dict[str, Any]] = []
+        async with _started(module, folder, home) as process:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                lines.append(read_said(line))
+                if lines[-1].get("kind") == "progress":
+                    report(str(lines[-1].get("message", "")))
+            code = await process.wait()
+        errors = (folder / "stderr").read_text("utf-8", "replace").strip()
+        written = folder / "report.json"
+        return Ended(
+            code=code,
+            report=await asyncio.to_thread(written.read_bytes) if written.exists() else b"",
+            failed=next((one for one in reversed(lines) if one.get("kind") == "failed"), None),
+            last_error=errors.rpartition("\n")[2][:400],
+        )
+
+
+def _environ(home: Path) -> dict[str, str]:
+    # Absolute: the program works in a folder of its own.
+    place = {"RACKLESS_AGENT_HOME": str(home.absolute())}
+    return {**python_environ(environ_with_token(home), *same_source()), **place}
+
+
+@contextlib.asynccontextmanager
+async def _started(
+    module: str, folder: Path, home: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the program inside the block; kill it when the block ends.
+
+    Libraries log to stderr, which goes to a file so that it never breaks one of our lines.
+    """
+    with (folder / "stderr").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agents.program", module),
+            *(str(folder / "job.json"), str(folder / "report.json")),
+            env=await asyncio.to_thread(_environ, home),
+            cwd=folder,
+            # asyncio's default limit of 64 KiB per line would break the loop over a longer one.
+            limit=1 << 20,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
