@@ -19,7 +19,8 @@ from pathlib import Path
 
 from agents.children import Children
 from agents.contract.environments import EnvironmentTrial, WheelQuery
-from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
+from agents.contract.node import EnvironmentReport
+from agents.contract.requests.environment import EnvironmentBuild, EnvironmentQuery
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.build_tools import find_uv

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from agents.contract.artifacts import ChatAnswer, ChatMessage, ChatTurn
+from agents.contract.requests.chats import ChatAnswer, ChatMessage, ChatTurn
 from app.chats.chat import Chats
 from app.conversation import AnswerComparison, Compared, Subject
 from app.errors import RacklessError, UsageError, UserError

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from agents.contract.requests.examination import WakeOther
 from agents.contract.wake import WakeTarget, send_magic_packet
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
@@ -72,7 +73,7 @@ async def _send(target: WakeTarget, helpers: Sequence[NodeClient]) -> int:
 
     async def ask(helper: NodeClient) -> int:
         with contextlib.suppress(UserError):  # it may have gone as well
-            return await helper.send_magic_packet(target)
+            return (await helper.ask(WakeOther(target=target))).value
         return 0
 
     return num_sent + sum(await asyncio.gather(*(ask(helper) for helper in helpers)))
