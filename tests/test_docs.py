@@ -24,7 +24,7 @@ GUIDES = [
     page
     for page in PAGES
     if Path(page).parent == Path("docs")
-    and page not in {"docs/commands.md", "docs/measurements.md", "docs/campaigns.md"}
+    and page not in {"docs/commands.md", "docs/measurements.md"}
 ]
 """Pages for users to read from the start to the end; the others are looked things up in."""
 MAX_LINES = {"README.md": 110, "ARCHITECTURE.md": 130}
