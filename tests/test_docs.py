@@ -27,12 +27,21 @@ GUIDES = [
     and page not in {"docs/commands.md", "docs/measurements.md"}
 ]
 """Pages for users to read from the start to the end; the others are looked things up in."""
+QUOTING = {
+    *("docs/commands.md", "docs/run-file.md"),
+    *("tests/bench/README.md", "resources/help/troubleshooting.md"),
+}
+"""Pages that repeat words of the code and of its messages."""
 MAX_LINES = {"README.md": 110, "ARCHITECTURE.md": 130}
 MAX_GUIDE_WORDS = 1200
 """Five minutes of reading, at 240 words a minute."""
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _PATH = re.compile(r"(?:agents|app|tests|docs|installers|resources)/[\w./-]*\w")
+_RETIRED = re.compile(
+    r"\b(beside|go(?:es)? on|nobody|somebody|a person|whatever|whoever|anew|of ours|there is none"
+    r"|at all|look(?:ed)? at)\b"
+)
 _PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.|\*")
 
 
@@ -116,6 +125,12 @@ def test_every_path_exists(page: str) -> None:
         for path in _PATH.findall(code) if code.startswith("`") and "\n" not in code else ():
             if code.startswith(f"`{path}") and not _PLACEHOLDER.search(path):
                 assert (ROOT / path).exists(), code
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - QUOTING))
+def test_no_retired_idiom_is_used(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert [match[0] for match in _RETIRED.finditer(text)] == []
 
 
 @pytest.mark.parametrize("page", MAX_LINES)
