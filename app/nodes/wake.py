@@ -13,6 +13,7 @@ from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
 from app.nodes.discovery.neighbours import own_addresses
 from app.nodes.node import Node
+from app.progress import OnMessage
 
 WAKE_TIMEOUT_S = 180.0
 """Maximum duration from the first packet to an answer, in seconds: the PC may have to boot."""
@@ -24,7 +25,7 @@ async def wake_node(
     node: Node,
     helpers: Sequence[NodeClient],
     answers: Callable[[], Awaitable[bool]],
-    progress: Callable[[str], None],
+    progress: OnMessage,
     timeout_s: float = WAKE_TIMEOUT_S,
 ) -> None:
     """Send magic packets until the node answers.

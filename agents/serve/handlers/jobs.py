@@ -1,6 +1,6 @@
 """Handle requests for long work outside a run: preview data, measure a GPU.
 
-The program's report is the answer, passed on as it is.
+The program's report is the answer, passed on unchanged.
 """
 
 from __future__ import annotations
