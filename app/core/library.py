@@ -66,7 +66,7 @@ class CoreLibrary:
         return found
 
     async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return why `model`, `train` or `eval` cannot be used, for each that cannot."""
+        """Return why `model`, `data.train` or `data.eval` cannot be used, for each that cannot."""
 
         def find() -> dict[str, str]:
             problems = {
@@ -168,7 +168,7 @@ def _explain_data(name: str, key: str) -> str:
     if missing := explain_missing_data(name):
         return missing
     try:
-        require_data(name, f"data.{key}")
+        require_data(name, key)
     except UserError as error:
         return _as_sentences(error)
     return ""
