@@ -611,7 +611,8 @@ class RunSpec:
             help="How devices share the work. A model that fits on no single device needs a "
             "pipeline or streamed weights.",
             group=DEVICES,
-            details="See [How big a model can I train?](big-models.md)",
+            details="See [How big a model can I train?](big-models.md) Modes without a summary are "
+            "planned, and cannot train yet.",
             choices=(
                 ("auto", "Automatic"),
                 *((row.name, row.summary) for row in PARALLEL.values() if row.runnable),
@@ -672,12 +673,13 @@ class RunSpec:
         Literal["auto", "resume", "off"],
         Key(
             label="After a loss",
-            help="Of three or more nodes, those that are left go on in their processes. Else this "
-            "window, rackless watch or the nodes resume the run from the newest checkpoint.",
+            help="Of three or more nodes, those that are left continue in their processes. "
+            "Otherwise this window, rackless watch or the nodes resume the run from the newest "
+            "checkpoint.",
             group=CHECKPOINTS,
             details="See [Recovery](recovery.md).",
             choices=(
-                ("auto", "Go on, or resume"),
+                ("auto", "Continue, or resume"),
                 ("resume", "Always resume"),
                 ("off", "Wait for me"),
             ),
@@ -695,7 +697,7 @@ class RunSpec:
             choices=(
                 ("auto", "Join if it pays off"),
                 ("always", "Always join"),
-                ("off", "Go on without it"),
+                ("off", "Continue without it"),
             ),
             may_change=True,
         ),

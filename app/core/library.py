@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -140,8 +140,8 @@ class CoreLibrary:
 
         return format_run(spec)
 
-    def read_run_file(self, path: Path) -> RunSpec:
-        """Read a run file.
+    def read_run_file(self, path: Path, settings: Sequence[str] = ()) -> RunSpec:
+        """Read a run file, with `settings` (`KEY=VALUE`) instead of its own values.
 
         Raises:
             UsageError: lists every problem of the file with its line.
@@ -149,7 +149,7 @@ class CoreLibrary:
         from app.runfile.run_file import read_run_file
 
         with located(str(path)):
-            return read_run_file(path)
+            return read_run_file(path, settings)
 
     def write_run_file(self, spec: RunSpec, path: Path) -> None:
         """Write a run file that reads back as `spec`.
