@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import pytest
 
 from agents.contract.key import MAX_COUNT, Key, check_limits, keys_of
 from agents.contract.spec import GROUPS, MAX_SEED, DataSpec, RunSpec, run_keys
+from app.runs.lifecycle.resume import Changes
 
 
 @pytest.mark.parametrize("key", run_keys().values(), ids=lambda key: key.name)
@@ -65,3 +66,8 @@ def test_a_key_is_checked_against_the_limits_at_its_field(values, words) -> None
 def test_the_largest_values_are_allowed() -> None:
     spec = RunSpec(model="m", data=DataSpec(train="t"), seed=MAX_SEED, max_steps=MAX_COUNT)
     assert (spec.seed, spec.max_steps) == (MAX_SEED, MAX_COUNT)
+
+
+def test_what_a_resume_takes_is_what_it_may_change() -> None:
+    for name in ("nodes", *(field.name for field in fields(Changes))):
+        assert run_keys()[name].about.may_change, name
