@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agents.shared.models.config_findings import text_of
 from agents.shared.models.safetensors_header import TensorInfo
-from agents.shared.models.sizes import text_of
 
 Tensors = Mapping[str, TensorInfo]
 _LAYER = re.compile(r"(.*?\b(?:layers|h|blocks|block|layer))\.(\d{1,9})\.(.+)")
