@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agents.shared.models.findings import ORIGINAL, OTHER_MODEL, ModelFinding
+from agents.shared.models.findings import ORIGINAL, OTHER_MODEL, ModelFinding, show
 
 _Limits = tuple[int, int]
 _LAYERS: _Limits = (1, 10_000)
@@ -141,18 +141,6 @@ def _check_size(name: str, value: Any, limits: _Limits) -> Iterator[str]:
         if not limits[0] <= one <= limits[1]:
             yield f"{name} is {show(one)}; it must be from {limits[0]:,} to {limits[1]:,}"
             return
-
-
-def show(value: Any) -> str:
-    """Return a value of a config in at most 40 printable characters.
-
-    >>> show("x" * 50), show(10**12), show(None)
-    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", '1000000000000', 'None')
-    """
-    if isinstance(value, int) and value.bit_length() > 200:
-        return "a number of more than 60 digits"
-    text = ascii(value[:200] if isinstance(value, str | list) else value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def quantization_of(config: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
-"""One thing that is wrong with a model's folder."""
+"""Findings: what is wrong with a model's folder, and how a stranger's values are shown in them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FindingKind = Literal[
     "config",  # config.json is missing, broken, or has sizes that no model has
@@ -32,3 +32,21 @@ class ModelFinding:
     """What to do next, without a full stop."""
     file: str = ""
     """Name of the file; empty: the folder as a whole."""
+
+
+def show(value: Any) -> str:
+    """Return a value of a config in at most 40 printable characters.
+
+    >>> show("x" * 50), show(10**12), show(None)
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", '1000000000000', 'None')
+    """
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a number of more than 60 digits"
+    text = ascii(value[:200] if isinstance(value, str | list) else value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def printable(name: str) -> str:
+    """Return a name of a stranger in at most 80 printable characters."""
+    text = name[:200].encode("unicode_escape").decode("ascii")
+    return text if len(text) <= 80 else f"{text[:77]}..."

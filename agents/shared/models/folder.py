@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.shared.models.config_findings import find_config_problems, show
-from agents.shared.models.findings import FILE_AGAIN, ModelFinding
+from agents.shared.models.config_findings import (
+    find_config_problems,
+    quantization_of,
+    text_of,
+)
+from agents.shared.models.findings import FILE_AGAIN, ModelFinding, show
 from agents.shared.models.model_files import ModelFiles, Parts, read_model_files
 from agents.shared.models.safetensors_header import TensorInfo
 from agents.shared.models.tokenizer import TokenizerFiles, judge_tokenizer
@@ -42,9 +46,9 @@ def inspect_model(folder: Path, *, parts: Parts = "all", whole: bool = True) -> 
     """
     files = read_model_files(folder, parts=parts, whole=whole)
     config, has_config = files.config("config.json"), "config.json" in files.names
-    broken = _find_broken_config(files)
+    broken, adapter = _find_broken_config(files), _find_adapter(files)
     findings = [broken] if broken else list(find_config_problems(config))
-    adapter = _find_adapter(files)
+    text, method = text_of(config), quantization_of(config)
     # An adapter's folder has no config, and its own finding says more.
     findings = [adapter, *(findings if has_config else [])] if adapter else findings
     tensors: dict[str, TensorInfo] = {}
@@ -53,7 +57,7 @@ def inspect_model(folder: Path, *, parts: Parts = "all", whole: bool = True) -> 
         tensors, problems = gather_weights(files)
         findings += problems if not adapter or has_config else []
         if tensors and not problems and not findings:
-            findings += compare_weights(config, tensors)
+            findings += compare_weights(text, tensors, is_quantized=bool(method))
     tokenizer = TokenizerFiles()
     if not adapter and parts != "config":
         tokenizer = judge_tokenizer(files)

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, Literal
 
 from agents.shared.files.folder_files import open_regular
 from agents.shared.models.config import MOST_BYTES, parse_config
-from agents.shared.models.safetensors_header import TensorInfo, read_header
+from agents.shared.models.findings import printable, show
+from agents.shared.models.safetensors_header import MAX_TENSORS, TensorInfo, read_header
 
 Parts = Literal["all", "tokenizer", "present", "config"]
 """Parts to inspect: all; config and tokenizer; config and what else is there; the config alone."""
@@ -83,7 +84,7 @@ def read_model_files(folder: Path, *, parts: Parts, whole: bool) -> ModelFiles:
     return files
 
 
-def is_plain(name: Any, endings: tuple[str, ...]) -> bool:
+def _is_plain(name: Any, endings: tuple[str, ...]) -> bool:
     """Return whether a value is the name of a file in the folder itself."""
     if not isinstance(name, str) or not name.endswith(endings) or len(name) > 255:
         return False
@@ -150,19 +151,34 @@ def _read_weights(folder: Path, files: ModelFiles) -> None:
     named = files.config("config.json").get("transformers_weights")
     files.weights = next((name for name in (WEIGHTS, INDEX) if name in files.names), "")
     if named is not None:
-        is_own = is_plain(named, (".safetensors", ".safetensors.index.json"))
+        is_own = _is_plain(named, (".safetensors", ".safetensors.index.json"))
         files.weights = str(named) if is_own else None
     shards = [files.weights] if files.weights else []
     if files.weights and files.weights.endswith(".json"):
-        _read_object(folder, files.weights, files, MAX_INDEX_BYTES, _parse_config)
-        places = files.config(files.weights).get("weight_map")
-        names = set(map(str, places.values())) if isinstance(places, dict) else set()
-        shards = sorted(name for name in names if is_plain(name, (".safetensors",)))
+        _read_object(folder, files.weights, files, MAX_INDEX_BYTES, _parse_index)
+        shards = sorted(set(files.config(files.weights).get("weight_map", {}).values()))
     for name in shards:
         _read(folder, name, files, partial(_keep_header, files, name))
         if name not in files.headers:
             files.problems.setdefault(name, "is missing")
             return  # one damaged file is enough to know
+
+
+def _parse_index(data: bytes) -> dict[str, Any]:
+    index = parse_config(data, "")
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ValueError("has no weight_map")
+    if not isinstance(index.get("metadata"), dict):
+        raise ValueError("has no metadata")
+    if len(places) > MAX_TENSORS:
+        raise ValueError(f"names {len(places):,} tensors, and at most {MAX_TENSORS:,} are allowed")
+    for tensor, name in places.items():
+        if not _is_plain(name, (".safetensors",)):
+            raise ValueError(
+                f"puts {printable(tensor)} into {show(name)}, which is no file of the folder"
+            )
+    return index
 
 
 def _keep_header(files: ModelFiles, name: str, file: BinaryIO) -> None:

@@ -7,10 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.shared.models.config_findings import quantization_of, show
-from agents.shared.models.findings import FILE_AGAIN, ORIGINAL, OTHER_MODEL, ModelFinding
-from agents.shared.models.model_files import INDEX, WEIGHTS, ModelFiles, is_plain
-from agents.shared.models.safetensors_header import MAX_TENSORS, TensorInfo
+from agents.shared.models.findings import (
+    FILE_AGAIN,
+    ORIGINAL,
+    OTHER_MODEL,
+    ModelFinding,
+    printable,
+    show,
+)
+from agents.shared.models.model_files import INDEX, WEIGHTS, ModelFiles
+from agents.shared.models.safetensors_header import TensorInfo
 from agents.shared.models.tensors import find_tensor_problems
 
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
@@ -32,17 +38,23 @@ def gather_weights(files: ModelFiles) -> tuple[dict[str, TensorInfo], list[Model
 
 
 def compare_weights(
-    config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+    config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *, is_quantized: bool
 ) -> list[ModelFinding]:
-    """Return what is wrong with the tensors themselves."""
+    """Return what is wrong with the tensors themselves.
+
+    Args:
+        config: of the language model, see `text_of`.
+        tensors: of all files.
+        is_quantized: whether the config says so.
+    """
     # Without a word of it in the config, as a converter that died leaves them.
     packed = next((n for n in tensors if n.endswith((".qweight", ".qzeros", ".weight_packed"))), "")
     # Scales beside weights may be narrow in a model that is not.
     narrow = next(
         (n for n, one in tensors.items() if _NARROW.match(one.dtype) and n.endswith(".weight")), ""
     )
-    if not quantization_of(config) and (packed or narrow):
-        message = f"holds quantized weights, such as {_printable(packed or narrow)}"
+    if not is_quantized and (packed or narrow):
+        message = f"holds quantized weights, such as {printable(packed or narrow)}"
         return [ModelFinding(kind="quantized", message=message, hint=ORIGINAL)]
     return [
         ModelFinding(
@@ -50,7 +62,7 @@ def compare_weights(
             message=f"does not hold the weights that its config.json describes: {text}",
             hint="Download the folder again, or save model and config together",
         )
-        for text in find_tensor_problems(config, tensors, packed=bool(quantization_of(config)))
+        for text in find_tensor_problems(config, tensors, packed=is_quantized)
     ][:1]
 
 
@@ -73,18 +85,18 @@ def _explain_no_weights(names: list[str]) -> ModelFinding:
 def _take_header(files: ModelFiles, name: str) -> tuple[dict[str, TensorInfo], list[ModelFinding]]:
     if name in files.headers:
         return files.headers[name], []
-    message = f"has a damaged file: {_printable(name)} {files.problems[name]}"
+    message = f"has a damaged file: {printable(name)} {files.problems[name]}"
     return {}, [ModelFinding(kind="weights", message=message, hint=FILE_AGAIN, file=name)]
 
 
 def _gather_shards(
     files: ModelFiles, index: str
 ) -> tuple[dict[str, TensorInfo], list[ModelFinding]]:
-    try:
-        places = _check_places(files, index)
-    except ValueError as error:
-        message = f"has a damaged list of its files: {index} {error}"
+    if index not in files.objects:
+        problem = files.problems.get(index, "is missing")
+        message = f"has a damaged list of its files: {index} {problem}"
         return {}, [ModelFinding(kind="index", message=message, hint=FILE_AGAIN, file=index)]
+    places: Mapping[str, str] = files.config(index)["weight_map"]
     tensors: dict[str, TensorInfo] = {}
     held: dict[str, str] = {}
     for name in sorted(set(places.values())):
@@ -92,37 +104,13 @@ def _gather_shards(
         if findings:
             return {}, findings
         if doubled := sorted(found.keys() & held):
-            both = f"{_printable(held[doubled[0]])} and {_printable(name)}"
-            message = f"holds {_printable(doubled[0])} twice, in {both}"
+            both = f"{printable(held[doubled[0]])} and {printable(name)}"
+            message = f"holds {printable(doubled[0])} twice, in {both}"
             return {}, [ModelFinding(kind="index", message=message, hint=FILE_AGAIN, file=name)]
         tensors.update(found)
         held.update(dict.fromkeys(found, name))
     findings = list(_find_misplaced(index, places, held))
     return ({} if findings else tensors), findings
-
-
-def _check_places(files: ModelFiles, index: str) -> dict[str, str]:
-    """Return the file of each tensor.
-
-    Raises:
-        ValueError: the text begins with a verb.
-    """
-    if index in files.problems or index not in files.objects:
-        raise ValueError(files.problems.get(index, "is missing"))
-    said = files.config(index)
-    places = said.get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise ValueError("has no weight_map")
-    if not isinstance(said.get("metadata"), dict):
-        raise ValueError("has no metadata")
-    if len(places) > MAX_TENSORS:
-        raise ValueError(f"names {len(places):,} tensors, and at most {MAX_TENSORS:,} are allowed")
-    for tensor, name in places.items():
-        if not is_plain(name, (".safetensors",)):
-            raise ValueError(
-                f"puts {_printable(tensor)} into {show(name)}, which is no file of the folder"
-            )
-    return places
 
 
 def _find_misplaced(
@@ -131,12 +119,7 @@ def _find_misplaced(
     lost = [name for name, file in places.items() if held.get(name) != file]
     if lost:
         message = (
-            f"does not hold what {index} says: {_printable(lost[0])} is not in "
-            f"{_printable(places[lost[0]])}" + (f", nor are {len(lost) - 1} more" * (len(lost) > 1))
+            f"does not hold what {index} says: {printable(lost[0])} is not in "
+            f"{printable(places[lost[0]])}" + (f", nor are {len(lost) - 1} more" * (len(lost) > 1))
         )
         yield ModelFinding(kind="index", message=message, hint=FILE_AGAIN, file=index)
-
-
-def _printable(name: str) -> str:
-    text = name[:200].encode("unicode_escape").decode("ascii")
-    return text if len(text) <= 80 else f"{text[:77]}..."
