@@ -20,8 +20,9 @@ from agents.contract.parallel import refuse_parallel
 from agents.contract.requests.models import ReadConfig
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
+from agents.shared.models.config_findings import find_config_problems, is_4_bit
 from agents.shared.models.fit import check_targets
-from agents.shared.models.folder import ModelFolder, find_config_problems, is_4_bit
+from agents.shared.models.folder import ModelFolder
 from app.errors import RacklessError, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections, load_past

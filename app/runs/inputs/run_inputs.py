@@ -92,7 +92,8 @@ def require_model(services: Services, spec: RunSpec) -> None:
         UserError: its folder cannot be trained, or the config of its hub id says so.
     """
     # Imported on use: commands that do not need it start sooner.
-    from agents.shared.models.folder import ModelFolder, find_config_problems
+    from agents.shared.models.config_findings import find_config_problems
+    from agents.shared.models.folder import ModelFolder
 
     if find_folder(spec.model) is not None:
         require_whole(spec.model, services.models, spec)
