@@ -10,12 +10,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from agents.contract.artifacts import ChatAnswer, ChatTurn
 from agents.contract.data import DataPreview
 from agents.contract.environments import KeptItem
 from agents.contract.messages import Progress
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from agents.contract.repair import Change, ChangeList, RepairPreview
+from agents.contract.requests.chats import ChatAnswer, ChatTurn
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import Parallel, RunSpec
 from app.artifact import ArtifactSnapshot

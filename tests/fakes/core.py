@@ -25,9 +25,9 @@ from agents.contract.node import (
     InterfaceFacts,
     LogTail,
     NodeFacts,
-    NodeTokenPlace,
     Sample,
 )
+from agents.contract.requests.hub import NodeTokenPlace
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, Parallel, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
