@@ -58,7 +58,7 @@ ORDER = {
         " | __main__"
     ),
     "app.nodes": (
-        "node archive credential endpoints own_address ssh_words"
+        "node archive credential endpoints own_address"
         " | ssh_config | ssh_hosts transport discovery"
         " | bootstrap | channel | link copied_keys | client watch identity finder key_copy wake"
         " | fleet files"
