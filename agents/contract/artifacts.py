@@ -7,7 +7,7 @@ from typing import Literal
 
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
 from agents.contract.names import MAX_STEP, check_inside, check_name, check_number
-from agents.contract.spec import DataFormat, Objective
+from agents.contract.objectives import DataFormat, Objective
 
 PROOF_FILE = "proof.json"
 """File of an artifact with its measured quality."""

@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from agents.contract.node import NodeFacts
+from agents.contract.objectives import OBJECTIVES
+from agents.contract.parallel import find_mode
 from agents.contract.spec import DataSpec, RunSpec
 from app.events import NodeSnapshot
 from app.flows.new_run_answers import (
@@ -187,7 +189,7 @@ def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[
             return ()
         facts[node.name] = node.facts
     ranks = place_ranks(facts)
-    if answers.parallel == "single":
+    if find_mode(answers.parallel).uses_one_gpu:
         ranks = keep_single(ranks)
     return tuple(place.device for place in ranks)
 
@@ -283,7 +285,7 @@ def _summary(
     ]
     if "batch_sequences" not in findings and "sequence_tokens" not in findings:
         tokens = read_whole(answers.batch_sequences) * read_whole(answers.sequence_tokens)
-        tokens *= 2 if answers.objective == "dpo" else 1  # a pair is two sequences
+        tokens *= OBJECTIVES[answers.objective].num_segments
         rows.append(("Tokens per step", f"up to {tokens:,}"))
     if "shares" not in findings:
         rows.append(("Shares", answers.shares.strip() or "measured when the run starts"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from agents.contract.objectives import ROW_FORMATS
 from agents.contract.parallel import PARALLEL
 from app.flows.field import Field
 
@@ -36,10 +37,7 @@ ADVANCED: tuple[Field, ...] = (
         kind="choice",
         choices=(
             ("auto", "Detect from the first rows"),
-            ("chat", "Chat: a list of messages"),
-            ("alpaca", "Instruction, input, output"),
-            ("text", "Plain text"),
-            ("preference", "Preference pairs: chosen and rejected"),
+            *((row.name, row.summary) for row in ROW_FORMATS.values()),
         ),
         help="How each row is turned into text for the model.",
     ),

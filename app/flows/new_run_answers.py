@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
+from agents.contract.objectives import has_key
 from agents.contract.spec import PATTERN_SIGNS, AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.flows.field import NO, YES
 from app.text import shorten, show_exponent
@@ -286,7 +287,7 @@ def _beta(answers: RunAnswers) -> float:
         value = 0.0
     # Unused without DPO: kept if usable, so that a run file comes back as it was; else it
     # must not fail a run that never reads it.
-    if value > 0 or answers.objective == "dpo":
+    if value > 0 or has_key(answers.objective, "dpo_beta"):
         return value
     return read_decimal(RunAnswers().dpo_beta)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agents.contract.objectives import OBJECTIVES
 from app.flows.field import Field
 from app.flows.new_run_advanced import ADVANCED
 
@@ -40,10 +41,7 @@ MAIN: tuple[Field, ...] = (
         label="Objective",
         kind="choice",
         is_wide=True,
-        choices=(
-            ("sft", "SFT: answer like the examples"),
-            ("dpo", "DPO: prefer one answer over another"),
-        ),
+        choices=tuple((row.name, row.summary) for row in OBJECTIVES.values()),
         help="SFT needs chats, instructions or text. DPO needs pairs of a chosen and a rejected "
         "answer, and usually follows SFT.",
     ),

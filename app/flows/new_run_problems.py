@@ -9,6 +9,14 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from agents.contract.objectives import (
+    OBJECTIVES,
+    ROW_FORMATS,
+    ObjectiveTraits,
+    find_readers,
+    has_key,
+    join_or,
+)
 from agents.contract.parallel import refuse_parallel, refuse_trained_weights
 from agents.contract.spec import MAX_COUNT, MAX_SEED, MOST, refuse_pattern
 from app.flows.field import YES
@@ -32,7 +40,7 @@ def is_asked(key: str, answers: RunAnswers) -> bool:
     """Return whether a question applies, given the other answers."""
     if key in ADAPTER_KEYS:
         return answers.adapter != "full"
-    return key != "dpo_beta" or answers.objective == "dpo"
+    return has_key(answers.objective, key)
 
 
 def find_problems(answers: RunAnswers) -> list[Problem]:
@@ -83,17 +91,31 @@ def _pattern(text: str) -> Iterator[Problem]:
 
 
 def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
-    if answers.objective == "dpo":
-        if answers.packing == YES:
-            yield "packing", "DPO cannot pack pairs. Turn this off, or choose SFT."
-        if answers.format not in ("auto", "preference"):
-            yield "format", "DPO needs preference pairs. Choose them here, or choose SFT above."
+    objective = OBJECTIVES[answers.objective]
+    if answers.packing == YES and not objective.packs:
+        others = join_or([row.label for row in OBJECTIVES.values() if row.packs])
+        yield (
+            "packing",
+            f"{objective.label} cannot pack {objective.units}. Turn this off, or choose {others}.",
+        )
     # `auto` is never a contradiction here: nodes detect the format from the first rows.
-    elif answers.format == "preference":
-        yield "format", "Preference pairs are for DPO. Choose DPO above, or another format."
+    if answers.format != "auto" and answers.format not in objective.formats:
+        yield "format", _refuse_format(objective, answers.format)
     refusal = refuse_parallel(answers.parallel)
     if refusal := refusal or refuse_trained_weights(answers.parallel, answers.adapter):
         yield "parallel", f"{refusal[0]}."
+
+
+def _refuse_format(objective: ObjectiveTraits, row_format: str) -> str:
+    readers = find_readers(row_format)
+    labels = join_or([row.label for row in readers])
+    kind = ROW_FORMATS[row_format]
+    if kind.contents:
+        return (
+            f"{capitalize(kind.rows)} are for {labels}. Choose {labels} above, or another format."
+        )
+    rows = join_or([ROW_FORMATS[name].rows for name in objective.formats])
+    return f"{objective.label} needs {rows}. Choose them here, or choose {labels} above."
 
 
 # ---------------------------------------------------------------- numbers
