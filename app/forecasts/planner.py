@@ -296,7 +296,7 @@ def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -
         fitting = [one for one in found if one.fits and one.runnable]
         if fitting:
             return find_least(fitting)
-    mode = spec.parallel if find_mode(spec.parallel).divides_layers else whole
+    mode = whole if find_mode(spec.parallel).holds == "model" else spec.parallel
     of_mode = [one for one in found if one.mode == mode]
     return min(of_mode, key=lambda one: (not one.fits, one.step_s), default=None)
 

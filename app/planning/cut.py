@@ -66,7 +66,7 @@ def find_problem(candidate: Candidate, advice: Sequence[Advice]) -> tuple[str, s
     Even the lower end of the forecast has to be too much: a forecast that is a little off must not
     keep a run from starting.
     """
-    if not candidate.divides_layers or candidate.fits:
+    if PARALLEL[candidate.mode].holds == "model" or candidate.fits:
         return None
     label = f"parallel: {candidate.mode}"
     crowded = next((gpu for gpu in candidate.gpus if not gpu.fits_host), None)

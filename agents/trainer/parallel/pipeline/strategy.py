@@ -193,7 +193,7 @@ class Pipeline:
 
     def make_reserve(self) -> Reserve:
         """Return the memory that the optimizer over this stage needs."""
-        return Reserve(self._spec.optimizer, self._flat, self._optimizer, self._device)
+        return Reserve(self._spec.optimizer, [self._flat.values], self._optimizer, self._device)
 
     def start(
         self,
