@@ -30,7 +30,7 @@ class RowFormatTraits:
     rows: str
     """Its rows, in sentences."""
     description: str
-    """What is learned of its rows."""
+    """Its rows and the learned part of them, in sentences."""
     contents: str = ""
     """Contents that only some objectives can use, as words in brackets; empty: ordinary text."""
     num_segments: int = 1
@@ -76,14 +76,14 @@ ROW_FORMATS: dict[str, RowFormatTraits] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One number that an objective reports beside the loss: a mean over the batch's weight."""
+    """One number that an objective reports besides the loss: a mean over the batch's weight."""
 
     name: str
     """Name of the sum, and of the field in records of steps and evaluations."""
     label: str
     """Title of its chart."""
     sentence: str = ""
-    """What an evaluation says of it, around `{share}`; empty: nothing."""
+    """Words for it in the event of an evaluation, with `{share}`; empty: it is not named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,13 +95,13 @@ class ObjectiveTraits:
     label: str
     """Short name in sentences."""
     summary: str
-    """What the model learns, as a choice in a form."""
+    """Goal of the training, as a choice in a form."""
     formats: tuple[RowFormat, ...]
     """Formats of the rows that it reads."""
     gives: str
-    """What to give it, as words of a hint."""
+    """Rows to give it, as words of a hint."""
     units: str
-    """What its batches consist of, in the plural."""
+    """Rows of its data, in the plural."""
     metrics: tuple[Metric, ...] = ()
     weighs_tokens: bool = False
     """Whether the loss is a mean over tokens, so that its exponential is a perplexity; else it is a
@@ -177,14 +177,13 @@ METRICS: dict[str, Metric] = {
 """Every metric by its name."""
 
 
-def has_key(objective: str, key: str) -> bool:
-    """Return whether an objective reads a key of the run file.
+def list_owners(key: str) -> tuple[str, ...]:
+    """Return the names of the objectives that read a key of the run file which others do not.
 
-    >>> has_key("sft", "dpo_beta"), has_key("dpo", "dpo_beta"), has_key("sft", "epochs")
-    (False, True, True)
+    >>> list_owners("dpo_beta")
+    ('dpo',)
     """
-    owners = [row.name for row in OBJECTIVES.values() if key in row.keys]
-    return not owners or objective in owners
+    return tuple(row.name for row in OBJECTIVES.values() if key in row.keys)
 
 
 def find_readers(row_format: str) -> tuple[ObjectiveTraits, ...]:

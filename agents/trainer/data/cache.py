@@ -99,9 +99,8 @@ def make_key(
     """
     names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
     ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
-    ours += [
-        pkgutil.get_data("agents.shared.data", f"{name}.py") or b"" for name in _SHARED_SOURCES
-    ]
+    shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
+    ours += [source or b"" for source in shared]
     parts = {
         "data": [data_sha256, names],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),

@@ -29,20 +29,18 @@ LINES = tuple(
         Event(kind="stream.data", data={"stream": "rank-0.log", "data_base64": "YWJj"}),
     )
 )
-TABLES = (
-    *("cards", "data_files", "data_findings", "data_meaning", "formats", "layer_plan", "parallel"),
-    *("model_fit", "model_folder", "model_tokenizer", "safetensors_header"),
-)
+TABLES = ("cards", "formats", "layer_plan", "parallel")
 """Modules of the contract whose dataclasses are rows of tables and never cross the wire."""
 
 
 def contract_types() -> Iterator[type]:
     """Yield every dataclass of the contract that crosses the wire."""
-    for module in pkgutil.iter_modules(agents.contract.__path__):
-        loaded = importlib.import_module(f"agents.contract.{module.name}")
+    for module in pkgutil.walk_packages(agents.contract.__path__, "agents.contract."):
+        loaded = importlib.import_module(module.name)
         for value in vars(loaded).values():
             is_class = isinstance(value, type) and dataclasses.is_dataclass(value)
-            if is_class and value.__module__ == loaded.__name__ and module.name not in TABLES:
+            is_own = is_class and value.__module__ == loaded.__name__
+            if is_own and module.name.rpartition(".")[2] not in TABLES:
                 yield value
 
 
