@@ -98,7 +98,7 @@ class Watched:
     """An objective, with a look at the memory between body and head of its last forward pass."""
 
     def __init__(self, objective: Any, forward: Any, meter: Meter) -> None:
-        self._objective = objective
+        self._objective, self.sums = objective, objective.sums
         self._meter = meter
         self.seen: dict[str, int] = {}
         self.most_bytes = 0
@@ -140,7 +140,7 @@ class Bench:
         from agents.trainer.execution.executor import Executor
         from agents.trainer.execution.layers import LayerStack
         from agents.trainer.model.model import build_trained_model
-        from agents.trainer.objectives.registry import make_objective
+        from agents.trainer.objectives.registry import KnownOfRows, make_objective
         from agents.trainer.optim.flat_parameters import FlatParameters
         from agents.trainer.prepare import _make_forward
 
@@ -168,7 +168,7 @@ class Bench:
         self._note("flat_bytes")
         # In full training the reference is a table.
         table = torch.zeros(4096, 2, dtype=torch.float64) if job.kind == "full" else None
-        objective = make_objective(self.spec, self.forward, table)
+        objective = make_objective(self.spec, self.forward, KnownOfRows(reference=table))
         self.watched = Watched(objective, self.forward, self.meter)
         fixed = [*self.model.module.parameters(), *self.model.module.buffers()]
         layers = LayerStack(

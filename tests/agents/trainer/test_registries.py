@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import get_args, get_type_hints
 
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.parallel import PARALLEL
 from agents.contract.spec import RunSpec
-from agents.trainer.objectives.registry import OBJECTIVES
+from agents.trainer.objectives.registry import LOSSES
 from agents.trainer.parallel.registry import STRATEGIES
 
 
@@ -15,4 +16,5 @@ def test_every_runnable_way_of_parallel_training_has_a_strategy():
 
 
 def test_every_objective_of_a_spec_has_a_row():
+    assert set(LOSSES) == set(OBJECTIVES)
     assert set(OBJECTIVES) == set(get_args(get_type_hints(RunSpec)["objective"]))
