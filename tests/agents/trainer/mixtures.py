@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.agents.trainer.ranks import DEMO
+from tests.draws import seed
 
 SMALL = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -50,7 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def make_mixture(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """Return a model that computes its experts by its class's own loop."""
-    torch.manual_seed(3)
+    torch.manual_seed(seed(3))
     config = AutoConfig.for_model(kind, **{**SMALL, **FAMILIES[kind], **changes})
     model = AutoModelForCausalLM.from_config(
         config, dtype=dtype, experts_implementation="eager"
@@ -80,7 +81,7 @@ def pack_mxfp4(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
         stored = tensors.pop(name).shape  # (E, I, O)
-        draw = torch.Generator().manual_seed(len(name))
+        draw = torch.Generator().manual_seed(seed(len(name)))
         size = (stored[0], stored[2], stored[1] // 32)
         blocks = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, generator=draw)
         tensors[f"{name}_blocks"] = blocks

@@ -15,6 +15,7 @@ import pytest
 from agents.contract.spec import AdapterSpec
 from tests.agents.trainer.ranks import Run, finish, make_context, make_spec, make_tiny_model, start
 from tests.bench.bench_gradients import KINDS, LAYERS, draw_case, measure_played
+from tests.draws import seed
 
 TOLERANCE = 1e-12
 SPLITS = [(7.0, 5.0, 3.0), (1.0, 1.0, 6.0), (1.0, 1.0), (1.0, 1.0, 1000.0)]
@@ -142,7 +143,7 @@ def test_drawn_shares_micro_batches_and_memberships_are_as_exact(tmp_path):
     float64 shows a wrong sum most clearly, so every kind is tried in it, and two in float32.
     """
     model = make_tiny_model(tmp_path / "model", LAYERS)
-    draw = random.Random(11)
+    draw = random.Random(seed(11))
     num_idle = 0
     in_fp32 = [kind for kind in KINDS if kind.precision == "fp32"]
     tried = [kind for kind in KINDS if kind.precision == "fp64"] + [in_fp32[0], in_fp32[-1]]

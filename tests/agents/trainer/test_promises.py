@@ -37,6 +37,7 @@ from tests.agents.trainer.ranks import (
     terminate,
     wait_until,
 )
+from tests.draws import seed
 
 NUM_STEPS = 8
 HALF = NUM_STEPS // 2
@@ -217,7 +218,7 @@ def check_newest(run: Run) -> int | None:
 
 def kill_ranks(run: Run, num_kills: int) -> int:
     """Start, kill, check, resume, again and again; return the last step that was saved."""
-    draw = random.Random(num_kills)
+    draw = random.Random(seed(num_kills))
     step: int | None = None
     for number in range(num_kills):
         run.intend(resume_step=step)

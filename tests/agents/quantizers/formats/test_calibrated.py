@@ -43,6 +43,7 @@ from agents.trainer.data.tokenizer import load_tokenizer
 from app.provisioning.environment import read_lock
 from tests.agents.quantizers import both_gptq, watched_make
 from tests.agents.trainer.ranks import DEMO, make_tiny_model
+from tests.draws import seed
 
 ROOT = Path(__file__).parents[4]
 TRAIN = TextSource(path=str(DEMO / "train.jsonl"))
@@ -62,7 +63,7 @@ def learned(tmp_path_factory) -> Path:
     rows = read_texts(TRAIN, EVALUATION, load_tokenizer(folder)[0]).calibration
     model = AutoModelForCausalLM.from_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    draw = np.random.default_rng(1)
+    draw = np.random.default_rng(seed(1))
     for _ in range(STEPS):
         some = [torch.tensor(rows[place]) for place in draw.integers(0, len(rows), ROWS_AT_ONCE)]
         ids = torch.nn.utils.rnn.pad_sequence(some, batch_first=True)

@@ -26,6 +26,7 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.rank.device import on_own_stream
 from tests.agents.trainer.execution.all_examples import AllExamples
 from tests.agents.trainer.ranks import make_spec, make_tiny_model
+from tests.draws import seed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,7 +55,7 @@ def wide_model(tmp_path_factory):
 
 def make_part(*lengths):
     examples = []
-    draw = np.random.default_rng(5)
+    draw = np.random.default_rng(seed(5))
     for row, length in enumerate(lengths, 1):
         ids = draw.integers(6, 700, length).astype(np.int32)
         examples.append(Example((Segment(row, ids, np.arange(length) % 3 != 0),)))
@@ -86,7 +87,7 @@ def make_executor(wide_model):
             forward.fuse_linear()
             assert sum(hasattr(m, "fused_set") for m in model.module.modules()) == 7 * NUM_LAYERS
         flat = FlatParameters(model.named_parameters(), device)
-        draw = torch.Generator().manual_seed(3)
+        draw = torch.Generator().manual_seed(seed(3))
         flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw).to(device))
         fixed = [*model.module.parameters(), *model.module.buffers()]
         layers = LayerStack(
@@ -210,7 +211,7 @@ def test_packed_weights_of_decomposed_adapters_are_released_as_well(make_executo
 def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, vocab_size, scale, softcap):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    draw = torch.Generator("cuda").manual_seed(2)
+    draw = torch.Generator("cuda").manual_seed(seed(2))
     logits = (3 * torch.randn(37, vocab_size, generator=draw, device="cuda")).to(dtype)
     label = torch.randint(vocab_size, (37,), generator=draw, device="cuda")
     exact = logits.double().requires_grad_()
@@ -238,7 +239,7 @@ def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, vocab_size, s
 def test_thin_products_by_the_kernels_are_those_of_plain_operations(dtype, rank, widths):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    draw = torch.Generator("cuda").manual_seed(2)
+    draw = torch.Generator("cuda").manual_seed(seed(2))
 
     def make(*size):
         return torch.randn(size, generator=draw, device="cuda").to(dtype)

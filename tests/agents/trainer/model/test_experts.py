@@ -26,6 +26,7 @@ from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import build_trained_model, load_model
 from tests.agents.trainer.mixtures import FAMILIES, make_mixture, pack_mxfp4, save_mixture
 from tests.agents.trainer.model.test_forward import SEGMENTS, expected_loss, gradients, wrap
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 IDS = (torch.arange(23) * 7 % 90 + 3)[None]
@@ -56,7 +57,7 @@ def train(spec, path):
     )
     with torch.no_grad():
         for number, (_, parameter) in enumerate(model.named_parameters()):
-            draw = torch.Generator().manual_seed(number)
+            draw = torch.Generator().manual_seed(seed(number))
             parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.2)
     return model
 
