@@ -23,9 +23,9 @@ from agents.trainer.execution.tuner import Tuner
 from agents.trainer.execution.workload import CostCurve, Workload
 from agents.trainer.kernels import compiling
 from agents.trainer.parallel.batch import sample_steps
+from tests.agents.contract.test_layer_plan import NEEDS
 from tests.agents.trainer.execution.all_examples import AllExamples
 from tests.agents.trainer.execution.test_layers import CPU, make_executor, make_part
-from tests.agents.trainer.execution.test_tuner import NEEDS
 from tests.agents.trainer.optim.test_optimizer_reserve import make_reserve
 from tests.agents.trainer.ranks import make_spec
 from tests.draws import seed

@@ -30,8 +30,8 @@ from agents.trainer.checkpoint.state import (
 from agents.trainer.model.experts import names_as_they_are
 from agents.trainer.model.model import build_trained_model
 from tests.agents.quantizers.own_memory import OwnMemory
-from tests.agents.trainer.mixtures import make_mixture, pack_mxfp4
 from tests.agents.trainer.model.families import make_family
+from tests.agents.trainer.model.mixtures import make_mixture, pack_mxfp4
 from tests.draws import seed
 
 MIB = 1 << 20

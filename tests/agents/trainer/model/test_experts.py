@@ -24,7 +24,7 @@ from agents.trainer.model import experts, nf4_experts
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import build_trained_model, load_model
-from tests.agents.trainer.mixtures import FAMILIES, make_mixture, pack_mxfp4, save_mixture
+from tests.agents.trainer.model.mixtures import FAMILIES, make_mixture, pack_mxfp4, save_mixture
 from tests.agents.trainer.model.test_forward import SEGMENTS, expected_loss, gradients, wrap
 from tests.draws import seed
 

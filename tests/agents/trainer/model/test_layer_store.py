@@ -21,7 +21,7 @@ from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 from tests.agents.trainer.execution.test_layers import make_part
-from tests.agents.trainer.mixtures import save_mixture
+from tests.agents.trainer.model.mixtures import save_mixture
 from tests.agents.trainer.ranks import make_spec, make_tiny_model
 from tests.draws import seed
 
