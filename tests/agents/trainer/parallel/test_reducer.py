@@ -150,10 +150,10 @@ def test_what_a_lossy_wire_loses_comes_later(wire_of):
 
 
 def test_powersgd_sends_less_and_is_the_same_for_a_seed():
-    def total(seed):
+    def total(number):
         flat = FlatParameters([("w", nn.Parameter(torch.ones(64, 64)))], CPU)
         group = Echo()
-        reducer = Reducer(flat, PowerSgdTransport(flat, group, seed), world_size=2)
+        reducer = Reducer(flat, PowerSgdTransport(flat, group, number), world_size=2)
         torch.manual_seed(seed(1))
         flat.gradients.normal_()
         reducer.begin()
