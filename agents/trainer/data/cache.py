@@ -35,7 +35,7 @@ ReportProgress = Callable[[int, float], None]
 _REPORT_ROWS = 1000
 _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
-# Modules, here and in `agents.shared.data`, whose source decides the content of an entry.
+# Modules, here and in `agents.contract`, whose source decides the content of an entry.
 _SOURCES = (
     "conversations",
     "examples",
@@ -97,9 +97,8 @@ def make_key(
     """
     names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
     ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
-    ours += [
-        pkgutil.get_data("agents.shared.data", f"{name}.py") or b"" for name in _SHARED_SOURCES
-    ]
+    shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
+    ours += [source or b"" for source in shared]
     parts = {
         "data": [data_sha256, names],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
