@@ -44,7 +44,7 @@ from app.nodes.node import Node
 from app.provisioning.environment import read_lock, read_train_lock, setup_environment
 from app.provisioning.torch_build import TorchBuild
 from app.provisioning.wheels import WheelPlaces
-from tests.bench.ssh_server import measured_server
+from tests.bench.rigs.ssh_server import measured_server
 
 TARGET_OWN_S, TARGET_S = 20.0, 180.0
 PHASES: dict[type[NodeRequest[Any]], str] = {
