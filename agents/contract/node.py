@@ -14,7 +14,7 @@ from agents.contract.names import (
     check_text,
     check_time,
 )
-from agents.contract.wheel_tags import WheelTarget
+from agents.contract.wheel_target import WheelTarget
 
 MAX_GPUS = 128
 """Number of GPUs of a PC, beyond any mainboard."""

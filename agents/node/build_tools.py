@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agents.children import Children
 from agents.contract.environments import EnvironmentTools, WheelQuery
-from agents.contract.wheel_tags import SUPPORTED_PYTHONS, this_target
+from agents.contract.wheel_target import SUPPORTED_PYTHONS, this_target
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.wheels import wheel_set
 from agents.shared.files.python_child import python_variables

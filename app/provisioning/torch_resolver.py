@@ -11,22 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from agents.contract.wheel_tags import (
-    SUPPORTED_PYTHONS,
-    WheelTarget,
-    rank_wheel,
-    read_wheel_name,
-)
+from agents.contract.wheel_target import WheelTarget
 from agents.shared.packages.package_index import IndexedFile, PackageIndex
-from app.provisioning.lock_text import COOLING_OFF, LINUX_MACHINES, NEWEST_GLIBC, environment_of
+from agents.shared.packages.wheel_fit import marker_variables, rank_wheel, read_wheel_name
+from app.provisioning.lock_text import COOLING_OFF, lock_targets
 from app.provisioning.wheel_metadata import requirements_of
 
 _MAX_PASSES = 8
@@ -37,32 +32,8 @@ class Unresolvable(Exception):
     """No versions of an index fulfil all that a build needs; the message says which."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A Python on a kind of PC."""
-
-    python: tuple[int, int]
-    machine: str
-
-    @cached_property
-    def target(self) -> WheelTarget:
-        version = ".".join(map(str, (*self.python, 0)))
-        return WheelTarget(python=version, machine=self.machine, glibc=f"2.{NEWEST_GLIBC}")
-
-    @cached_property
-    def _variables(self) -> dict[str, Any]:
-        return environment_of(self.python, self.machine)
-
-    def needs(self, requirement: Requirement, extras: frozenset[str]) -> bool:
-        """Return whether a package with these extras has a requirement here."""
-        marker = requirement.marker
-        asked = extras or frozenset([""])
-        return marker is None or any(
-            marker.evaluate({**self._variables, "extra": one}) for one in asked
-        )
-
-
-PLACES = tuple(Place(p, machine) for machine in LINUX_MACHINES for p in SUPPORTED_PYTHONS)
+PLACES = lock_targets(windows=False)
+"""Pythons and kinds of PC that a build may be for."""
 
 
 @dataclass
@@ -71,7 +42,7 @@ class _Wanted:
 
     version: str
     files: list[IndexedFile]
-    extras: dict[Place, frozenset[str]] = field(default_factory=dict)
+    extras: dict[WheelTarget, frozenset[str]] = field(default_factory=dict)
 
 
 def resolve_build(
@@ -127,13 +98,13 @@ class _Resolver:
         raise Unresolvable(f"the versions that {need} needs contradict each other")
 
     def _walk(
-        self, need: Requirement, places: tuple[Place, ...]
-    ) -> tuple[dict[str, _Wanted], tuple[Place, ...]]:
+        self, need: Requirement, places: tuple[WheelTarget, ...]
+    ) -> tuple[dict[str, _Wanted], tuple[WheelTarget, ...]]:
         """Follow all requirements once; return what was found, and the places that it serves."""
         known, self._limits = self._limits, {}
         found: dict[str, _Wanted] = {}
         served = set(places)
-        queue: list[tuple[str, Requirement, Place]] = [("", need, place) for place in places]
+        queue: list[tuple[str, Requirement, WheelTarget]] = [("", need, place) for place in places]
         while queue:
             parent, requirement, place = queue.pop()
             name = canonicalize_name(requirement.name)
@@ -149,11 +120,11 @@ class _Resolver:
             if one.extras.get(place) == extras:
                 continue
             one.extras[place] = extras
-            file = _best_file(one.files, place.target)
+            file = _best_file(one.files, place)
             if file is None:
                 served.discard(place)
                 continue
-            needed = (r for r in self._requirements_of(file) if place.needs(r, extras))
+            needed = (r for r in self._requirements_of(file) if _is_needed(r, extras, place))
             queue += [(f"{name}=={one.version}", r, place) for r in needed]
         return found, tuple(place for place in places if place in served)
 
@@ -202,15 +173,18 @@ def _by_version(files: list[IndexedFile], name: str) -> dict[str, list[IndexedFi
     found: dict[str, list[IndexedFile]] = {}
     for file in files:
         wheel = read_wheel_name(file.name)
-        if wheel is None or wheel.name != name or file.sha256 is None:
+        if wheel is None or wheel[0] != name or file.sha256 is None:
             continue
-        try:
-            Version(wheel.version)
-        except InvalidVersion:
-            continue
-        if any(rank_wheel(wheel, place.target) is not None for place in PLACES):
-            found.setdefault(wheel.version, []).append(file)
+        if any(rank_wheel(wheel[2], place) is not None for place in PLACES):
+            found.setdefault(str(wheel[1]), []).append(file)
     return found
+
+
+def _is_needed(requirement: Requirement, extras: frozenset[str], place: WheelTarget) -> bool:
+    marker = requirement.marker
+    return marker is None or any(
+        marker.evaluate({**marker_variables(place), "extra": one}) for one in extras or {""}
+    )
 
 
 def _is_exact(limits: SpecifierSet) -> bool:
@@ -232,19 +206,20 @@ def _best_file(files: list[IndexedFile], target: WheelTarget) -> IndexedFile | N
     ranked = [
         (rank, file.name, file)
         for file in files
-        if (wheel := read_wheel_name(file.name)) and (rank := rank_wheel(wheel, target)) is not None
+        if (wheel := read_wheel_name(file.name))
+        and (rank := rank_wheel(wheel[2], target)) is not None
     ]
     return min(ranked, key=lambda one: one[:2])[2] if ranked else None
 
 
-def _table(name: str, one: _Wanted, places: tuple[Place, ...]) -> dict[str, Any]:
+def _table(name: str, one: _Wanted, places: tuple[WheelTarget, ...]) -> dict[str, Any]:
     wheels = [{"name": f.name, "url": f.url, "hashes": {"sha256": f.sha256}} for f in one.files]
     table: dict[str, Any] = {"name": name, "version": one.version, "wheels": wheels}
     marker = _marker_of([place for place in places if place in one.extras], places)
     return table | {"marker": marker} if marker else table
 
 
-def _marker_of(needed: Sequence[Place], places: Sequence[Place]) -> str:
+def _marker_of(needed: Sequence[WheelTarget], places: Sequence[WheelTarget]) -> str:
     """Return where a package is needed; empty: everywhere.
 
     Places without files count as others of their machine do. A PC there gets a clear "no package",
@@ -256,7 +231,6 @@ def _marker_of(needed: Sequence[Place], places: Sequence[Place]) -> str:
     if len(needed) == sum(place.machine in machines for place in places):
         return " or ".join(f"platform_machine == '{one}'" for one in machines)
     return " or ".join(
-        f"platform_machine == '{one.machine}' and "
-        f"python_version == '{one.python[0]}.{one.python[1]}'"
+        f"platform_machine == '{one.machine}' and python_version == '3.{one.minor}'"
         for one in needed
     )

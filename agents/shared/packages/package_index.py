@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
-from agents.contract.wheel_tags import normal_name
-
 PYPI = "https://pypi.org/simple"
 TIMEOUT_S = 20.0
 """Maximum silence of an index or of a download, in seconds."""
@@ -126,8 +124,10 @@ class PackageIndex:
         """
         for link in self._settings.links:
             yield list(self._linked(link, name))
+        from packaging.utils import canonicalize_name  # here: most starts of an agent ask no index
+
         for index in self._settings.indexes:
-            url = f"{index.rstrip('/')}/{normal_name(name)}/"
+            url = f"{index.rstrip('/')}/{canonicalize_name(name)}/"
             yield list(self._page(url + "index.html" if url.startswith("file:") else url))
 
     @contextlib.contextmanager
@@ -156,10 +156,12 @@ class PackageIndex:
         if link.startswith(("http://", "https://")):
             yield from self._page(link)
             return
+        from packaging.utils import canonicalize_name
+
         path = Path(unquote(urlsplit(link).path) if link.startswith("file:") else link)
         with contextlib.suppress(OSError):
             for file in sorted(path.expanduser().absolute().iterdir()):
-                if normal_name(file.name.partition("-")[0]) == normal_name(name):
+                if canonicalize_name(file.name.partition("-")[0]) == canonicalize_name(name):
                     # Known here, so that an index is asked where this is another file.
                     yield IndexedFile(
                         name=file.name,

@@ -26,7 +26,7 @@ from agents.contract.node import (
     GpuFacts,
     NodeFacts,
 )
-from agents.contract.wheel_tags import WheelTarget
+from agents.contract.wheel_target import WheelTarget
 from app.errors import NodeUnreachable, UnshippedLock, UserError
 from app.provisioning.environment import (
     EnvironmentLock,

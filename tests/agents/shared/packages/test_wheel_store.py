@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.wheel_tags import WheelTarget
+from agents.contract.wheel_target import WheelTarget
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import IndexSettings, PackageIndex
@@ -21,7 +21,7 @@ from tests.fakes.package_site import PackageSite, package_site
 from tests.fakes.packages import flip_a_bit, lock_line, lock_of, make_wheel
 
 PC = WheelTarget(python="3.12.3", machine="x86_64", glibc="2.39")
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
