@@ -6,9 +6,9 @@ set that is not whole yet lies in `.partial-NAME`, as a transfer would leave it,
 A file gets its name only after its SHA-256 was found in the lock, and is never fetched again:
 another set takes it by a hard link.
 
-`pip download --require-hashes` could fetch for another Python, too, but begins a file again that it
-was killed in, keeps all files until the last one is there, says the same of an index that does not
-answer and of one that lacks a package, and is not there on nodes without pip or in the bundle.
+`pip download --require-hashes` could fetch for another Python, too, but restarts a file after a
+kill, stores files only after the last one, reports a silent index like a missing package, and is
+unavailable on nodes without pip and in the bundle.
 """
 
 from __future__ import annotations
