@@ -15,7 +15,7 @@ from app.cli.output import Output
 from app.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from agents.contract.artifacts import ChatAnswer, ChatMessage
+    from agents.contract.requests.chats import ChatAnswer, ChatMessage
     from app.core.core import Core
 
 _LEAVE = ("/quit", "/exit")
@@ -155,7 +155,7 @@ async def _ask(
     prompt: str,
 ) -> ChatAnswer:
     """Ask, print the answer as it comes, and add both to the conversation."""
-    from agents.contract.artifacts import ChatMessage, ChatTurn
+    from agents.contract.requests.chats import ChatMessage, ChatTurn
     from app.conversation import describe_answer
 
     system = [ChatMessage(role="system", content=args.system)] if args.system else []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command, with_core
+from app.cli.command import Commands, add_command, add_run_file, with_core
 from app.cli.output import Output, plain
 from app.text import show_model, show_rate, show_share
 
@@ -24,7 +24,7 @@ MOST_SHOWN = 6
 def add_parser(commands: Commands) -> None:
     text = "show what a run needs, where it would train and how fast, without starting it"
     parser = add_command(commands, "plan", text, with_core(_plan))
-    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    add_run_file(parser)
     parser.add_argument(
         "--cluster",
         metavar="FILE",
@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.library.read_run_file(args.run_file)
+    spec = core.library.read_run_file(args.run_file, args.set)
     plan = await core.runs.plan(spec, args.cluster)
     sent = await core.library.list_sent(spec)
     out.document({**plan_document(plan), "sent": plain(sent)})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
+from app.cli.command import Commands, add_command, add_run_file, with_core
 from app.cli.output import Output, plain
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def add_parser(commands: Commands) -> None:
         "preview the data of a run and what the model learns from it",
         with_core(_preview),
     )
-    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    add_run_file(parser)
     parser.add_argument(
         "--node", metavar="NAME", help="read the data on this node; default: this PC, if it can"
     )
@@ -31,7 +30,7 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.library.read_run_file(args.run_file)
+    spec = core.library.read_run_file(args.run_file, args.set)
     whole = not args.quick
     found = await core.library.preview(spec, node=args.node, whole=whole, progress=out.progress)
     evaluation = None

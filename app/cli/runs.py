@@ -15,7 +15,6 @@ from app.cli.output import Output, plain
 from app.errors import UsageError
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
 from app.presentation.start_text import describe_start
-from app.telemetry.step_parts import show_rank_memory, split_step
 from app.text import (
     count_of,
     show_duration,
@@ -284,6 +283,7 @@ def _evaluation(run: RunSnapshot) -> str:
 
 def _ranks(run: RunSnapshot, now_s: float) -> list[list[str]]:
     from app.telemetry.state import describe_rank
+    from app.telemetry.step_parts import show_rank_memory, split_step
 
     return [
         [

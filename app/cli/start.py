@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
+from app.cli.command import Commands, add_command, add_run_file, with_core
 from app.cli.output import Output
 from app.text import show_list
 
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "start", "start a run from its run file", with_core(_start))
-    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    add_run_file(parser)
     parser.add_argument("--watch", action="store_true", help="show progress until the run ends")
 
 
 async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.library.read_run_file(args.run_file)
+    spec = core.library.read_run_file(args.run_file, args.set)
     from app.library.sent_files import say_sent
 
     for sent in await core.library.list_sent(spec):

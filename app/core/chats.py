@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.contract.artifacts import ChatAnswer, ChatTurn
+from agents.contract.requests.chats import ChatAnswer, ChatTurn
 from app.conversation import AnswerComparison, Loaded, Project, Subject
 from app.runs.services import Services
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -66,7 +66,7 @@ class CoreLibrary:
         return found
 
     async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return why `model`, `train` or `eval` cannot be used, for each that cannot."""
+        """Return why `model`, `data.train` or `data.eval` cannot be used, for each that cannot."""
 
         def find() -> dict[str, str]:
             problems = {
@@ -140,8 +140,8 @@ class CoreLibrary:
 
         return format_run(spec)
 
-    def read_run_file(self, path: Path) -> RunSpec:
-        """Read a run file.
+    def read_run_file(self, path: Path, settings: Sequence[str] = ()) -> RunSpec:
+        """Read a run file, with `settings` (`KEY=VALUE`) instead of its own values.
 
         Raises:
             UsageError: lists every problem of the file with its line.
@@ -149,7 +149,7 @@ class CoreLibrary:
         from app.runfile.run_file import read_run_file
 
         with located(str(path)):
-            return read_run_file(path)
+            return read_run_file(path, settings)
 
     def write_run_file(self, spec: RunSpec, path: Path) -> None:
         """Write a run file that reads back as `spec`.
@@ -168,7 +168,7 @@ def _explain_data(name: str, key: str) -> str:
     if missing := explain_missing_data(name):
         return missing
     try:
-        require_data(name, f"data.{key}")
+        require_data(name, key)
     except UserError as error:
         return _as_sentences(error)
     return ""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from agents.contract.environments import KeptItem
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
+from agents.contract.requests.environment import ListKept, PruneKept
+from agents.contract.requests.node import ReadFacts, ReadLogs
 from app.errors import (
     RacklessError,
     UserError,
@@ -305,7 +307,7 @@ class CoreNodes:
         Raises:
             UserError: the node does not answer.
         """
-        return (await self._fleet.client(name).log_tails()).tails
+        return (await self._fleet.client(name).ask(ReadLogs())).tails
 
     async def remove(self, name: str) -> None:
         """Remove a node from the list. Nothing is deleted on it.
@@ -371,7 +373,7 @@ class CoreNodes:
         Raises:
             UserError: the node does not answer.
         """
-        return (await self._fleet.client(name).kept_environments()).items
+        return (await self._fleet.client(name).ask(ListKept())).items
 
     async def prune(self, name: str, items: Sequence[str]) -> int:
         """Delete kept items of a node by name; return the bytes that this frees.
@@ -379,7 +381,7 @@ class CoreNodes:
         Raises:
             UserError: one is needed by now, or the node does not answer.
         """
-        return await self._fleet.client(name).prune_environments(items)
+        return (await self._fleet.client(name).ask(PruneKept(names=tuple(items)))).freed_bytes
 
     async def check(
         self,
@@ -459,7 +461,7 @@ class CoreNodes:
 
         client = self._fleet.client(name)
         found = await calibrate_node(client, progress)
-        facts = await client.facts()
+        facts = await client.ask(ReadFacts())
         faults = refuse_faulty(name, found, facts.num_cores)
         for device_id, calibration in found.items():
             if device_id not in faults:

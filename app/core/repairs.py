@@ -29,7 +29,10 @@ class CoreRepairs:
         Raises:
             UserError: there is no such node, or it does not answer.
         """
-        return await self._fleet.client(node).preview_repair(repair.steps)
+        # Imported on use, here and below: lists of runs need none of it, and start sooner.
+        from agents.contract.requests.repairs import PreviewRepair
+
+        return await self._fleet.client(node).ask(PreviewRepair(steps=tuple(repair.steps)))
 
     async def apply(
         self,
@@ -77,7 +80,9 @@ class CoreRepairs:
         Raises:
             UserError: there is no such node, or it does not answer.
         """
-        return await self._fleet.client(node).list_changes()
+        from agents.contract.requests.repairs import ListChanges
+
+        return await self._fleet.client(node).ask(ListChanges())
 
     async def undo(
         self,

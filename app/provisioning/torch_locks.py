@@ -30,6 +30,7 @@ from app.errors import UnshippedLock, UserError
 from app.filelock import locked
 from app.nodes.files.local_files import in_stoppable_thread
 from app.paths import private_folder, replace_text
+from app.progress import OnMessage
 from app.provisioning.lock_text import NoWheel, lock_text
 from app.provisioning.resolver import (
     Stopped,
@@ -40,7 +41,6 @@ from app.provisioning.resolver import (
 from app.provisioning.torch_build import BESIDE_TORCH, DRIVERS, TorchBuild, shipped_text
 from app.provisioning.wheels import WheelPlaces, fill
 
-Say = Callable[[str], None]
 _PROGRAM = "uv.exe" if os.name == "nt" else "uv"
 
 
@@ -72,7 +72,7 @@ def has_lock(build: TorchBuild, folder: Path) -> bool:
 
 
 async def provide_lock(
-    build: TorchBuild, node: str, places: WheelPlaces, *, accept_index: bool, say: Say
+    build: TorchBuild, node: str, places: WheelPlaces, *, accept_index: bool, say: OnMessage
 ) -> str:
     """Return the lock of a build for a node: the shipped one, or one of this PC, made if need be.
 
@@ -117,7 +117,7 @@ async def provide_lock(
         ) from error
 
 
-async def _in_thread(build: TorchBuild, places: WheelPlaces, say: Say) -> str:
+async def _in_thread(build: TorchBuild, places: WheelPlaces, say: OnMessage) -> str:
     """Make a lock in a thread, which ends before this does, also when this is cancelled."""
     loop, stopped = asyncio.get_running_loop(), threading.Event()
 
@@ -129,7 +129,7 @@ async def _in_thread(build: TorchBuild, places: WheelPlaces, say: Say) -> str:
 
 
 def make_lock(
-    build: TorchBuild, places: WheelPlaces, say: Say, is_stopped: Callable[[], bool]
+    build: TorchBuild, places: WheelPlaces, say: OnMessage, is_stopped: Callable[[], bool]
 ) -> str:
     """Make the lock of a build, write it and return its text; another process may do so meanwhile.
 
@@ -150,7 +150,7 @@ def make_lock(
         return text
 
 
-def _resolve(build: TorchBuild, store: Path, say: Say, is_stopped: Callable[[], bool]) -> str:
+def _resolve(build: TorchBuild, store: Path, say: OnMessage, is_stopped: Callable[[], bool]) -> str:
     settings = read_index_settings(os.environ, Path.home(), build.index_url)
     given = {k: v for name in BESIDE_TORCH for k, v in _versions(shipped_text(name)).items()}
     with _uv(store, settings, say, is_stopped) as uv:
@@ -177,7 +177,7 @@ def _resolve(build: TorchBuild, store: Path, say: Say, is_stopped: Callable[[], 
 
 @contextlib.contextmanager
 def _uv(
-    store: Path, settings: IndexSettings, say: Say, is_stopped: Callable[[], bool]
+    store: Path, settings: IndexSettings, say: OnMessage, is_stopped: Callable[[], bool]
 ) -> Iterator[str]:
     """Yield the locked uv, unpacked for the block; else one that is installed here."""
     wheels = WheelSet(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import ChatAnswer, ChatOpened, ChatTurn
+from agents.contract.requests.chats import ChatAnswer, ChatOpened, ChatTurn
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.conversation import AnswerComparison, Loaded, Project, Subject, to_markdown
 

@@ -25,9 +25,9 @@ from agents.contract.node import (
     InterfaceFacts,
     LogTail,
     NodeFacts,
-    NodeTokenPlace,
     Sample,
 )
+from agents.contract.requests.hub import NodeTokenPlace
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, Parallel, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
@@ -902,7 +902,7 @@ class FakeLibrary:
     def run_file_text(self, spec: RunSpec) -> str:
         return format_run(spec)
 
-    def read_run_file(self, path: Path) -> RunSpec:
+    def read_run_file(self, path: Path, settings: Sequence[str] = ()) -> RunSpec:
         self._core.calls.append(("library.read_run_file", path))
         self._core.maybe_fail()
         return replace(SPEC, name=path.stem, seed=7)

@@ -8,7 +8,7 @@ from typing import Any
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from agents.contract.artifacts import ChatAnswer
+from agents.contract.requests.chats import ChatAnswer
 from app.conversation import Loaded, Subject, describe_answer
 from app.core.api import CoreApi
 from app.errors import RacklessError, UserError, describe_error

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.contract.artifacts import ChatAnswer, ChatOpened, ChatTurn
+from agents.contract.requests.chats import ChatAnswer, ChatOpened, ChatTurn
 from app.cli.chat import _chat
 from app.cli.main import build_parser
 from app.cli.output import Output

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.contract.artifacts import ChatAnswer
+from agents.contract.requests.chats import ChatAnswer
 from app.cli.compare import _compare
 from app.cli.main import build_parser
 from app.cli.output import Output

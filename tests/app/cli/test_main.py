@@ -428,7 +428,7 @@ def test_a_preview_shows_figures_samples_and_the_evaluation(
     core.plan_answer = make_plan_of_mixture()
     args = build_parser().parse_args(["preview", str(tmp_path / "again.yaml"), "--quick"])
     both = replace(SPEC, data=replace(SPEC.data, eval="held-out.jsonl"))
-    monkeypatch.setattr(core.library, "read_run_file", lambda path: both)
+    monkeypatch.setattr(core.library, "read_run_file", lambda path, settings: both)
     assert asyncio.run(preview._preview(core, args, Output(False))) == 0  # type: ignore[arg-type]
     told = capsys.readouterr().out
     assert "left out      row 2: not valid JSON" in told
