@@ -306,7 +306,7 @@ ENGINE_LINES: tuple[tuple[int, dict[str, Any]], ...] = (
          "num_recomputed": 3, "is_repeating": True, "believed_tokens_per_s": 31620.0,
          "measured_tokens_per_s": 19388.0, "time_s": NOW_S - 5290}),
     (2, {"kind": "warning", "of_rank": True, "time_s": NOW_S - 60, "message": "Memory ran out; "
-         "training goes on with at most 2,048 tokens at once. The batch stays the same."}),
+         "training continues with at most 2,048 tokens at once. The batch stays the same."}),
     (3, {"kind": "warning", "of_rank": True, "time_s": NOW_S - 5300, "message": "The layers are "
          "not compiled, so training takes longer: no C compiler is installed (sudo apt install "
          "build-essential)."}),

@@ -1,7 +1,7 @@
-"""The units of a batch: examples, each of one or more segments of tokens.
+"""Units of a batch: examples, each of one or more segments of tokens.
 
-An example is the unit of the data order: in supervised fine-tuning one row, or several rows with
-packing; in preference training one pair. A segment is a sequence of tokens that attends only to
+An example is the unit of the data order: one row in supervised fine-tuning, several rows with
+packing, one pair in preference training. A segment is a sequence of tokens that attends only to
 itself: attention never crosses its bounds.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-# Examples that do not fit any more, after which a micro-batch counts as full.
+# Number of misfits after which a micro-batch counts as full.
 _MAX_MISFITS = 64
 
 
@@ -28,7 +28,7 @@ class Segment:
     ids: npt.NDArray[np.int32]
     """Token ids (T,)."""
     is_target: npt.NDArray[np.bool_]
-    """Whether the prediction of each token counts (T,); never True for the first token."""
+    """Mask of the tokens whose prediction counts (T,); never True for the first token."""
 
     @property
     def num_targets(self) -> int:
@@ -91,9 +91,9 @@ class Part:
 
 
 def choose_examples(examples: Examples, max_tokens: int) -> Part:
-    """Return the longest example, then the first ones that fit `max_tokens` in total.
+    """Return the longest example, then the first ones that fit into `max_tokens` in total.
 
-    Begins again at the first example where there are too few.
+    If there are too few examples, it starts again at the first one.
     """
     lengths = examples.num_tokens
     places = [int(lengths.argmax())]

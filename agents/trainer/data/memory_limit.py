@@ -1,4 +1,4 @@
-"""Limit the memory of a process that reads strangers' files."""
+"""Memory limit for a process that reads untrusted files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Let this process take `num_bytes` more than it has, and raise MemoryError beyond.
+    """Let this process allocate `num_bytes` more; beyond that it raises MemoryError.
 
-    Only on Linux, which alone says how much it has; elsewhere nothing is limited. Memory that is
-    merely reserved does not count: allocators reserve much for each of many threads.
+    Linux only: other systems do not report the current size; there nothing is limited.
     """
     import resource
 
     try:
+        # The sixth field is the size of data and stack in pages, which RLIMIT_DATA counts. Reserved
+        # address space does not count: allocators reserve much for each of many threads.
         taken = int(Path("/proc/self/statm").read_text("ascii").split()[5])
     except (OSError, ValueError):
         return

@@ -1,4 +1,4 @@
-"""Time forward and backward passes over parts of a run's rows, on a GPU."""
+"""Timing of forward and backward passes over parts of a run's rows, on a GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.executor import Executor
 
-# Timed passes of a measurement, and passes before them: one launches the kernels, one records them.
+# Number of timed passes, and of passes before them: one launches the kernels, one records them.
 _TIMED_PASSES, _MAX_WARM_PASSES = 2, 4
 LONG_S = 1.0
-"""A pass longer than this already shows the sustained speed: it is timed once, in seconds."""
-_PROBE_BYTES = 1 << 26
+"""Time of a pass that already shows the sustained speed, so it is timed once, in seconds."""
+_PROBE_BYTES = 1 << 26  # bytes of the copy that measures the bus
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class PassTime:
 
     seconds: float
     launch_s: float
-    """Seconds until the host was done with the first of these passes."""
+    """Time until the host had launched the first of these passes, in seconds."""
 
     @property
     def launch_share(self) -> float:
-        """Part of a pass that its launches take, 0 to 1."""
+        """Fraction of a pass that its launches take, 0 to 1."""
         return min(1.0, self.launch_s / self.seconds)
 
 
@@ -39,7 +39,7 @@ class PassTimer:
         self._device = device
 
     def time(self, part: Part) -> PassTime | None:
-        """Return the times of the fastest of some passes, or None if memory ran out."""
+        """Return the times of the fastest of several passes, or None if memory ran out."""
         replayer = self._executor.replayer if self._executor.is_repeating else None
         launched = self.time_once(part)
         if launched is None:

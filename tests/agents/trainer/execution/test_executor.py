@@ -157,7 +157,7 @@ def test_less_memory_means_smaller_pieces_of_the_same_batch(make_executor, monke
     assert_same(gradients(executor), expected)
     assert executor.micro_tokens == 30
     assert warnings == [
-        "Memory ran out; training goes on with at most 30 tokens at once. The batch stays the same."
+        "Memory ran out; training continues with at most 30 tokens at once. The batch stays the same."
     ]
 
 
