@@ -1,8 +1,8 @@
-"""Connect the layers of one rank to the stages before and behind it; see `stage_ends`.
+"""Connect the layers of one rank to the neighboring stages; see `stage_ends`.
 
-A model can be cut where one tensor is all that its layers hand on. What else a layer's class takes
-has to be known here: per-layer inputs, or keys and values of other layers, would stay behind. One
-pass shows how the layers are called (`stage_trace`).
+A model can be cut if its layers pass on only one tensor. Other arguments of a layer's class must be
+known here: per-layer inputs, or keys and values of other layers, would be lost. One pass shows how
+the layers are called (`stage_trace`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agents.trainer.model.model import TrainedModel
 from agents.trainer.model.stage_ends import PassingLayer, StageEnds, UnfedEmbedding
 from agents.trainer.model.stage_trace import trace_layers
 
-# Arguments of layers that every rank has, or makes of the positions of its tokens.
+# Arguments of layers that every rank has, or computes from the positions of its tokens.
 KNOWN_ARGUMENTS = {
     *("self", "args", "kwargs", "hidden_states", "attention_mask", "causal_mask", "alibi"),
     *("mamba_attention_mask", "conv_mask"),
@@ -39,20 +39,20 @@ class TrainedPlace:
 
     shape: tuple[int, ...]
     layer: int
-    """Index of its layer; one of the embedding counts to the first, one of the head to the last."""
+    """Index of its layer; the embedding counts to the first layer, the head to the last."""
 
 
 def open_stage(model: TrainedModel, first: int, stop: int, device: torch.device) -> TrainedModel:
-    """Return the model, of which this rank has the layers `first` to before `stop`, connected.
+    """Return the model with its layers `first` to `stop` - 1 connected to the other stages.
 
     Args:
-        model: whose other layers are absent.
+        model: model whose other layers are absent.
         first: index of its first layer.
-        stop: index behind its last layer.
-        device: on which it is.
+        stop: index after its last layer.
+        device: device of the model.
 
     Raises:
-        ExpectedError: the model cannot be cut, or nothing in this stretch is trained.
+        ExpectedError: the model cannot be cut, or these layers have nothing to train.
     """
     causal = _find_causal(model)
     names = find_layers(causal)
@@ -90,11 +90,11 @@ def place_trained(model: TrainedModel) -> dict[str, TrainedPlace]:
     causal = _find_causal(model)
     names = find_layers(causal)
     owners = {
-        id(one): place
+        id(parameter): place
         for place, name in enumerate(names)
-        for one in causal.get_submodule(name).parameters()
+        for parameter in causal.get_submodule(name).parameters()
     }
-    owners |= {id(one): 0 for one in causal.get_input_embeddings().parameters()}
+    owners |= {id(parameter): 0 for parameter in causal.get_input_embeddings().parameters()}
     return {
         name: TrainedPlace(
             shape=tuple(parameter.shape), layer=owners.get(id(parameter), len(names) - 1)
@@ -109,13 +109,13 @@ def _find_causal(model: TrainedModel) -> Any:
 
 
 def _refuse_outside(model: TrainedModel, parts: Sequence[nn.Module]) -> None:
-    """Check that all that is trained belongs to a layer, the embedding or the head."""
+    """Check that every trained parameter belongs to a layer, the embedding or the head."""
     causal = _find_causal(model)
     head = causal.get_output_embeddings()
     known = {
-        id(one)
+        id(parameter)
         for part in (*parts, *([head] if head is not None else []))
-        for one in part.parameters()
+        for parameter in part.parameters()
     }
     for name, parameter in model.named_parameters():
         if id(parameter) not in known:
@@ -129,7 +129,7 @@ def _refuse_outside(model: TrainedModel, parts: Sequence[nn.Module]) -> None:
 
 
 def _refuse_connected(causal: nn.Module, layer: nn.Module) -> None:
-    """Check that nothing but features connects the layers."""
+    """Check that only features connect the layers."""
     odd = inspect.signature(type(layer).forward).parameters.keys() - KNOWN_ARGUMENTS
     if odd:
         raise ExpectedError(

@@ -1,8 +1,8 @@
-"""How a model's class calls its layers, learned from one pass in which recorders stand in for them.
+"""Trace how a model's class calls its layers, in one pass with recorders in their place.
 
-A model can be cut where one tensor is all that goes from layer to layer. Whether it is cannot be
-read from a class: some compute their layers several times, some change features between two, some
-take the first of several results.
+A model can be cut if only one tensor passes from layer to layer. The class does not show that: some
+compute their layers several times, some change features between two layers, some take the first of
+several results.
 
 Shape letters: M tokens of the flat row, H hidden features.
 """
@@ -26,20 +26,20 @@ _HINT = "Use parallel: streamed or data, where every rank computes all layers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerCalls:
-    """How a class calls its layers."""
+    """Calls of its layers by a class."""
 
     width: int
-    """Hidden features H that go from layer to layer."""
+    """Number of hidden features H between layers."""
     takes_first: bool
-    """Whether it takes the first result of a layer, which returns several."""
+    """True if it takes the first of several results of a layer."""
 
 
 class _Unfit(Exception):
-    """The model cannot be cut; its text ends the sentence that says so."""
+    """Raised if the model cannot be cut; its text completes the sentence that says why."""
 
 
 class _Watched(Tensor):
-    """Features that note how they are taken; to torch they are an ordinary tensor."""
+    """Features that record how they are used; torch treats them as an ordinary tensor."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     takes_first = False
@@ -54,26 +54,26 @@ class _Watched(Tensor):
 
 
 class _Recorder(AbsentModule):
-    """Stands in for a layer, and notes that it was called."""
+    """Placeholder of a layer that records its calls."""
 
     def __init__(self, layer: nn.Module, place: int, calls: _Calls) -> None:
         super().__init__(layer)
         self._place, self._calls = place, calls
 
     def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the features (1, M, H) as they are."""
+        """Return the features (1, M, H) unchanged."""
         return self._calls.note(self._place, hidden)
 
 
 class _Calls:
-    """What the recorders of one pass have noted."""
+    """Records of the recorders of one pass."""
 
     def __init__(self) -> None:
         self.places: list[int] = []
         self.results: list[_Watched] = []
 
     def note(self, place: int, hidden: Any) -> Tensor:
-        """Take note of a call with features (1, M, H), and return them."""
+        """Record a call with features (1, M, H), and return them."""
         if not isinstance(hidden, Tensor) or hidden.dim() != 3:
             raise _Unfit("hands on more than one row of features from layer to layer")
         if self.results and not torch.equal(hidden, self.results[-1]):
@@ -88,10 +88,10 @@ def trace_layers(causal: nn.Module, body: Any, names: Sequence[str], device: Any
     """Return how a class calls its layers.
 
     Args:
-        causal: model, of which this rank may have some layers only.
-        body: it without its head.
-        names: of its layers, in order.
-        device: of the pass.
+        causal: model, of which this rank may have only some layers.
+        body: the model without its head.
+        names: names of its layers, in order.
+        device: device of the pass.
 
     Raises:
         ExpectedError: the model cannot be cut into stages.
@@ -120,7 +120,7 @@ def trace_layers(causal: nn.Module, body: Any, names: Sequence[str], device: Any
 
 @contextmanager
 def _recording(causal: nn.Module, names: Sequence[str], calls: _Calls) -> Iterator[None]:
-    """Put recorders in the place of all layers inside the block."""
+    """Replace all layers by recorders inside the block."""
     layers = {name: causal.get_submodule(name) for name in names}
     for place, (name, layer) in enumerate(layers.items()):
         causal.set_submodule(name, _Recorder(layer, place, calls))

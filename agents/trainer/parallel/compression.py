@@ -151,7 +151,7 @@ class PowerSgdTransport:
                 if _MIN_SAVING * _RANK * (rows + columns) > view.numel():
                     self._rest[-1].append(cut)
                     continue
-                # Drawn on the CPU: all ranks need the same factor, whatever their GPUs are.
+                # Drawn on the CPU: all ranks need the same factor, even with different GPUs.
                 right = torch.randn(columns, _RANK, generator=generator).to(view)
                 self._matrices[-1].append(
                     _Matrix(name=name, cut=cut, rows=rows, columns=columns, right=right)

@@ -366,7 +366,7 @@ class Pipeline:
             num_rows = self._spec.batch_sequences / num_micro
         smallest = min(int(report["micro_tokens"]) for report in reports)
         # All stages of a replica must cut its rows alike, so the smallest size of any rank counts;
-        # a single row cannot be cut at all.
+        # a single row cannot be cut.
         return max(int(lengths.max()), min(smallest, int(num_rows * float(lengths.mean()))))
 
     def _replica_speeds(self, tokens_per_s: Sequence[float]) -> list[float]:

@@ -240,8 +240,8 @@ def test_where_nobody_can_download_it_the_error_says_what_each_said(
             spread()
         assert caught.value.message == (
             f"{MODEL} is on none of these PCs, and none of them can download it. alpha: its disk "
-            f"is full; beta was lost; this PC: {MODEL} is behind a licence on the hub, which does "
-            "not let this PC in"
+            f"is full; beta was lost; this PC: {MODEL} is behind a licence on the hub that "
+            "this PC's account has not accepted"
         )
         assert caught.value.hint.startswith("Free some space, or give the folder")
         assert "other" in site.refused
