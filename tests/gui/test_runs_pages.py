@@ -13,7 +13,14 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
-from app.events import Certificate, EvaluationRecord, PhaseProgress, RunChanged, RunEvent
+from app.events import (
+    Certificate,
+    EvaluationRecord,
+    PhaseProgress,
+    RunChanged,
+    RunEvent,
+    StepRecord,
+)
 from app.flows.new_run import list_questions
 from app.flows.new_run_answers import to_spec, usual_answers
 from app.gui.charts.axis import choose_ticks, format_tick
@@ -654,6 +661,22 @@ def test_both_charts_show_the_same_steps(page):
     waiting = charts.others["step"].lines[1]
     assert waiting.name == "waiting for others"
     assert len(waiting.curves) == len(charts.loss.curves)
+
+
+def test_metrics_of_an_objective_are_offered_once_a_step_has_them(page):
+    charts = page.charts
+    place = charts.choice.findData("reward_margin")
+    assert charts.choice.view().isRowHidden(place)
+    step = StepRecord(
+        attempt=9, step=900, time_s=0, loss=1.0, learning_rate=None, gradient_norm=None,
+        tokens_per_s=None, step_s=None, wait_s=None, metrics={"reward_margin": 0.5},
+    )  # fmt: skip
+    charts.extend([step])
+    assert not charts.choice.view().isRowHidden(place)
+    assert charts.choice.view().isRowHidden(charts.choice.findData("reward_accuracy"))
+    charts.choice.setCurrentIndex(place)
+    charts.clear()
+    assert charts.choice.currentIndex() == 0
 
 
 def test_figures_and_picture_of_a_chart_are_copied(application, page):
