@@ -221,6 +221,7 @@ class CoreRuns:
         run_id = self._repository.get(run_id).run_id
         from app.runs.lifecycle.resume import Changes, resume_run  # lists do not need it
 
+        await reconcile.refresh_run(self._services, run_id)
         await resume_run(
             self._services,
             run_id,

@@ -7,7 +7,7 @@ card's memory; and 4-bit weights unpacked once per pass, unless free memory hold
 micro-batch that is not replayed takes at least what the host needs to launch it.
 
 The shares below hold for compiled layers (see agents/trainer/execution/layers.py). They were fitted
-to 27 passes on an H100 and held against 23 others (`tests.bench.planning_table`).
+to 27 passes on an H100 and held against 23 others (`tests.bench.planning.planning_table`).
 
 FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
 counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter runs

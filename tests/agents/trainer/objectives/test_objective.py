@@ -21,6 +21,7 @@ from agents.trainer.objectives.reference_model import compute_reference
 from agents.trainer.objectives.registry import KnownOfRows, make_objective
 from agents.trainer.optim.flat_parameters import FlatParameters
 from tests.agents.trainer.ranks import DEMO, make_spec
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 BETA = 0.3
@@ -64,7 +65,7 @@ def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dp
             for r in range(2)
         ]
         reference = parts[0] + parts[1]
-    draw = torch.Generator().manual_seed(2)
+    draw = torch.Generator().manual_seed(seed(2))
     flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw, dtype=torch.float64))
     layers = LayerStack(model)
     layers.set(LayerPlan(num_recomputed=num_recomputed))
