@@ -10,7 +10,7 @@ from app.cli.output import Output
 from app.text import show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 _VERIFIED = {True: "yes", False: "NO", None: "not verified"}
 
@@ -27,10 +27,12 @@ def add_parser(commands: Commands) -> None:
     )
 
 
-async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     import time
 
-    found = await core.runs.checkpoints(args.run, args.verify)
+    from app.core.runs import ListCheckpoints
+
+    found = await core.do(ListCheckpoints(run_id=args.run, verify=args.verify))
     out.document(found)
     now_s = time.time()
     out.table(

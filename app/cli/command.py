@@ -13,12 +13,12 @@ from app.cli.output import Output
 from app.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 INTERRUPTED = Interrupted.exit_code
 """Exit code after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 Handler = Callable[[argparse.Namespace, Output], int]
-CoreHandler = Callable[["Core", argparse.Namespace, Output], Awaitable[int]]
+CoreHandler = Callable[["CoreApi", argparse.Namespace, Output], Awaitable[int]]
 # argparse gives the misspelt word and the choices in its message alone.
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 

@@ -9,19 +9,23 @@ from app.errors import UnshippedLock
 
 if TYPE_CHECKING:
     from agents.contract.node import EnvironmentReport
-    from app.core.core import Core
+    from app.core.action import CoreApi
 
 
 async def set_up(
-    core: Core, name: str, python: str | None, accept_index: bool, out: Output
+    core: CoreApi, name: str, python: str | None, accept_index: bool, out: Output
 ) -> EnvironmentReport:
     """Set a node up; ask before hashes are taken that Rackless does not ship.
 
     Raises:
         UnshippedLock: nobody has agreed to that.
     """
+    from app.core.nodes import SetUpNode
+
     try:
-        return await core.nodes.setup(name, python, out.progress, accept_index=accept_index)
+        return await core.do(
+            SetUpNode(name=name, python=python, accept_index=accept_index), out.report
+        )
     except UnshippedLock as error:
         # Never asked with --json: a program reads the output, and passes --accept-index.
         if out.as_json or not can_ask():
@@ -29,4 +33,4 @@ async def set_up(
         out.note(f"{error.message}.")
         if not confirm(error.question):
             raise
-        return await core.nodes.setup(name, python, out.progress, accept_index=True)
+        return await core.do(SetUpNode(name=name, python=python, accept_index=True), out.report)

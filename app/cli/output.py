@@ -116,6 +116,13 @@ class Output:
         if not self.as_json:
             print(show_foreign(text, keep="\n"), file=self._err, flush=True)
 
+    def report(self, event: object) -> None:
+        """Print the progress of an action on stderr; other events are for those who know them."""
+        from agents.contract.messages import Progress  # as in `plain`
+
+        if isinstance(event, Progress):
+            self.progress(event.message)
+
     def progress(self, text: str, phase: str = "", share: float | None = None) -> None:
         """Print how far the work is on stderr; without a terminal only a few lines of many.
 

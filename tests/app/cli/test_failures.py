@@ -24,6 +24,8 @@ from app.cli import chat, runs, watching
 from app.cli.command import with_core
 from app.cli.main import build_parser, run
 from app.cli.output import Output
+from app.core.action import Report
+from app.core.runs import WatchRun
 from app.errors import RacklessError, UserError
 from app.events import PhaseProgress, RunChanged, RunSnapshot
 from tests.app.cli.test_main import PRODUCT_COMMANDS
@@ -251,14 +253,14 @@ def test_a_terminal_counts_a_start_down(
     out = Output(False)
     monkeypatch.setattr(Output, "is_terminal", True)
 
-    async def watch_until_end(run_id: str) -> RunSnapshot:
+    async def watch_until_end(action: WatchRun, report: Report) -> RunSnapshot:
         # Reported once, and then no more.
         late = PhaseProgress(phase="compiling", expected_s=8.0, time_s=100.0)
         core.events.publish(RunChanged(run=make_run("r-1", "r", "running", starting=late)))
         await asyncio.sleep(0.3)
         return make_run("r-1", "r", "done")
 
-    monkeypatch.setattr(core.runs, "watch", watch_until_end, raising=False)
+    core.answers[WatchRun] = watch_until_end
 
     async def watch() -> None:
         with watching.Watching(core, out, "r-1") as shown:  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import pytest
 from app.cli import node_setup, output, repairs
 from app.cli.main import build_parser
 from app.cli.output import Output
+from app.core.nodes import CheckNodes
 from app.errors import AdminRefused, UnshippedLock, UsageError
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair, install_driver
@@ -63,7 +64,7 @@ def run(
     async def check(*args: Any, **options: Any) -> Any:
         return coming.pop(0)
 
-    core.nodes.check = check  # type: ignore[method-assign]
+    core.answers[CheckNodes] = check
     args = build_parser().parse_args(words)
     out, text = Output(as_json, said := io.StringIO()), said.getvalue
     # Past `with_core`, which would open a real one.

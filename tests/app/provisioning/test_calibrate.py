@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from agents.contract.node import Calibration, CalibrationJob, NodeFacts
-from app.core.nodes import CoreNodes
+from app.core.nodes import CalibrateNode
 from app.errors import UserError
 from app.forecasts.planner import describe_nodes
 from app.runs.services import Services
@@ -31,8 +31,8 @@ def measure(services: Services, cluster: FakeCluster, found: Calibration) -> Any
 
     client = SimpleNamespace(name="alpha", facts=node.facts, calibrate=calibrate)
     fleet = SimpleNamespace(client=lambda name: client)
-    core = cast(Any, SimpleNamespace(_fleet=fleet, _services=services))
-    return asyncio.run(CoreNodes.calibrate(core, "alpha"))
+    core = cast(Any, SimpleNamespace(fleet=fleet, services=services))
+    return asyncio.run(CalibrateNode(name="alpha").perform(core, lambda event: None))
 
 
 @pytest.fixture
