@@ -64,7 +64,7 @@ class DataFinding:
     """What a run would not learn of its data, or would learn wrongly."""
 
     kind: str
-    """A kind of `data_meaning.KINDS`."""
+    """A kind of `meaning.KINDS`."""
     column: str
     """Column, key of a message (`messages[].KEY`) or marker in the texts; empty for `cut`."""
     count: int

@@ -173,7 +173,7 @@ def show_totals(campaign: Campaign) -> str:
         else ""
     )
     return (
-        f"{totals['faults']} faults, seed {seed}: {totals['healed']} healed without a person, "
+        f"{totals['faults']} faults, seed {seed}: {totals['healed']} healed automatically, "
         f"{totals['samples_lost']} samples lost, {totals['samples_doubled']} doubled, "
         f"{totals['double_runs']} double runs, {totals['orphans']} orphans, "
         f"{totals['leftovers']} leftovers{back}; late by the load {totals['late']}, a promise "

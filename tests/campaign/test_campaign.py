@@ -237,7 +237,7 @@ def test_the_table_has_every_case_and_the_sums() -> None:
     )
     assert count_totals(campaign.findings)["healed"] == 2
     assert campaign.num_broken == 1
-    assert "3 faults, seed 4: 2 healed without a person" in as_text(campaign)
+    assert "3 faults, seed 4: 2 healed automatically" in as_text(campaign)
     page = as_markdown(campaign)
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert len([row for row in rows if row.startswith(("| rank-kill | 2 ", "| reboot | 1 "))]) == 2

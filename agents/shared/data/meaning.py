@@ -150,7 +150,7 @@ KINDS = (
     ),
     ColumnKind(
         kind="question",
-        words=frozenset(),  # the names that `data_columns` knows
+        words=frozenset(),  # the names that `columns` knows
         refused_in=("alpaca", "preference"),
         says="holds another part of the question, which would be left out",
         hint=f"Join the parts in one column, or rename one to 'input', {_KEEP}",

@@ -47,7 +47,7 @@ _SOURCES = (
     "tally",
     "tokens",
 )
-_SHARED_SOURCES = ("data_columns", "data_files", "data_findings", "data_meaning")
+_SHARED_SOURCES = ("columns", "files", "findings", "meaning")
 
 
 def load_examples(
@@ -97,7 +97,8 @@ def make_key(
     """
     names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
     ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
-    ours += [pkgutil.get_data("agents.contract", f"{name}.py") or b"" for name in _SHARED_SOURCES]
+    shared = [pkgutil.get_data("agents.shared.data", f"{name}.py") for name in _SHARED_SOURCES]
+    ours += [source or b"" for source in shared]
     parts = {
         "data": [data_sha256, names],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),

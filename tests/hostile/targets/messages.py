@@ -29,10 +29,7 @@ LINES = tuple(
         Event(kind="stream.data", data={"stream": "rank-0.log", "data_base64": "YWJj"}),
     )
 )
-TABLES = (
-    *("cards", "data_files", "data_findings", "data_meaning", "formats", "layer_plan", "parallel"),
-    *("model_fit", "model_folder", "model_tokenizer", "safetensors_header"),
-)
+TABLES = ("cards", "formats", "layer_plan", "parallel")
 """Modules of the contract whose dataclasses are rows of tables and never cross the wire."""
 
 

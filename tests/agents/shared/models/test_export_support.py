@@ -14,7 +14,7 @@ from agents.shared.models.families import NAMES
 from app.planning.shape.family_table import FAMILIES as READ
 from tests.agents.trainer.model.families import FAMILIES
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LISTS = ROOT / "tests" / "recorded" / "export_lists"
 KINDS = sorted({kind for kind, _ in FAMILIES.values()} | set(READ))
 

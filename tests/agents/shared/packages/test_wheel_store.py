@@ -21,7 +21,7 @@ from tests.fakes.package_site import PackageSite, package_site
 from tests.fakes.packages import flip_a_bit, lock_line, lock_of, make_wheel
 
 PC = WheelTarget(python="3.12.3", machine="x86_64", glibc="2.39")
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_examples_come_back_as_they_were_written(tmp_path, tokenizer):
     assert found[3].segments[0].is_target.tolist() == [False] + [True] * (found.num_tokens[3] - 1)
 
 
-@pytest.mark.parametrize("module", ["rows.py", "data_files.py"])
+@pytest.mark.parametrize("module", ["rows.py", "meaning.py"])
 def test_tokens_are_made_anew_by_other_code(tmp_path, monkeypatch, module):
     path = write_rows(tmp_path / "a.jsonl", texts(1))
     before = key_of(path)

@@ -17,7 +17,7 @@ from app.runs.journals.history import RunHistory
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_facts, make_preview
 
-DEMO = Path(__file__).parents[3] / "resources" / "demo"
+DEMO = Path(__file__).parents[4] / "resources" / "demo"
 
 
 @pytest.fixture
