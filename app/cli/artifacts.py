@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.artifacts import RUNTIMES
-from app.cli.command import (
+from app.cli.kit.command import (
     Commands,
     CoreHandler,
     Handler,
@@ -17,7 +17,7 @@ from app.cli.command import (
     add_shared_option,
     with_core,
 )
-from app.cli.output import Output, aligned, confirm
+from app.cli.kit.output import Output, aligned, confirm
 from app.errors import UsageError
 from app.presentation.result_text import describe_copy, describe_lineage, describe_verdict
 from app.text import show_bytes, show_list, show_moment

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.errors import UsageError, UserError
 
 if TYPE_CHECKING:

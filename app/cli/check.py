@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.cli.repairs import add_fix_options, repair_rows, require_answers
 from app.text import one_line
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.text import show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:

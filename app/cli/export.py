@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from agents.contract.formats import ENGINES, FORMATS
 from app.artifacts.exports.request import ExportRequest
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.errors import UsageError
 from app.presentation.result_text import describe_verdict
 

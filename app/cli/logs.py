@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from agents.contract.run_layout import rank_of_log
-from app.cli.output import Output
-from app.cli.watching import while_read
+from app.cli.kit.output import Output
+from app.cli.kit.watching import while_read
 from app.errors import UserError
 from app.events import Event, LogArrived
 from app.text import show_list

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output, aligned, plain
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output, aligned, plain
 from app.errors import UserError
 from app.text import DASH, show_bytes_of, show_celsius, show_share, show_watts
 

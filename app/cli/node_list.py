@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.kit.output import Output, ask_password, can_ask, confirm
 from app.cli.node_login import KEY_IS_ADDED, key_file
-from app.cli.output import Output, ask_password, can_ask, confirm
 from app.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.output import Output, ask_password, confirm
+from app.cli.kit.output import Output, ask_password, confirm
 from app.errors import HostKeyUnknown, LoginRefused, RunsPrograms
 
 if TYPE_CHECKING:

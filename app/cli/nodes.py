@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.output import Output, confirm, plain
 from app.cli.node_list import add_from_list, discover_nodes
 from app.cli.node_login import act_asking, add_login_options, resolve_target
-from app.cli.node_setup import set_up
-from app.cli.output import Output, confirm, plain
-from app.cli.repairs import add_repair_verbs
+from app.cli.repairs import add_repair_verbs, set_up
 from app.cli.windows import add_windows_verb
 from app.errors import UsageError
 from app.text import DASH, show_bytes, show_duration, show_moment

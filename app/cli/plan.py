@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output, plain
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output, plain
 from app.text import show_model, show_rate, show_share
 
 if TYPE_CHECKING:

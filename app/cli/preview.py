@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output, plain
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output, plain
 
 if TYPE_CHECKING:
     from agents.contract.data import DataPreview

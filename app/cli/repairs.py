@@ -9,15 +9,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.node_setup import set_up
-from app.cli.output import Output, ask_password, confirm
-from app.errors import AdminRefused, UsageError, UserError
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output, ask_password, can_ask, confirm
+from app.errors import AdminRefused, UnshippedLock, UsageError, UserError
 
 if TYPE_CHECKING:
+    from agents.contract.node import EnvironmentReport
     from agents.contract.repair import Change
     from app.core.action import CoreApi
     from app.flows.repair import Offer
@@ -285,3 +285,26 @@ async def _undo(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         out.text(f"    {change.undo_problem}" if change.undo_problem else "")
     out.text(describe_undone(undone))
     return 1 if any(one.undo_problem for one in undone) else 0
+
+
+async def set_up(
+    core: CoreApi, name: str, python: str | None, accept_index: bool, out: Output
+) -> EnvironmentReport:
+    """Set a node up; ask before hashes are taken that Rackless does not ship.
+
+    Raises:
+        UnshippedLock: the user has not agreed to that.
+    """
+    from app.core.nodes import SetUpNode
+
+    request = SetUpNode(name=name, python=python, accept_index=accept_index)
+    try:
+        return await core.do(request, out.report)
+    except UnshippedLock as error:
+        # Never asked with --json: a program reads the output, and passes --accept-index.
+        if out.as_json or not can_ask():
+            raise
+        out.note(f"{error.message}.")
+        if not confirm(error.question):
+            raise
+        return await core.do(replace(request, accept_index=True), out.report)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.parallel import PARALLEL
-from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
-from app.cli.output import Output, plain
+from app.cli.kit.command import Commands, add_command, add_verbs, names_of, with_core
+from app.cli.kit.output import Output, plain
 from app.errors import UsageError
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
 from app.presentation.start_text import describe_start
@@ -402,7 +402,7 @@ async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             "Leave one of them out.",
         )
     if args.watch:
-        from app.cli.watching import Watching
+        from app.cli.kit.watching import Watching
 
         # Events carry the whole id, and `args.run` may be its first characters only.
         run_id = (await core.do(RefreshRun(run_id=args.run))).run_id

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, add_verbs, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, add_verbs, with_core
+from app.cli.kit.output import Output
 from app.errors import UsageError
 
 if TYPE_CHECKING:

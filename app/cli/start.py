@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.text import show_list
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def _start(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _start_and_watch(core: CoreApi, spec: RunSpec, out: Output) -> int:
-    from app.cli.watching import Watching
+    from app.cli.kit.watching import Watching
     from app.core.runs import RunAnnounced, StartRun
 
     def report(event: object) -> None:

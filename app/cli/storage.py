@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from app.cli.output import Output, confirm, plain
+from app.cli.kit.output import Output, confirm, plain
 from app.text import count_of, show_bytes, show_moment
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.output import Output
 from app.errors import UserError
 from app.text import count_of
 
@@ -42,7 +42,7 @@ async def _watch(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     import asyncio  # here and below: --help does not need it
     import signal
 
-    from app.cli.watching import ChangeLines, while_read
+    from app.cli.kit.watching import ChangeLines, while_read
     from app.core.nodes import ConnectNodes
     from app.core.runs import ListRuns
     from app.events import ACTIVE_STATES

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from app.cli.output import plain
+from app.cli.kit.output import plain
 from app.core.core import Core
 from app.core.new_nodes import AddNode
 from app.core.nodes import CheckNodes

@@ -10,20 +10,8 @@ from agents.contract.artifacts import ChatAnswer, ChatOpened, ChatTurn
 from agents.contract.messages import Progress
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.conversation import AnswerComparison, Loaded, Project, Subject, to_markdown
+from app.core import chats
 from app.core.action import Report
-from app.core.chats import (
-    AnswerPiece,
-    AskModel,
-    CloseChat,
-    FindProject,
-    ListComparisons,
-    OpenChat,
-    ReadPrompts,
-    SaveComparison,
-    SavePrompts,
-    StopAnswer,
-    WriteComparison,
-)
 
 PROJECT = Project(base="meta-llama/Llama-2-7b-hf", data="chats.jsonl")
 ANSWER = "A miller called Aldous Bren, in 1810, after the river had moved."
@@ -52,7 +40,7 @@ class FakeChats:
         self.past: tuple[AnswerComparison, ...] = ()
         self.turns: list[ChatTurn] = []
 
-    async def open(self, action: OpenChat, report: Report) -> Loaded:
+    async def open(self, action: chats.OpenChat, report: Report) -> Loaded:
         self.calls.append(("chats.open", action.subject))
         key = len(self.calls)
         self.loaded[key] = action.subject
@@ -65,13 +53,13 @@ class FakeChats:
             opened=opened,
         )  # fmt: skip
 
-    async def ask(self, action: AskModel, report: Report) -> ChatAnswer:
+    async def ask(self, action: chats.AskModel, report: Report) -> ChatAnswer:
         self.turns.append(action.turn)
         text = ANSWER if not self.loaded[action.key].of_base else "I do not know that town."
         said = ""
         for word in text.split(" "):
             said = f"{said} {word}".strip()
-            report(AnswerPiece(f"{word} "))
+            report(chats.AnswerPiece(f"{word} "))
             while self.gate is not None and not self.gate.is_set():
                 if action.key in self.stopped:
                     break
@@ -84,30 +72,30 @@ class FakeChats:
         )  # fmt: skip
         return replace(answer, stopped=action.key in self.stopped)
 
-    async def stop(self, action: StopAnswer, report: Report) -> None:
+    async def stop(self, action: chats.StopAnswer, report: Report) -> None:
         self.calls.append(("chats.stop", action.key))
         self.stopped.add(action.key)
 
-    async def close(self, action: CloseChat, report: Report) -> None:
+    async def close(self, action: chats.CloseChat, report: Report) -> None:
         self.calls.append(("chats.close", action.key))
         del self.loaded[action.key]
 
-    async def project_of(self, action: FindProject, report: Report) -> Project:
+    async def project_of(self, action: chats.FindProject, report: Report) -> Project:
         return PROJECT
 
-    async def prompts(self, action: ReadPrompts, report: Report) -> tuple[str, ...]:
+    async def prompts(self, action: chats.ReadPrompts, report: Report) -> tuple[str, ...]:
         return self.kept
 
-    async def save_prompts(self, action: SavePrompts, report: Report) -> None:
+    async def save_prompts(self, action: chats.SavePrompts, report: Report) -> None:
         self.kept = action.prompts
 
     async def comparisons(
-        self, action: ListComparisons, report: Report
+        self, action: chats.ListComparisons, report: Report
     ) -> tuple[AnswerComparison, ...]:
         return self.past
 
-    async def save_comparison(self, action: SaveComparison, report: Report) -> None:
+    async def save_comparison(self, action: chats.SaveComparison, report: Report) -> None:
         self.past = (action.found, *self.past)
 
-    async def write_comparison(self, action: WriteComparison, report: Report) -> None:
+    async def write_comparison(self, action: chats.WriteComparison, report: Report) -> None:
         action.path.write_text(to_markdown(action.project, action.found), encoding="utf-8")

@@ -11,14 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.conversation import Subject
-from app.core.artifacts import (
-    AddArtifact,
-    CopyArtifact,
-    DeleteArtifact,
-    PushArtifact,
-    VerifyArtifact,
-    WriteModelfile,
-)
+from app.core import artifacts
 from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
 from app.gui.artifacts.push_dialog import PushDialog
 from app.gui.chat.chat_dialog import open_chat
@@ -52,7 +45,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            CopyArtifact(name=artifact.label, to=place),
+            artifacts.CopyArtifact(name=artifact.label, to=place),
             lambda found: self._banner.show_message(
                 "good", f"Copied {artifact.label}", f"Saved in {place}, every file verified."
             ),
@@ -71,7 +64,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            PushArtifact(name=artifact.label, hub_id=name, private=private),
+            artifacts.PushArtifact(name=artifact.label, hub_id=name, private=private),
             lambda found: self._banner.show_message(
                 "good", f"Pushed {artifact.label} to the hub", f"As {name}."
             ),
@@ -93,7 +86,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            VerifyArtifact(name=artifact.label),
+            artifacts.VerifyArtifact(name=artifact.label),
             self._show_verified,
             title=f"Verifying {artifact.label}",
             hint="Reading every copy and comparing its hashes.",
@@ -130,7 +123,7 @@ class ArtifactActions:
             return
         self._context.bridge.do(
             # The dialog has warned if this is the last copy, so the core need not refuse.
-            DeleteArtifact(name=artifact.label, place=place, even_last=True),
+            artifacts.DeleteArtifact(name=artifact.label, place=place, even_last=True),
             success=self._show_deleted,
             failure=self._banner.show_error,
             at_close=f"Deleting {what} stops. Copies not reached stay.",
@@ -148,7 +141,7 @@ class ArtifactActions:
         chosen = QFileDialog.getExistingDirectory(self._parent, "Artifact folder")
         if chosen:
             self._context.bridge.do(
-                AddArtifact(folder=Path(chosen)),
+                artifacts.AddArtifact(folder=Path(chosen)),
                 success=lambda found: self._banner.show_message(
                     "good", f"Added {found.label}", chosen
                 ),
@@ -163,7 +156,7 @@ class ArtifactActions:
         """Copy a command, and write the Modelfile that it names."""
         copy_to_clipboard(command.command)
         self._context.bridge.do(
-            WriteModelfile(name=artifact.label, command=command),
+            artifacts.WriteModelfile(name=artifact.label, command=command),
             success=lambda path: self._banner.show_message(
                 "good",
                 f"Copied the command for {command.title}",

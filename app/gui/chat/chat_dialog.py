@@ -16,16 +16,9 @@ from PySide6.QtWidgets import (
 
 from app.artifact import ArtifactSnapshot
 from app.conversation import AnswerComparison, Compared, Project, Subject
+from app.core import chats
 from app.core.action import CoreApi
 from app.core.artifacts import GetArtifact, ListArtifacts
-from app.core.chats import (
-    FindProject,
-    ListComparisons,
-    ReadPrompts,
-    SaveComparison,
-    SavePrompts,
-    WriteComparison,
-)
 from app.core.runs import ListCheckpoints
 from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
@@ -249,7 +242,7 @@ class ChatDialog(QDialog):
             time_s=now_s, prompts=prompts, models=models, system=self.how.settings().system.strip()
         )
         self._context.bridge.do(
-            SaveComparison(project=project, found=kept),
+            chats.SaveComparison(project=project, found=kept),
             lambda result: self._refresh_project(),
             self.banner.show_error,
         )
@@ -257,14 +250,14 @@ class ChatDialog(QDialog):
     def _keep_prompts(self, prompts: tuple[str, ...]) -> None:
         project = self._project
         if project is not None:
-            save = SavePrompts(project=project, prompts=prompts)
+            save = chats.SavePrompts(project=project, prompts=prompts)
             self._context.bridge.do(save, failure=self.banner.show_error)
 
     def _write(self, found: AnswerComparison, path: str) -> None:
         project = self._project
         assert project is not None, "only a project has answers"
         self._context.bridge.do(
-            WriteComparison(project=project, found=found, path=Path(path)),
+            chats.WriteComparison(project=project, found=found, path=Path(path)),
             lambda result: self.banner.show_message("good", "Answers saved", path),
             self.banner.show_error,
         )
@@ -312,15 +305,15 @@ class ChatDialog(QDialog):
 async def find_project(core: CoreApi, what: str) -> Project | None:
     """Return the project (base model and data) of a run or an artifact; None: unknown."""
     try:
-        return await core.do(FindProject(what=what))
+        return await core.do(chats.FindProject(what=what))
     except UserError:
         return None
 
 
 async def read_project(core: CoreApi, project: Project) -> Kept:
     """Return a project's test prompts and its saved comparisons."""
-    prompts = await core.do(ReadPrompts(project=project))
-    return prompts, await core.do(ListComparisons(project=project))
+    prompts = await core.do(chats.ReadPrompts(project=project))
+    return prompts, await core.do(chats.ListComparisons(project=project))
 
 
 def open_chat(

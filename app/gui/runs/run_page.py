@@ -10,15 +10,8 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
 
 from agents.contract.data import DataPreview
+from app.core import runs
 from app.core.action import Action, CoreApi
-from app.core.runs import (
-    ListCheckpoints,
-    ReadDataPreview,
-    ReadEvaluations,
-    ReadRunEvents,
-    ReadSteps,
-    RefreshRun,
-)
 from app.events import (
     ACTIVE_STATES,
     CHECKPOINT_KINDS,
@@ -66,10 +59,10 @@ Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[Evalua
 async def load_run(core: CoreApi, run_id: str) -> Loaded:
     """Return the steps, events, data preview and evaluations of a run."""
     return (
-        await core.do(ReadSteps(run_id=run_id)),
-        await core.do(ReadRunEvents(run_id=run_id)),
-        await core.do(ReadDataPreview(run_id=run_id)),
-        await core.do(ReadEvaluations(run_id=run_id)),
+        await core.do(runs.ReadSteps(run_id=run_id)),
+        await core.do(runs.ReadRunEvents(run_id=run_id)),
+        await core.do(runs.ReadDataPreview(run_id=run_id)),
+        await core.do(runs.ReadEvaluations(run_id=run_id)),
     )
 
 
@@ -80,7 +73,7 @@ def load_ranks(context: Context, run_id: str) -> list[Op]:
         return []
     return [
         context.bridge.do(
-            RefreshRun(run_id=run_id),
+            runs.RefreshRun(run_id=run_id),
             context.cluster.take_run,
             failure=lambda error: None,  # deleted meanwhile: the page closes
         )
@@ -167,7 +160,7 @@ class RunPage(QWidget):
         self._ops = [
             bridge.run(lambda core, report: load_run(core, run_id), self._fill),
             *load_ranks(self._context, run_id),
-            self._load(ListCheckpoints(run_id=self.run_id), self._show_checkpoints),
+            self._load(runs.ListCheckpoints(run_id=self.run_id), self._show_checkpoints),
         ]
 
     # ------------------------------------------------------------ layout
@@ -291,13 +284,13 @@ class RunPage(QWidget):
         # The first rank writes the preview before it reports its start, so the data is complete
         # now.
         if event.kind == "started":
-            self._load(ReadDataPreview(run_id=self.run_id), self._show_data)
+            self._load(runs.ReadDataPreview(run_id=self.run_id), self._show_data)
         if event.kind == "evaluated":
-            self._load(ReadEvaluations(run_id=self.run_id), self._show_evaluations)
+            self._load(runs.ReadEvaluations(run_id=self.run_id), self._show_evaluations)
         if event.kind in INTERRUPTION_KINDS:
             self.recovery.refresh()
         if event.kind in CHECKPOINT_KINDS:
-            self._load(ListCheckpoints(run_id=self.run_id), self._show_checkpoints)
+            self._load(runs.ListCheckpoints(run_id=self.run_id), self._show_checkpoints)
 
     def _load(self, read: Action[T], show: Callable[[str, T], None]) -> Op:
         """Read something of the run; what cannot be reached stays as it is."""
@@ -331,7 +324,7 @@ class RunPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            ListCheckpoints(run_id=run_id, verify=True),
+            runs.ListCheckpoints(run_id=run_id, verify=True),
             partial(self._show_verified, run),
             title=f"Verifying checkpoints of {run.name}",
             hint="Reading every copy in full.",

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
-from app.core.hub import (
-    DeleteToken,
-    DescribeToken,
-    FindToken,
-    ListNodeTokens,
-    RemoveToken,
-    SaveToken,
-    SendToken,
-)
+from app.core import hub
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import Button, make_label
@@ -93,7 +85,7 @@ class HubTokenRow(QWidget):
         if place == "none":
             self._show_nodes(())
         else:
-            self._bridge.do(ListNodeTokens(), self._show_nodes, self._show_error)
+            self._bridge.do(hub.ListNodeTokens(), self._show_nodes, self._show_error)
 
     def _show_nodes(self, found: tuple[NodeToken, ...]) -> None:
         self.nodes.setText(
@@ -112,7 +104,7 @@ class HubTokenRow(QWidget):
             return
         self.keep.setEnabled(False)
         self.banner.show_message("busy", "Verifying the token with the hub.")
-        self._bridge.do(SaveToken(token=token), self._show_kept, self._show_error)
+        self._bridge.do(hub.SaveToken(token=token), self._show_kept, self._show_error)
 
     def _show_kept(self, owner: str) -> None:
         # Keep the secret in memory no longer than needed.
@@ -121,7 +113,7 @@ class HubTokenRow(QWidget):
         self.refresh()
 
     def _forget(self) -> None:
-        self._bridge.do(DeleteToken(), self._show_forgotten, self._show_error)
+        self._bridge.do(hub.DeleteToken(), self._show_forgotten, self._show_error)
 
     def _show_forgotten(self, found: tuple[NodeToken, ...]) -> None:
         left = _unasked(found)
@@ -133,10 +125,10 @@ class HubTokenRow(QWidget):
         self.refresh()
 
     def _give(self) -> None:
-        self._bridge.do(SendToken(), self._show_nodes, self._show_error)
+        self._bridge.do(hub.SendToken(), self._show_nodes, self._show_error)
 
     def _take(self) -> None:
-        self._bridge.do(RemoveToken(), self._show_taken, self._show_error)
+        self._bridge.do(hub.RemoveToken(), self._show_taken, self._show_error)
 
     def _show_taken(self, found: tuple[NodeToken, ...]) -> None:
         if left := _unasked(found):
@@ -149,7 +141,7 @@ class HubTokenRow(QWidget):
 
 
 async def _ask(core: CoreApi) -> tuple[TokenPlace, str]:
-    return await core.do(FindToken()), await core.do(DescribeToken())
+    return await core.do(hub.FindToken()), await core.do(hub.DescribeToken())
 
 
 def _unasked(found: tuple[NodeToken, ...]) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from agents.contract.artifacts import ChatAnswer, ChatOpened, ChatTurn
 from app.cli.chat import _chat
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from app.conversation import Loaded, Subject
 from app.core.action import Report
 from app.core.chats import AnswerPiece, AskModel, CloseChat, OpenChat

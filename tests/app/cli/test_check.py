@@ -11,8 +11,8 @@ import pytest
 
 from agents.contract.messages import Progress
 from app.cli.check import _check
+from app.cli.kit.output import Output
 from app.cli.main import build_parser, run
-from app.cli.output import Output
 from app.core.action import Report
 from app.core.nodes import CheckNodes, RowChecked
 from app.provisioning.check_row import CheckRow, make_row

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from app.cli.checkpoints import _list
-from app.cli.output import Output
+from app.cli.kit.output import Output
 from app.core.action import Report
 from app.core.runs import ListCheckpoints
 from app.events import CheckpointSnapshot

@@ -9,8 +9,8 @@ import pytest
 
 from agents.contract.artifacts import ChatAnswer
 from app.cli.compare import _compare
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from app.conversation import AnswerComparison, Compared
 from app.core.action import Report
 from app.core.chats import CompareModels

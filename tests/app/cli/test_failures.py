@@ -20,10 +20,11 @@ from types import SimpleNamespace
 import pytest
 
 from app import errors
-from app.cli import chat, runs, watching
-from app.cli.command import with_core
+from app.cli import chat, runs
+from app.cli.kit import watching
+from app.cli.kit.command import with_core
+from app.cli.kit.output import Output
 from app.cli.main import build_parser, run
-from app.cli.output import Output
 from app.core.action import Report
 from app.core.runs import WatchRun
 from app.errors import RacklessError, UserError
@@ -189,7 +190,7 @@ class Clock:
 
 
 def test_150_lines_of_progress_become_a_few_without_a_terminal() -> None:
-    from app.cli.sparse import SparseLines
+    from app.cli.kit.output import SparseLines
 
     clock = Clock()
     lines = SparseLines(clock)
@@ -204,7 +205,7 @@ def test_150_lines_of_progress_become_a_few_without_a_terminal() -> None:
 
 
 def test_a_long_silence_and_every_new_phase_are_told_but_never_a_flood() -> None:
-    from app.cli.sparse import SparseLines
+    from app.cli.kit.output import SparseLines
 
     clock = Clock()
     lines = SparseLines(clock)

@@ -14,9 +14,9 @@ import pytest
 
 from agents.contract.spec import RunSpec
 from app.cli import nodes, preview, runs
+from app.cli.kit.output import Output
+from app.cli.kit.watching import Watching
 from app.cli.main import build_parser, run
-from app.cli.output import Output
-from app.cli.watching import Watching
 from app.core.action import Report
 from app.core.library import ReadRunFile
 from app.errors import UsageError, UserError

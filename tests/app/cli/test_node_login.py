@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.cli import node_login
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from app.core.new_nodes import AddNode
 from tests.fakes.password_pc import PASSWORD, LoginCore, log_in, pc_with
 from tests.fakes.ssh import environment

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from app.cli.output import Output, plain
+from app.cli.kit.output import Output, plain
 from app.events import (
     Event,
     Listener,

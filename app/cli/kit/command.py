@@ -8,8 +8,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from app.cli.failures import logging_json, print_notice
-from app.cli.output import Output
+from app.cli.kit.failures import logging_json, print_notice
+from app.cli.kit.output import Output
 from app.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
