@@ -183,7 +183,7 @@ async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.artifact import tell_last
     from app.artifacts.deletion import find_place
-    from app.core.artifacts import DeleteArtifact, GetArtifact
+    from app.core.artifacts import DeleteCopies, GetArtifact
 
     artifact = await core.do(GetArtifact(name=args.name))
     warning = tell_last(artifact, find_place(artifact, args.copy))
@@ -192,7 +192,7 @@ async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     is_meant = args.yes or (
         bool(warning) and not out.as_json and confirm(f"{warning} Delete for good?")
     )
-    done = await core.do(DeleteArtifact(name=artifact.label, place=args.copy, even_last=is_meant))
+    done = await core.do(DeleteCopies(name=artifact.label, place=args.copy, even_last=is_meant))
     out.document(done)
     gone = f"{done.label} is deleted" if done.is_forgotten else f"{args.copy} is deleted"
     out.text(f"{gone}; {show_bytes(done.freed_bytes)} are free again")

@@ -15,7 +15,7 @@ from app.cli.kit.output import Output
 from app.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from agents.contract.artifacts import ChatAnswer, ChatMessage
+    from agents.contract.requests.chats import ChatAnswer, ChatMessage
     from app.core.action import CoreApi
 
 _LEAVE = ("/quit", "/exit")
@@ -58,7 +58,7 @@ def add_parser(commands: Commands) -> None:
 
 async def _chat(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.conversation import Subject
-    from app.core.chats import CloseChat, OpenChat
+    from app.core.chats import OpenChat, UnloadModel
 
     _check(args)
     subject = Subject(
@@ -78,7 +78,7 @@ async def _chat(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             out.note(f"{loaded.title} on {loaded.node}. {_NEW} forgets what was said, /quit ends.")
             await _converse(core, loaded.key, args, out)
     finally:
-        await core.do(CloseChat(key=loaded.key))
+        await core.do(UnloadModel(key=loaded.key))
     return 0
 
 
@@ -156,7 +156,7 @@ async def _ask(
     prompt: str,
 ) -> ChatAnswer:
     """Ask, print the answer as it comes, and add both to the conversation."""
-    from agents.contract.artifacts import ChatMessage, ChatTurn
+    from agents.contract.requests.chats import ChatMessage, ChatTurn
     from app.conversation import describe_answer
     from app.core.chats import AnswerPiece, AskModel
 

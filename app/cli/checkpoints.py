@@ -30,9 +30,9 @@ def add_parser(commands: Commands) -> None:
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     import time
 
-    from app.core.runs import ListCheckpoints
+    from app.core.runs import FindCheckpoints
 
-    found = await core.do(ListCheckpoints(run_id=args.run, verify=args.verify))
+    found = await core.do(FindCheckpoints(run_id=args.run, verify=args.verify))
     out.document(found)
     now_s = time.time()
     out.table(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.formats import ENGINES, FORMATS
-from app.artifacts.exports.request import ExportRequest
 from app.cli.kit.command import Commands, add_command, with_core
 from app.cli.kit.output import Output
 from app.errors import UsageError
@@ -15,6 +14,7 @@ from app.presentation.result_text import describe_verdict
 
 if TYPE_CHECKING:
     from app.artifacts.estimates.plan import ExportPlan
+    from app.artifacts.exports.request import ExportRequest
     from app.core.action import CoreApi
 
 
@@ -83,6 +83,8 @@ async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 def _read_request(args: argparse.Namespace) -> ExportRequest:
+    from app.artifacts.exports.request import ExportRequest
+
     return ExportRequest(
         run_id=args.run,
         to=args.to,

@@ -232,9 +232,9 @@ async def _setup(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _prune(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import ListKept, PruneNode
+    from app.core.nodes import ListLeftovers, PruneNode
 
-    kept = await core.do(ListKept(name=args.name))
+    kept = await core.do(ListLeftovers(name=args.name))
     rows = [
         [one.kind, one.name, show_bytes(one.size_bytes), one.needed_by or "nothing"] for one in kept
     ]

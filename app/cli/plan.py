@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.command import Commands, add_command, add_run_file, with_core
 from app.cli.kit.output import Output, plain
 from app.text import show_model, show_rate, show_share
 
@@ -24,7 +24,7 @@ MOST_SHOWN = 6
 def add_parser(commands: Commands) -> None:
     text = "show what a run needs, where it would train and how fast, without starting it"
     parser = add_command(commands, "plan", text, with_core(_plan))
-    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    add_run_file(parser)
     parser.add_argument(
         "--cluster",
         metavar="FILE",
@@ -37,7 +37,7 @@ async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.core.library import ListSentFiles, ReadRunFile
     from app.core.runs import PlanRun
 
-    spec = await core.do(ReadRunFile(path=args.run_file))
+    spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     plan = await core.do(PlanRun(spec=spec, cluster=args.cluster))
     sent = await core.do(ListSentFiles(spec=spec))
     out.document({**plan_document(plan), "sent": plain(sent)})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.command import Commands, add_command, add_run_file, with_core
 from app.cli.kit.output import Output, plain
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def add_parser(commands: Commands) -> None:
         "preview the data of a run and what the model learns from it",
         with_core(_preview),
     )
-    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    add_run_file(parser)
     parser.add_argument(
         "--node", metavar="NAME", help="read the data on this node; default: this PC, if it can"
     )
@@ -34,7 +33,7 @@ async def _preview(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.core.library import ListSentFiles, PreviewData, ReadRunFile
     from app.core.runs import ListCaveats
 
-    spec = await core.do(ReadRunFile(path=args.run_file))
+    spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     whole = not args.quick
     found = await core.do(PreviewData(spec=spec, node=args.node, whole=whole), out.report)
     evaluation = None

@@ -127,7 +127,7 @@ class _Desk:
 
     async def take(self, offer: Offer) -> None:
         """Show one offer, ask, apply and test again."""
-        from app.core.repairs import ApplyRepair, PreviewRepair
+        from app.core.repairs import ApplyRepair, ShowRepair
         from app.flows import repair as flow
 
         node, repair, out = offer.node, offer.repair, self._out
@@ -139,7 +139,7 @@ class _Desk:
         if repair.needs_restart and await self._waits(offer):
             self.refuse(flow.RESTARTED.format(node=node))
             return
-        shown = await self._core.do(PreviewRepair(node=node, repair=repair))
+        shown = await self._core.do(ShowRepair(node=node, repair=repair))
         if flow.is_done(shown):
             self.refuse(f"{node}: all of it is in place already, and it did not help.")
             return
@@ -170,10 +170,10 @@ class _Desk:
 
     async def _waits(self, offer: Offer) -> bool:
         from app.core.nodes import ListNodes
-        from app.core.repairs import ListChanges
+        from app.core.repairs import ReadChanges
         from app.flows.repair import waits_for_restart
 
-        log = await self._core.do(ListChanges(node=offer.node))
+        log = await self._core.do(ReadChanges(node=offer.node))
         known = {node.name: node.facts for node in await self._core.do(ListNodes())}
         facts = known[offer.node]
         return waits_for_restart(offer.repair, log.changes, facts.started_s if facts else None)
@@ -249,10 +249,10 @@ async def _prepare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _list_changes(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.repairs import ListChanges
+    from app.core.repairs import ReadChanges
     from app.flows.repair import describe_change, describe_change_steps
 
-    found = (await core.do(ListChanges(node=args.name))).changes
+    found = (await core.do(ReadChanges(node=args.name))).changes
     out.document(found)
     for change in found:
         out.text(describe_change(change, time.time()))
@@ -263,11 +263,11 @@ async def _list_changes(core: CoreApi, args: argparse.Namespace, out: Output) ->
 
 
 async def _undo(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.repairs import ListChanges, UndoChanges
+    from app.core.repairs import ReadChanges, UndoChanges
     from app.flows.repair import can_undo, describe_change, describe_undone
 
     numbers = tuple(args.change or ())
-    log = await core.do(ListChanges(node=args.name))
+    log = await core.do(ReadChanges(node=args.name))
     chosen = [one for one in log.changes if one.number in numbers or not numbers]
     wanted = log.admin == "password" and any(
         step.step.as_root for one in chosen if can_undo(one) for step in one.steps

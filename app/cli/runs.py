@@ -14,8 +14,6 @@ from app.cli.kit.command import Commands, add_command, add_verbs, names_of, with
 from app.cli.kit.output import Output, plain
 from app.errors import UsageError
 from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
-from app.presentation.start_text import describe_start
-from app.telemetry.step_parts import show_rank_memory, split_step
 from app.text import (
     count_of,
     show_duration,
@@ -260,6 +258,8 @@ def _tell_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
 
 
 def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
+    from app.presentation.start_text import describe_start  # as in `_list`
+
     rows = [
         ("run", f"{run.run_id} ({run.name})"),
         ("state", run.state + (f", {run.phase}" if run.phase else "")),
@@ -295,6 +295,7 @@ def _evaluation(run: RunSnapshot) -> str:
 
 def _ranks(run: RunSnapshot, now_s: float) -> list[list[str]]:
     from app.telemetry.state import describe_rank
+    from app.telemetry.step_parts import show_rank_memory, split_step
 
     return [
         [
@@ -426,9 +427,9 @@ async def _resume(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.runs import DeleteRun
+    from app.core.runs import EraseRun
 
-    later = await core.do(DeleteRun(run_id=args.run))
+    later = await core.do(EraseRun(run_id=args.run))
     out.document({"deleted": args.run, "nodes_not_reached": list(later)})
     out.text(f"{args.run} is deleted")
     if later:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli.kit.command import Commands, add_command, with_core
+from app.cli.kit.command import Commands, add_command, add_run_file, with_core
 from app.cli.kit.output import Output
 from app.text import show_list
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "start", "start a run from its run file", with_core(_start))
-    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    add_run_file(parser)
     parser.add_argument("--watch", action="store_true", help="show progress until the run ends")
 
 
@@ -26,7 +25,7 @@ async def _start(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     from app.core.runs import RunAnnounced, StartRun
     from app.library.sent_files import say_sent
 
-    spec = await core.do(ReadRunFile(path=args.run_file))
+    spec = await core.do(ReadRunFile(path=args.run_file, settings=args.set))
     for sent in await core.do(ListSentFiles(spec=spec)):
         out.note(f"goes to nodes that lack it: {say_sent(sent)}")
     if args.watch:

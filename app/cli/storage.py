@@ -21,9 +21,9 @@ async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> 
         UserError: the node does not answer, or what to delete is not there or protected.
     """
     from app.artifacts.storage_rules import choose, describe_storage
-    from app.core.storage import FreeStorage, ListStorage
+    from app.core.storage import FreeStorage, ReadStorage
 
-    found = await core.do(ListStorage(node=args.name))
+    found = await core.do(ReadStorage(node=args.name))
     now_s = time.time()
     rows = [
         [

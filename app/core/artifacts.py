@@ -174,7 +174,7 @@ class VerifyArtifact(Action["ArtifactSnapshot"]):
 
 
 @action("artifacts.delete")
-class DeleteArtifact(Action["DeletedArtifact"]):
+class DeleteCopies(Action["DeletedArtifact"]):
     """Delete one copy of an artifact, or (None) all of them and the artifact itself.
 
     Raises:

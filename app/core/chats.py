@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.core.action import Action, Report, action, as_progress
 
 if TYPE_CHECKING:
-    from agents.contract.artifacts import ChatAnswer, ChatTurn
+    from agents.contract.requests.chats import ChatAnswer, ChatTurn
     from app.conversation import AnswerComparison, Loaded, Project, Subject
     from app.core.state import CoreState
 
@@ -26,7 +26,7 @@ class AnswerPiece:
 class OpenChat(Action["Loaded"]):
     """Load a run's model, its base, or an artifact, to chat with it.
 
-    It stays loaded until `CloseChat`; a model that its node has unloaded meanwhile is loaded
+    It stays loaded until `UnloadModel`; a model that its node has unloaded meanwhile is loaded
     again for the next question.
 
     Raises:
@@ -69,7 +69,7 @@ class StopAnswer(Action[None]):
 
 
 @action("chats.close")
-class CloseChat(Action[None]):
+class UnloadModel(Action[None]):
     """Unload a model."""
 
     key: int
@@ -102,7 +102,7 @@ class ReadPrompts(Action["tuple[str, ...]"]):
     project: Project
 
     async def perform(self, core: CoreState, report: Report) -> tuple[str, ...]:
-        return core.services.prompts.prompts(self.project)
+        return core.prompts.prompts(self.project)
 
 
 @action("chats.save_prompts")
@@ -113,7 +113,7 @@ class SavePrompts(Action[None]):
     prompts: tuple[str, ...]
 
     async def perform(self, core: CoreState, report: Report) -> None:
-        core.services.prompts.save_prompts(self.project, self.prompts)
+        core.prompts.save_prompts(self.project, self.prompts)
 
 
 @action("chats.read_prompt_file")
@@ -150,11 +150,11 @@ class CompareModels(Action["AnswerComparison"]):
         found = await compare_models(
             core.chats,
             self.subjects,
-            core.services.prompts.prompts(self.project),
+            core.prompts.prompts(self.project),
             as_progress(report),
             max_tokens=self.max_tokens,
         )
-        core.services.prompts.add_comparison(self.project, found)
+        core.prompts.add_comparison(self.project, found)
         return found
 
 
@@ -165,7 +165,7 @@ class ListComparisons(Action["tuple[AnswerComparison, ...]"]):
     project: Project
 
     async def perform(self, core: CoreState, report: Report) -> tuple[AnswerComparison, ...]:
-        return core.services.prompts.comparisons(self.project)
+        return core.prompts.comparisons(self.project)
 
 
 @action("chats.save_comparison")
@@ -176,7 +176,7 @@ class SaveComparison(Action[None]):
     found: AnswerComparison
 
     async def perform(self, core: CoreState, report: Report) -> None:
-        core.services.prompts.add_comparison(self.project, self.found)
+        core.prompts.add_comparison(self.project, self.found)
 
 
 @action("chats.write_comparison")

@@ -35,7 +35,6 @@ from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
 from app.storage.planning import PlanningStore
-from app.storage.prompts import PromptStore
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunStore
 
@@ -47,7 +46,7 @@ class Core(CoreState):
         self, services: Services, fleet: Fleet, nodes: NodeStore, database: Database, hub: EventHub
     ) -> None:
         background = BackgroundTasks(services, fleet, nodes, database, hub)
-        super().__init__(services, fleet, nodes, background, hub)
+        super().__init__(services, fleet, nodes, background, database, hub)
         self.settings = services.settings
         self.notice = database.notice
         """Problem found when the store was opened, such as a damaged file moved aside."""
@@ -135,7 +134,6 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         planning=planning,
         configs=ConfigLibrary(paths.configs),
         artifacts=ArtifactStore(database),
-        prompts=PromptStore(database),
         recoveries=recoveries,
     )
     return Core(services, fleet, node_store, database, hub)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -64,7 +64,7 @@ class PreviewData(Action["DataPreview"]):
 
 @action("library.find_missing")
 class FindMissing(Action["dict[str, str]"]):
-    """Return why `model`, `train` or `eval` cannot be used, for each that cannot."""
+    """Return why `model`, `data.train` or `data.eval` cannot be used, for each that cannot."""
 
     names: Mapping[str, str]
 
@@ -172,12 +172,14 @@ class ReadRunFile(Action["RunSpec"]):
     """
 
     path: Path
+    settings: Sequence[str] = ()
+    """`KEY=VALUE` instead of the file's own values."""
 
     async def perform(self, core: CoreState, report: Report) -> RunSpec:
         from app.runfile.run_file import read_run_file
 
         with located(str(self.path)):
-            return read_run_file(self.path)
+            return read_run_file(self.path, self.settings)
 
 
 @action("library.write_run_file")
@@ -219,7 +221,7 @@ def _explain_data(name: str, key: str) -> str:
     if missing := explain_missing_data(name):
         return missing
     try:
-        require_data(name, f"data.{key}")
+        require_data(name, key)
     except UserError as error:
         return _as_sentences(error)
     return ""

@@ -131,7 +131,9 @@ class ReadNodeLogs(Action["tuple[LogTail, ...]"]):
     name: str
 
     async def perform(self, core: CoreState, report: Report) -> tuple[LogTail, ...]:
-        return (await core.fleet.client(self.name).log_tails()).tails
+        from agents.contract.requests.node import ReadLogs
+
+        return (await core.fleet.client(self.name).ask(ReadLogs())).tails
 
 
 @action("nodes.remove")
@@ -211,7 +213,7 @@ class SetUpNode(Action["EnvironmentReport"]):
 
 
 @action("nodes.kept")
-class ListKept(Action["tuple[KeptItem, ...]"]):
+class ListLeftovers(Action["tuple[KeptItem, ...]"]):
     """Return what building environments has left on a node, the largest first.
 
     Raises:
@@ -221,7 +223,9 @@ class ListKept(Action["tuple[KeptItem, ...]"]):
     name: str
 
     async def perform(self, core: CoreState, report: Report) -> tuple[KeptItem, ...]:
-        return (await core.fleet.client(self.name).kept_environments()).items
+        from agents.contract.requests.environment import ListKept
+
+        return (await core.fleet.client(self.name).ask(ListKept())).items
 
 
 @action("nodes.prune")
@@ -236,7 +240,10 @@ class PruneNode(Action[int]):
     items: Sequence[str]
 
     async def perform(self, core: CoreState, report: Report) -> int:
-        return await core.fleet.client(self.name).prune_environments(self.items)
+        from agents.contract.requests.environment import PruneKept
+
+        prune = PruneKept(names=tuple(self.items))
+        return (await core.fleet.client(self.name).ask(prune)).freed_bytes
 
 
 @action("nodes.check")
@@ -334,11 +341,12 @@ class CalibrateNode(Action["tuple[Calibration, ...]"]):
     name: str
 
     async def perform(self, core: CoreState, report: Report) -> tuple[Calibration, ...]:
+        from agents.contract.requests.node import ReadFacts
         from app.provisioning.calibrate import calibrate_node, refuse_faulty
 
         client = core.fleet.client(self.name)
         found = await calibrate_node(client, as_progress(report))
-        facts = await client.facts()
+        facts = await client.ask(ReadFacts())
         faults = refuse_faulty(self.name, found, facts.num_cores)
         for device_id, calibration in found.items():
             if device_id not in faults:

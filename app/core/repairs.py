@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @action("repairs.preview")
-class PreviewRepair(Action["RepairPreview"]):
+class ShowRepair(Action["RepairPreview"]):
     """Return what a repair would do on a node now, and how an administrator's rights are had
     there; changes nothing.
 
@@ -28,7 +28,10 @@ class PreviewRepair(Action["RepairPreview"]):
     repair: Repair
 
     async def perform(self, core: CoreState, report: Report) -> RepairPreview:
-        return await core.fleet.client(self.node).preview_repair(self.repair.steps)
+        from agents.contract.requests.repairs import PreviewRepair
+
+        preview = PreviewRepair(steps=tuple(self.repair.steps))
+        return await core.fleet.client(self.node).ask(preview)
 
 
 @action("repairs.apply")
@@ -82,7 +85,7 @@ class RetestRow(Action["tuple[CheckRow, ...]"]):
 
 
 @action("repairs.changes")
-class ListChanges(Action["ChangeList"]):
+class ReadChanges(Action["ChangeList"]):
     """Return what repairs have changed on a node, from its own log, the oldest first.
 
     Raises:
@@ -92,7 +95,9 @@ class ListChanges(Action["ChangeList"]):
     node: str
 
     async def perform(self, core: CoreState, report: Report) -> ChangeList:
-        return await core.fleet.client(self.node).list_changes()
+        from agents.contract.requests.repairs import ListChanges
+
+        return await core.fleet.client(self.node).ask(ListChanges())
 
 
 @action("repairs.undo")

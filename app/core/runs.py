@@ -273,7 +273,7 @@ class AwaitCertificate(Action["Certificate | None"]):
 
 
 @action("runs.delete")
-class DeleteRun(Action["tuple[str, ...]"]):
+class EraseRun(Action["tuple[str, ...]"]):
     """Delete a run with its checkpoints; return the nodes that will do so later.
 
     Raises:
@@ -448,7 +448,7 @@ class FindLogs(Action["tuple[LogFile, ...]"]):
 
 
 @action("runs.checkpoints")
-class ListCheckpoints(Action["tuple[CheckpointSnapshot, ...]"]):
+class FindCheckpoints(Action["tuple[CheckpointSnapshot, ...]"]):
     """List checkpoints (None: of all runs) over the nodes that answer, newest first."""
 
     run_id: str | None = None

@@ -22,6 +22,8 @@ from app.storage.runs import RunRecord
 if TYPE_CHECKING:
     from app.chats.chat import Chats
     from app.forecasts.planner import Planner
+    from app.storage.database import Database
+    from app.storage.prompts import PromptStore
 
 
 class CoreState:
@@ -33,12 +35,14 @@ class CoreState:
         fleet: Fleet,
         nodes: NodeStore,
         background: BackgroundTasks,
+        database: Database,
         events: EventHub,
     ) -> None:
         self.services = services
         self.fleet = fleet
         self.nodes = nodes
         self.background = background
+        self.database = database
         self.events = events
         self.samples: dict[str, Sample] = {}
         """Newest sample of each node: a plan reads from it how much of a GPU others hold."""
@@ -61,6 +65,13 @@ class CoreState:
         from app.chats.chat import Chats  # on use: most commands never chat
 
         return Chats(self.services)
+
+    @functools.cached_property
+    def prompts(self) -> PromptStore:
+        """Test prompts of projects, and the answers that were compared."""
+        from app.storage.prompts import PromptStore  # as above
+
+        return PromptStore(self.database)
 
     def full_id(self, run_id: str) -> str:
         """Return the whole id of a run of which the user may have typed the first characters only.

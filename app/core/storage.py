@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @action("storage.look")
-class ListStorage(Action["NodeStorage"]):
+class ReadStorage(Action["NodeStorage"]):
     """Return what lies on a node below the agent's home, with the reasons to keep it.
 
     Raises:

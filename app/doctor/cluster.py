@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from app.core.nodes import ListNodes, ReadNodeLogs, RefreshNode
 from app.core.runs import ListRuns, ReadRunEvents
 from app.doctor.part import Part, json_part, keep_end, problem_part
 from app.errors import RacklessError, UserError, describe_error
+from app.progress import OnMessage
 
 NODE_TIMEOUT_S = 30.0
 """Time in which a node has to answer, in seconds; first contact sends the agent, too."""
 MAX_RUNS = 10
 MAX_EVENTS = 200
-
-OnMessage = Callable[[str], None]
 
 
 async def collect_cluster(home: Path, node: str | None, progress: OnMessage) -> list[Part]:

@@ -17,10 +17,12 @@ from typing import Any
 from agents.contract.data import DataFinding
 from agents.contract.node import NodeFacts, Sample
 from agents.contract.parallel import refuse_parallel
+from agents.contract.requests.models import ReadConfig
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
+from agents.shared.models.config_findings import find_config_problems, is_4_bit
 from agents.shared.models.fit import check_targets
-from agents.shared.models.folder import ModelFolder, find_config_problems, is_4_bit
+from agents.shared.models.folder import ModelFolder
 from app.errors import RacklessError, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections, load_past
@@ -242,7 +244,7 @@ class Planner:
     async def _ask_remote(self, model: str, online: Sequence[str]) -> FoundConfig:
         for node in online:
             try:
-                config = await self._services.pool.agent(node).model_config(model)
+                config = (await self._services.pool.agent(node).ask(ReadConfig(model=model))).config
             except RacklessError:
                 continue  # the next one may have it
             if config is not None:

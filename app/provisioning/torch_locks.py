@@ -23,11 +23,10 @@ from app.errors import UnshippedLock, UserError
 from app.filelock import locked
 from app.nodes.files.local_files import in_stoppable_thread
 from app.paths import private_folder, replace_text
+from app.progress import OnMessage
 from app.provisioning.lock_text import NoWheel, lock_text
 from app.provisioning.torch_build import BESIDE_TORCH, DRIVERS, TorchBuild, shipped_text
 from app.provisioning.torch_resolver import Unresolvable, resolve_build
-
-Say = Callable[[str], None]
 
 
 class NoTorchLock(UserError):
@@ -62,7 +61,7 @@ def has_lock(build: TorchBuild, folder: Path) -> bool:
 
 
 async def provide_lock(
-    build: TorchBuild, node: str, folder: Path, *, accept_index: bool, say: Say
+    build: TorchBuild, node: str, folder: Path, *, accept_index: bool, say: OnMessage
 ) -> str:
     """Return the lock of a build for a node: the shipped one, or one of this PC, made if need be.
 
@@ -107,7 +106,7 @@ async def provide_lock(
         ) from error
 
 
-async def _in_thread(build: TorchBuild, file: Path, say: Say) -> str:
+async def _in_thread(build: TorchBuild, file: Path, say: OnMessage) -> str:
     """Make a lock in a thread, which ends before this does, also when this is cancelled."""
     loop, stopped = asyncio.get_running_loop(), threading.Event()
 
@@ -118,7 +117,7 @@ async def _in_thread(build: TorchBuild, file: Path, say: Say) -> str:
     return await in_stoppable_thread(making, stopped.set)
 
 
-def make_lock(build: TorchBuild, file: Path, say: Say, is_stopped: Callable[[], bool]) -> str:
+def make_lock(build: TorchBuild, file: Path, say: OnMessage, is_stopped: Callable[[], bool]) -> str:
     """Make the lock of a build, write it and return its text; another process may do so meanwhile.
 
     Raises:

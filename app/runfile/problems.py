@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from agents.contract.spec import RunSpec
+from agents.contract.spec import RunSpec, run_keys
 
 KeyPath = tuple[str | int, ...]
 
@@ -27,6 +27,8 @@ class Problem:
     text: str
     meant: KeyPath = ()
     """Key that was probably meant, so that it is not reported as missing as well."""
+    path: KeyPath = ()
+    """Key that is wrong; empty: the problem is of the file."""
 
 
 def find_problems(data: Any, lines: dict[KeyPath, int]) -> list[Problem]:
@@ -34,6 +36,23 @@ def find_problems(data: Any, lines: dict[KeyPath, int]) -> list[Problem]:
     problems = _unknown_keys(data, RunSpec, (), lines)
     meant = {problem.meant for problem in problems}
     return problems + _invalid_values(data, lines, meant)
+
+
+def refuse_key(name: str) -> str:
+    """Return why a dotted key is not used, with the key that was probably meant; empty: it is.
+
+    >>> refuse_key("adaptor.rank"), refuse_key("rank"), refuse_key("seed")
+    ('adaptor.rank is not known; did you mean adapter.rank?', 'rank is not known; did you mean \
+adapter.rank?', '')
+    """
+    keys = list(run_keys())
+    if name in keys:
+        return ""
+    last = {key.rpartition(".")[2]: key for key in keys}
+    near = [last[name]] if name in last else difflib.get_close_matches(name, keys, n=1)
+    near = near or [last[one] for one in difflib.get_close_matches(name, last, n=1)]
+    known = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+    return f"{name} is not known; {known}"
 
 
 def validate(data: Any) -> RunSpec:
@@ -74,9 +93,12 @@ def _unknown_key(path: KeyPath, known: list[str], line: int | None) -> Problem:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     meant: KeyPath = (*parent, near[0]) if near else _key_elsewhere(key)
     if meant:
-        return Problem(line, f"{dotted(path)} is not known; did you mean {dotted(meant)}?", meant)
+        return Problem(
+            line, f"{dotted(path)} is not known; did you mean {dotted(meant)}?", meant, path
+        )
     where = f"under {dotted(parent)}" if parent else "in a run file"
-    return Problem(line, f"{dotted(path)} is not known; the keys {where} are {', '.join(known)}")
+    text = f"{dotted(path)} is not known; the keys {where} are {', '.join(known)}"
+    return Problem(line, text, path=path)
 
 
 def _key_elsewhere(key: str) -> KeyPath:
@@ -130,12 +152,15 @@ def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
     line = lines.get(path) or lines.get(path[:-1])
     if entry["type"] == "missing":
         parent = dotted(path[:-1])
-        return Problem(line, f"{name} is missing" + (f" under {parent}" if parent else ""))
+        text = f"{name} is missing" + (f" under {parent}" if parent else "")
+        return Problem(line, text, path=path)
     if entry["type"] == "value_error":
         return _limit_problem(path, entry, lines)
     if path == () or entry["type"] == "dataclass_type":
-        return Problem(line, f"{name or 'the file'} must be a list of `key: value` lines")
-    return Problem(line, f"{name} is {_shown(entry['input'])}; it must be {_wanted(path, entry)}")
+        text = f"{name or 'the file'} must be a list of `key: value` lines"
+        return Problem(line, text, path=path)
+    text = f"{name} is {_shown(entry['input'])}; it must be {_wanted(path, entry)}"
+    return Problem(line, text, path=path)
 
 
 def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
@@ -143,7 +168,8 @@ def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
     text = str(entry["ctx"]["error"])
     key = (*path, *text.split(" ", 1)[0].split("."))
     prefix = dotted(path)
-    return Problem(lines.get(key) or lines.get(path), f"{prefix}.{text}" if prefix else text)
+    line = lines.get(key) or lines.get(path)
+    return Problem(line, f"{prefix}.{text}" if prefix else text, path=key)
 
 
 def _wanted(path: KeyPath, entry: Any) -> str:

@@ -115,7 +115,7 @@ def _measure_rows(
 def calibrate_first(out: str, lock: str, deadline_s: float, cpu: bool) -> None:
     """Write what the node's own measurement says of this card, and what a bare process holds."""
 
-    from agents.contract.node import CalibrationJob
+    from agents.contract.requests.jobs import CalibrationJob
     from agents.trainer.calibration import calibrate
 
     with alone(lock):

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.contract.formats import Engine
+from agents.contract.requests.exports import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.contract.wire import to_wire
 from agents.quantizers.job.reuse import LINEAGE_FILE
 from agents.quantizers.job.texts import read_texts

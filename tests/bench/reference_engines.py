@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.contract.artifacts import TextSource
+from agents.contract.requests.exports import TextSource
 from agents.quantizers.formats.calibrated import choose_group
 from agents.quantizers.inference.llama_cpp import LlamaCpp
 from agents.quantizers.inference.models import load_model

@@ -15,7 +15,7 @@ from app.cli.kit.output import plain
 from app.core.core import Core
 from app.core.new_nodes import AddNode
 from app.core.nodes import CheckNodes
-from app.core.repairs import ApplyRepair, PreviewRepair, RetestRow
+from app.core.repairs import ApplyRepair, RetestRow, ShowRepair
 from app.errors import AdminRefused
 from app.nodes.node import SshAddress
 
@@ -31,7 +31,7 @@ async def main(options: argparse.Namespace, password: str) -> None:
         say(row=row.status, message=row.message)
         if row.repair is None:
             return
-        shown = await core.do(PreviewRepair(node="pc", repair=row.repair))
+        shown = await core.do(ShowRepair(node="pc", repair=row.repair))
         say(admin=shown.admin)
         try:
             await core.do(

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from agents.contract.artifacts import ChatAnswer, ChatOpened, ChatTurn
 from agents.contract.messages import Progress
+from agents.contract.requests.chats import ChatAnswer, ChatOpened, ChatTurn
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.conversation import AnswerComparison, Loaded, Project, Subject, to_markdown
 from app.core import chats
@@ -76,7 +76,7 @@ class FakeChats:
         self.calls.append(("chats.stop", action.key))
         self.stopped.add(action.key)
 
-    async def close(self, action: chats.CloseChat, report: Report) -> None:
+    async def close(self, action: chats.UnloadModel, report: Report) -> None:
         self.calls.append(("chats.close", action.key))
         del self.loaded[action.key]
 

@@ -26,9 +26,9 @@ from agents.contract.node import (
     InterfaceFacts,
     LogTail,
     NodeFacts,
-    NodeTokenPlace,
     Sample,
 )
+from agents.contract.requests.hub import NodeTokenPlace
 from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
@@ -525,7 +525,7 @@ class FakeNodes:
         report(Progress(message="Collecting torch==2.13.0"))
         return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)
 
-    async def kept(self, action: nodes.ListKept, report: Report) -> tuple[KeptItem, ...]:
+    async def kept(self, action: nodes.ListLeftovers, report: Report) -> tuple[KeptItem, ...]:
         await self._core.act("nodes.kept", action.name)
         used = KeptItem(
             kind="environment", name="environment-1", size_bytes=6 << 30, used_s=1.0,
@@ -728,7 +728,7 @@ class FakeRuns:
             replace(run, state="running", attempt=run.attempt + 1, message="", hint="")
         )
 
-    async def delete(self, action: runs.DeleteRun, report: Report) -> None:
+    async def delete(self, action: runs.EraseRun, report: Report) -> None:
         await self._core.act("runs.delete", action.run_id)
         del self._core.run_map[action.run_id]
         self._core.events.publish(RunDeleted(action.run_id))
@@ -740,7 +740,7 @@ class FakeRuns:
         self._core.calls.append(("runs.sync", action.run_id))
 
     async def checkpoints(
-        self, action: runs.ListCheckpoints, report: Report
+        self, action: runs.FindCheckpoints, report: Report
     ) -> tuple[CheckpointSnapshot, ...]:
         self._core.calls.append(("runs.checkpoints", action.run_id, action.verify))
         return tuple(
@@ -826,7 +826,7 @@ class FakeArtifacts:
         copies = tuple(replace(one, checked_s=NOW_S) for one in found.copies)
         return self._core.put_artifact(replace(found, copies=copies))
 
-    async def delete(self, action: artifacts.DeleteArtifact, report: Report) -> DeletedArtifact:
+    async def delete(self, action: artifacts.DeleteCopies, report: Report) -> DeletedArtifact:
         await self._core.act("artifacts.delete", action.name, action.place, action.even_last)
         found = self._core.artifact_map[action.name]
         if action.place is None:

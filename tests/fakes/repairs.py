@@ -18,7 +18,7 @@ from agents.contract.repair import (
     StepPreview,
 )
 from app.core.action import Report
-from app.core.repairs import ApplyRepair, ListChanges, PreviewRepair, RetestRow, UndoChanges
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import AdminRefused
 from app.provisioning.check_row import CheckRow
 
@@ -38,7 +38,7 @@ class FakeRepairs:
         self.problem = ""
         """Why the next repair fails; empty: it does not."""
 
-    async def preview(self, action: PreviewRepair, report: Report) -> RepairPreview:
+    async def preview(self, action: ShowRepair, report: Report) -> RepairPreview:
         return RepairPreview(
             steps=tuple(_preview(step) for step in action.repair.steps), admin=self.admin
         )
@@ -71,7 +71,7 @@ class FakeRepairs:
             return (action.row,)
         return (replace(action.row, status="pass", message="nothing is wrong any more", fix=""),)
 
-    async def changes(self, action: ListChanges, report: Report) -> ChangeList:
+    async def changes(self, action: ReadChanges, report: Report) -> ChangeList:
         return ChangeList(changes=tuple(self.log.get(action.node, ())), admin=self.admin)
 
     async def undo(self, action: UndoChanges, report: Report) -> tuple[Change, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.artifacts.node_storage import FreedStorage
 from app.artifacts.storage_rules import NodeStorage, StoredItem
 from app.core.action import Report
-from app.core.storage import FreeStorage, ListStorage
+from app.core.storage import FreeStorage, ReadStorage
 
 MODEL, PARTIAL = "models/llama-8b-0011223344556677", "store/partial/abcd"
 CHECKPOINT = "runs/r-1/checkpoints/step-00000400"
@@ -29,7 +29,7 @@ class FakeStorage:
         self.changed: dict[str, str] = {}
         """Items that are needed by the time that they are deleted, with the reason."""
 
-    async def look(self, action: ListStorage, report: Report) -> NodeStorage:
+    async def look(self, action: ReadStorage, report: Report) -> NodeStorage:
         return NodeStorage(
             node=action.node,
             items=tuple(self.items),

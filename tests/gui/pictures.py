@@ -358,7 +358,7 @@ def _new_run(stage: Stage) -> QWidget:
 def _new_run_problems(stage: Stage) -> QWidget:
     stage.window.dialogs.ask_new_run()
     dialog = _dialog(stage)
-    dialog.form.fields["rank"].set_answer("0")  # type: ignore[attr-defined]
+    dialog.form.fields["adapter.rank"].set_answer("0")  # type: ignore[attr-defined]
     dialog.start.click()  # type: ignore[attr-defined]
     return dialog
 
@@ -393,7 +393,7 @@ def _new_run_filled(stage: Stage) -> QWidget:
     for key, text in (
         ("name", "support-chat"),
         ("model", "meta-llama/Llama-2-7b-hf"),
-        ("train", "/home/anna/data/chats.jsonl"),
+        ("data.train", "/home/anna/data/chats.jsonl"),
     ):
         dialog.form.fields[key].set_answer(text)  # type: ignore[attr-defined]
     dialog.form.fields["name"].edited.emit()  # type: ignore[attr-defined]
@@ -477,9 +477,9 @@ def _nodes_measuring(stage: Stage) -> QWidget:
 def _look(stage: Stage) -> QWidget:
     stage.core.plan_answer = make_plan_of_mixture()
     dialog = _new_run(stage)
-    for key in ("model", "train"):
+    for key in ("model", "data.train"):
         dialog.form.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
-    dialog.form.fields["train"].edited.emit()  # type: ignore[attr-defined]
+    dialog.form.fields["data.train"].edited.emit()  # type: ignore[attr-defined]
     dialog.outlook.look.click()  # type: ignore[attr-defined]
     shown = next(w for w in dialog.findChildren(QDialog) if w.isVisible())
     stage.wait_for(lambda: "learned" in shown.view.toPlainText())  # type: ignore[attr-defined]

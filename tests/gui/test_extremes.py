@@ -64,8 +64,8 @@ def test_a_long_path_in_a_message_pushes_no_button_out_of_sight(busy):
 def test_a_long_answer_leaves_the_form_as_wide_as_it_was(busy):
     busy.window.actions_["new_run"].trigger()
     dialog = open_dialog(NewRunDialog)
-    dialog.form.fields["rank"].set_answer(LONG_WORD)
-    dialog.form.fields["rank"]._touch()
+    dialog.form.fields["adapter.rank"].set_answer(LONG_WORD)
+    dialog.form.fields["adapter.rank"]._touch()
     busy.settle()
     assert dialog.form.widget().width() == dialog.form.viewport().width()
     dialog.reject()

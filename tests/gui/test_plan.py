@@ -12,7 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
 from app.errors import UserError
-from app.flows.field import NO, YES
+from app.flows.new_run_answers import NO, YES
 from app.gui.charts.layer_strip import LayerStrip
 from app.gui.new_run import live_plan
 from app.gui.new_run.data_dialog import DataDialog
@@ -96,17 +96,17 @@ def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: New
     assert any(text.startswith("Does not fit: ") for text in texts)
     assert any(text.startswith("Shorten sequences to 1,024 tokens") for text in texts)
     # Each change is one click away: the first offer is 4 bits.
-    assert dialog.answers().adapter == "lora"
+    assert dialog.answers()["adapter.kind"] == "lora"
     busy.core.plan_answer = make_plan_of_all()
     press(dialog.outlook.plan, "Apply")
-    assert dialog.answers().adapter == "qlora"
+    assert dialog.answers()["adapter.kind"] == "qlora"
     busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))
 
 
 def test_plan_and_preview_name_the_same_parts(busy: Stage, dialog: NewRunDialog) -> None:
     busy.core.plan_answer = plan = make_plan_of_mixture()
     QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
-    QTest.keyClicks(dialog.form.fields["train"].input, "org/data")
+    QTest.keyClicks(dialog.form.fields["data.train"].input, "org/data")
     view = dialog.outlook.plan
     busy.wait_for(view.parts_note.isVisible)
     shown = [label.text() for label in view.findChildren(QLabel) if label.isVisible()]
@@ -115,7 +115,7 @@ def test_plan_and_preview_name_the_same_parts(busy: Stage, dialog: NewRunDialog)
     assert "Qwen3-MoE, 30.5 billion parameters, 8 of 128 experts per token" in shown
 
     # The preview is of all answers, not of those alone that the data needs.
-    dialog.form.fields["rank"].set_answer("8")
+    dialog.form.fields["adapter.rank"].set_answer("8")
     dialog.outlook.look.click()
     preview = open_dialog(DataDialog)
     busy.wait_for(lambda: "get no adapter" in preview.view.toPlainText())
@@ -126,7 +126,8 @@ def test_plan_and_preview_name_the_same_parts(busy: Stage, dialog: NewRunDialog)
 
     press(view.parts_note, "Apply")
     answers = dialog.answers()
-    assert (answers.experts, float(answers.dropout), answers.dora) == (YES, 0.0, NO)
+    assert (answers["adapter.experts"], answers["adapter.dora"]) == (YES, NO)
+    assert float(answers["adapter.dropout"]) == 0.0
     busy.core.plan_answer = replace(plan, parts=())
     QTest.keyClicks(dialog.form.fields["model"].input, "x")
     busy.wait_for(lambda: not view.parts_note.isVisible())
@@ -183,8 +184,8 @@ def test_a_runs_page_shows_its_stages_beside_what_they_measured(busy: Stage) -> 
 
 def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDialog) -> None:
     QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
-    dialog.form.fields["rank"].input.selectAll()
-    QTest.keyClicks(dialog.form.fields["rank"].input, "0")
+    dialog.form.fields["adapter.rank"].input.selectAll()
+    QTest.keyClicks(dialog.form.fields["adapter.rank"].input, "0")
     busy.wait_for(lambda: headline(dialog) == "Correct the marked fields to see the plan.")
 
 

@@ -12,11 +12,11 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 
-from app.core.runs import ListCheckpoints
+from app.core.runs import FindCheckpoints
 from app.errors import UsageError, UserError
 from app.events import Certificate, EvaluationRecord, PhaseProgress, RunChanged, RunEvent
-from app.flows.new_run_advanced import ADVANCED
-from app.flows.new_run_answers import RunAnswers, to_spec
+from app.flows.new_run import list_questions
+from app.flows.new_run_answers import to_spec, usual_answers
 from app.gui.charts.axis import choose_ticks, format_tick
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
@@ -159,7 +159,7 @@ def test_start_with_nothing_marks_what_is_missing_and_starts_nothing(busy, new_r
     new_run.form.fields["model"].set_answer("org/model")
     new_run.form.edited.emit()
     assert "2 answers need" not in new_run.banner.message(), "what is left is counted"
-    new_run.form.fields["train"].set_answer("t.jsonl")
+    new_run.form.fields["data.train"].set_answer("t.jsonl")
     new_run.form.fields["nodes"].set_answer("alpha")
     new_run.form.edited.emit()
     assert not new_run.banner.isVisible()
@@ -167,15 +167,15 @@ def test_start_with_nothing_marks_what_is_missing_and_starts_nothing(busy, new_r
 
 def test_a_problem_shows_only_where_one_has_been(new_run):
     assert not new_run.form.fields["model"]._finding.isVisible()
-    new_run.form.fields["rank"].input.selectAll()
-    QTest.keyClicks(new_run.form.fields["rank"].input, "0")
-    assert new_run.form.fields["rank"]._finding.isVisible()
+    new_run.form.fields["adapter.rank"].input.selectAll()
+    QTest.keyClicks(new_run.form.fields["adapter.rank"].input, "0")
+    assert new_run.form.fields["adapter.rank"]._finding.isVisible()
     assert not new_run.form.fields["model"]._finding.isVisible()
 
 
 def test_a_file_that_is_not_there_is_told_at_its_field_while_typing(busy, new_run):
     busy.core.missing = {"/data/chats.jsonl"}
-    field = new_run.form.fields["train"]
+    field = new_run.form.fields["data.train"]
     QTest.keyClicks(field.input, "/data/chats.jsonl")
     busy.wait_for(field._finding.isVisible)
     assert field._finding.text() == "There is no such file."
@@ -187,7 +187,7 @@ def test_a_file_that_is_not_there_is_told_at_its_field_while_typing(busy, new_ru
 
 def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
     QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
-    QTest.keyClicks(new_run.form.fields["train"].input, "/data/chats.jsonl")
+    QTest.keyClicks(new_run.form.fields["data.train"].input, "/data/chats.jsonl")
     press(new_run, "Start")
     busy.wait_for(lambda: bool(busy.called("runs.start")) and find_dialog(NewRunDialog) is None)
     spec = busy.called("runs.start")[0][0]
@@ -198,17 +198,17 @@ def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
 
 def test_a_refused_start_keeps_the_answers(busy, new_run):
     QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
-    QTest.keyClicks(new_run.form.fields["train"].input, "chats.jsonl")
+    QTest.keyClicks(new_run.form.fields["data.train"].input, "chats.jsonl")
     busy.core.failure = UserError("alpha is already busy: run x uses GPU 0", "Stop it first.")
     press(new_run, "Start")
     busy.wait_for(lambda: "Stop it first" in new_run.banner.message())
     assert new_run.start.isEnabled()
-    assert new_run.answers().model == "org/model"
+    assert new_run.answers()["model"] == "org/model"
 
 
 def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
     new_run.open_file(Path("/x/evening.yaml"))
-    busy.wait_for(lambda: new_run.answers().name == "evening")
+    busy.wait_for(lambda: new_run.answers()["name"] == "evening")
     new_run.form.fields["nodes"].set_answer("alpha")
     press(new_run, "Show as run file\u2026")
     shown = open_dialog(RunFileDialog)
@@ -223,7 +223,7 @@ def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
 
 
 def test_a_name_with_gaps_and_signs_makes_a_command_and_a_file_that_work(busy, new_run):
-    for key, text in (("model", "m"), ("train", "t"), ("name", "Q&A: my first/second")):
+    for key, text in (("model", "m"), ("data.train", "t"), ("name", "Q&A: my first/second")):
         new_run.form.fields[key].set_answer(text)
     press(new_run, "Show as run file\u2026")
     shown = open_dialog(RunFileDialog)
@@ -234,7 +234,7 @@ def test_a_name_with_gaps_and_signs_makes_a_command_and_a_file_that_work(busy, n
 
 
 def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
-    for key, text in (("model", "m"), ("train", "t"), ("rank", "24")):
+    for key, text in (("model", "m"), ("data.train", "t"), ("adapter.rank", "24")):
         new_run.form.fields[key].set_answer(text)
     press(new_run, "Show as run file\u2026")
     shown = open_dialog(RunFileDialog)
@@ -244,10 +244,10 @@ def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
     busy.wait_for(lambda: "Saved recipe" in shown.banner.message())
     press(shown, "Close")
     box = new_run.form.start_from.box
-    new_run.form.fields["rank"].set_answer("8")
+    new_run.form.fields["adapter.rank"].set_answer("8")
     box.setCurrentIndex(box.findText("Evening runs"))
     box.activated.emit(box.currentIndex())
-    assert new_run.answers().rank == "24"
+    assert new_run.answers()["adapter.rank"] == "24"
     answer_question("Delete permanently")
     new_run.form.start_from.delete.click()
     busy.wait_for(lambda: box.findText("Evening runs") < 0)
@@ -255,7 +255,7 @@ def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
 
 
 def test_a_start_can_be_broken_off(busy, new_run):
-    for key in ("model", "train"):
+    for key in ("model", "data.train"):
         new_run.form.fields[key].set_answer("x")
     busy.core.delay_s = 30.0
     press(new_run, "Start")
@@ -275,7 +275,7 @@ def test_a_run_file_may_name_a_node_and_a_choice_that_are_not_offered(new_run):
     new_run.form.fields["nodes"].set_answer("alpha, zeta")
     new_run.form.fields["precision"].set_answer("fp64")
     answers = new_run.answers()
-    assert (answers.nodes, answers.precision) == ("alpha, zeta", "fp64")
+    assert (answers["nodes"], answers["precision"]) == ("alpha, zeta", "fp64")
     assert "zeta" in new_run.form.fields["nodes"]._finding.text()
 
 
@@ -287,21 +287,21 @@ def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
     box.setCurrentIndex(place)
     box.activated.emit(place)
     answers = new_run.answers()
-    assert (answers.model, answers.objective, answers.format) == ("org/model", "dpo", "preference")
+    shown = [answers[key] for key in ("model", "objective", "data.format")]
+    assert shown == ["org/model", "dpo", "preference"]
     assert new_run.form.fields["dpo_beta"].isVisible()
     assert "settings changed" in new_run.form.fold._note.text()
     box.setCurrentIndex(0)
     box.activated.emit(0)
-    assert new_run.answers() == replace(
-        RunAnswers(name="run-1", model="org/model"), nodes=answers.nodes
-    )
+    typed = {"name": "run-1", "model": "org/model", "nodes": answers["nodes"]}
+    assert new_run.answers() == {**usual_answers(), **typed}
 
 
 def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
     assert not new_run.outlook.look.isEnabled()
     new_run.form.fields["model"].set_answer("org/model")
-    new_run.form.fields["train"].set_answer("chats.jsonl")
-    new_run.form.fields["alpha"].set_answer("x")
+    new_run.form.fields["data.train"].set_answer("chats.jsonl")
+    new_run.form.fields["adapter.alpha"].set_answer("x")
     new_run._review()
     new_run.outlook.look.click()
     dialog = open_dialog(DataDialog)
@@ -319,13 +319,14 @@ def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
 
 
 def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):
-    new_run.form.fields["format"].set_answer("preference")
+    new_run.form.fields["data.format"].set_answer("preference")
     assert "1 setting needs attention" in new_run.form.fold._note.text()
     new_run.form.fields["objective"].set_answer("dpo")
-    assert f"1 of {len(ADVANCED)} settings changed" in new_run.form.fold._note.text()
+    num_all = len(list_questions(advanced=True))
+    assert f"1 of {num_all} settings changed" in new_run.form.fold._note.text()
     new_run.form.fields["packing"].input.click()
     assert "DPO" in new_run.form.fields["packing"]._finding.text()
-    new_run.form.fields["format"].set_answer("chat")
+    new_run.form.fields["data.format"].set_answer("chat")
     new_run.form.fold.head.setChecked(False)
     press(new_run, "Start")
     assert not new_run.form.fold.is_open(), "the first answer in need of a look is a model"
@@ -333,7 +334,7 @@ def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):
 
 def test_start_opens_the_folded_part_for_an_answer_in_it(new_run):
     new_run.form.fields["model"].set_answer("m")
-    new_run.form.fields["train"].set_answer("t")
+    new_run.form.fields["data.train"].set_answer("t")
     new_run.form.fields["shares"].set_answer("1, 2")
     press(new_run, "Start")
     assert new_run.form.fold.is_open()
@@ -357,13 +358,13 @@ def test_a_broken_run_file_says_what_is_wrong(busy, new_run):
 
 
 def test_full_training_asks_nothing_about_adapters(new_run):
-    new_run.form.fields["adapter"].set_answer("full")
-    assert not new_run.form.fields["rank"].isVisible()
-    new_run.form.fields["adapter"].set_answer("lora")
-    assert new_run.form.fields["rank"].isVisible()
-    assert not new_run.form.fields["dropout"].isVisible()
+    new_run.form.fields["adapter.kind"].set_answer("full")
+    assert not new_run.form.fields["adapter.rank"].isVisible()
+    new_run.form.fields["adapter.kind"].set_answer("lora")
+    assert new_run.form.fields["adapter.rank"].isVisible()
+    assert not new_run.form.fields["adapter.dropout"].isVisible()
     new_run.form.fold.head.click()
-    assert new_run.form.fields["dropout"].isVisible()
+    assert new_run.form.fields["adapter.dropout"].isVisible()
 
 
 # ---------------------------------------------------------------- a run's page
@@ -415,14 +416,14 @@ def test_why_a_run_failed_is_told_before_its_loss(busy, page):
 
 
 def test_checkpoints_stay_those_of_the_run_that_is_shown(busy, page, monkeypatch):
-    find, may_end = busy.core.answers[ListCheckpoints], asyncio.Event()
+    find, may_end = busy.core.answers[FindCheckpoints], asyncio.Event()
 
     async def checkpoints(action, report):
         if action.run_id == RUN:
             await may_end.wait()
         return await find(action, report)
 
-    monkeypatch.setitem(busy.core.answers, ListCheckpoints, checkpoints)
+    monkeypatch.setitem(busy.core.answers, FindCheckpoints, checkpoints)
     page.tabs.setCurrentIndex(3)
     press(page, "Verify all")
     assert "Verifying checkpoints of support-chat" in page.banner.message()
@@ -440,7 +441,7 @@ def test_where_there_is_no_checkpoint_none_is_called_whole(busy, page, monkeypat
     async def find_none(action, report):
         return ()
 
-    monkeypatch.setitem(busy.core.answers, ListCheckpoints, find_none)
+    monkeypatch.setitem(busy.core.answers, FindCheckpoints, find_none)
     page.tabs.setCurrentIndex(3)
     press(page, "Verify all")
     busy.wait_for(lambda: "nodes that respond have no checkpoint" in page.banner.message())
@@ -694,16 +695,16 @@ def test_evaluations_stand_beside_the_training(busy, page):
 
 def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
     new_run.form.fields["model"].set_answer("org/model")
-    new_run.form.fields["rank"].set_answer("8")
+    new_run.form.fields["adapter.rank"].set_answer("8")
     QTest.keyClick(new_run, Qt.Key.Key_Escape)
-    assert busy.window.state.draft == {"model": "org/model", "rank": "8"}
+    assert busy.window.state.draft == {"model": "org/model", "adapter.rank": "8"}
     busy.window.dialogs.ask_new_run()
     again = open_dialog(NewRunDialog)
-    assert again.answers().model == "org/model"
-    assert again.answers().rank == "8"
+    assert again.answers()["model"] == "org/model"
+    assert again.answers()["adapter.rank"] == "8"
     assert "Restored your draft" in again.banner.message()
     press(again, "Start over")
-    assert again.answers().model == ""
+    assert again.answers()["model"] == ""
     again.reject()
     assert busy.window.state.draft == {}
 
@@ -716,11 +717,11 @@ def test_a_form_that_a_run_has_filled_is_kept_too_once_it_was_changed(busy):
     open_dialog(NewRunDialog).reject()
     assert busy.window.state.draft == {"model": "org/before"}, "nothing was answered"
     busy.window.dialogs.repeat_run(busy.cluster.runs[RUN])
-    open_dialog(NewRunDialog).form.fields["rank"].set_answer("77")
+    open_dialog(NewRunDialog).form.fields["adapter.rank"].set_answer("77")
     QTest.keyClick(open_dialog(NewRunDialog), Qt.Key.Key_Escape)
     busy.window.dialogs.ask_new_run()
     again = open_dialog(NewRunDialog)
-    assert (again.answers().rank, again.answers().model) == ("77", SPEC.model)
+    assert (again.answers()["adapter.rank"], again.answers()["model"]) == ("77", SPEC.model)
     again.reject()
 
 
@@ -752,14 +753,14 @@ def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
 
 @pytest.mark.parametrize(("num_damaged", "step"), [(1, 320), (3, None)])
 def test_a_damaged_checkpoint_is_shown_and_not_chosen(busy, monkeypatch, num_damaged, step):
-    plain = busy.core.answers[ListCheckpoints]
+    plain = busy.core.answers[FindCheckpoints]
 
     async def list_damaged(action, report):
         found = await plain(action, report)
         bad = [replace(one, verified=False, problem="alpha: cut") for one in found[:num_damaged]]
         return (*bad, *found[num_damaged:])
 
-    monkeypatch.setitem(busy.core.answers, ListCheckpoints, list_damaged)
+    monkeypatch.setitem(busy.core.answers, FindCheckpoints, list_damaged)
     dialog = ResumeDialog(busy.context, busy.window, busy.cluster.runs[RUN])
     busy.wait_for(lambda: len(dialog.model.rows()) == 3)
     assert dialog.choice().step == step

@@ -43,14 +43,18 @@ LIMIT_S = 150.0
 ANSWERS = {
     "name": "first-run",
     "model": str(DEMO / "model"),
-    "train": str(DEMO / "train.jsonl"),
-    "rank": "4",
-    "alpha": "8",
+    "data.train": str(DEMO / "train.jsonl"),
+    "adapter.rank": "4",
+    "adapter.alpha": "8",
     "sequence_tokens": "64",
     "batch_sequences": "6",
     "learning_rate": "1e-3",
 }
-ADVANCED_ANSWERS = {"dropout": "0", "max_steps": str(NUM_STEPS), "every_steps": "5"}
+ADVANCED_ANSWERS = {
+    "adapter.dropout": "0",
+    "max_steps": str(NUM_STEPS),
+    "checkpoint.every_steps": "5",
+}
 
 
 @pytest.fixture

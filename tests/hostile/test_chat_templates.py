@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.artifacts import ChatJob, ChatMessage, ChatTurn
+from agents.contract.requests.chats import ChatJob, ChatMessage, ChatTurn
 from agents.contract.wire import to_wire
 from agents.program import command
 from agents.quantizers.formats.gguf import convert

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from agents.contract.node import ModelRefusal
 from agents.contract.spec import RunSpec
-from agents.shared.models.folder import ModelFolder, is_4_bit, quantization_of
+from agents.shared.models.config_findings import is_4_bit, quantization_of, text_of
+from agents.shared.models.folder import ModelFolder
 from agents.shared.models.safetensors_header import TensorInfo
-from agents.shared.models.sizes import text_of
 
 _LEARNED = re.compile(r"(.*\.)?(wpe|embed_positions|position_embeddings)\.weight")
 _NOT_LINEAR = re.compile(

@@ -14,9 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from agents.contract.artifacts import MakeJob, MergeJob, Origin, PackagesBuild, TextSource
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
 from agents.contract.messages import Progress
+from agents.contract.requests.environment import PackagesBuild
+from agents.contract.requests.exports import MakeJob, MergeJob, Origin, TextSource
+from agents.contract.requests.node import ReadFacts
+from agents.contract.requests.runs import DeleteArtifact
 from app.artifacts.estimates.forecast import describe_forecast
 from app.artifacts.estimates.learning import maker_of
 from app.artifacts.estimates.plan import ExportPlan, describe_place
@@ -30,12 +33,13 @@ from app.events import ExportedModel
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.library.licence import find_licence
+from app.progress import OnMessage, OnProgress, messages
 from app.provisioning.environment import python_of, read_lock
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.export_claims import claim_name
 from app.runs.inputs.run_inputs import Inputs, recall_inputs, send
 from app.runs.lifecycle.start_point import choose_checkpoint
-from app.runs.nodes.node_pool import NodeAgent, OnMessage, OnProgress
+from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
@@ -73,13 +77,13 @@ async def _export(
     await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
     agent = services.pool.agent(copy.node)
-    facts = await agent.facts()
+    facts = await agent.ask(ReadFacts())
     python = python_of(copy.node, facts)
     origin = await asyncio.to_thread(origin_of, run, copy.info.step)
     with claim_name(services, run_id, _name_result(request, copy.info.step)) as name:
         merging = _in_phase(progress, "merge")
         merging(f"merging step {copy.info.step} on {copy.node}")
-        exported = await agent.export_merged(
+        exported = await agent.ask(
             MergeJob(
                 run_id=run_id,
                 step=copy.info.step,
@@ -111,7 +115,7 @@ async def _export(
         finally:
             if made != exported.path:  # the merged model stays, for the next format
                 with suppress(RacklessError):
-                    await agent.delete_artifact(made)
+                    await agent.ask(DeleteArtifact(path=made))
     services.runs.add_event(run_id, "exported", f"step {copy.info.step} exported to {out} as {to}")
     chosen = next(place for place in plan.places if place.node == copy.node)
     measured = keep_forecast(chosen, maker_of(to, request.engine))
@@ -210,7 +214,7 @@ async def _make(  # noqa: PLR0913 - the parts of one job
         device_id=device.device_id,
     )
     tell(f"making {' and '.join(request.types) or request.to} on {node}")
-    return (await agent.export_made(job, progress)).path
+    return (await agent.ask(job, progress)).path
 
 
 async def _expect_device(services: Services, node: str, planned: ExportDevice) -> ExportDevice:
@@ -219,7 +223,7 @@ async def _expect_device(services: Services, node: str, planned: ExportDevice) -
     Raises:
         UserError: runs have taken every GPU since it was planned for one.
     """
-    now = choose_export_device(await services.pool.agent(node).facts())
+    now = choose_export_device(await services.pool.agent(node).ask(ReadFacts()))
     if planned.gpu is not None and now.gpu is None:
         raise UserError(
             f"every GPU of {node} was taken during the merge: {now.note.partition(',')[0]}",
@@ -236,14 +240,14 @@ async def bring_packages(
     if name is None:
         return None
     lock = read_lock("autoawq" if engine == "autoawq" else name)
-    report = await agent.build_packages(
+    report = await agent.ask(
         PackagesBuild(
             python=python,
             lock_sha256=lock.sha256,
             lock_text=lock.text,
             requirements=lock.requirements,
         ),
-        tell,
+        messages(tell),
     )
     return report.path
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
+from agents.contract.requests.node import ReadFacts
 from agents.shared.models.export_support import find_left_wide, find_refusal
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.cost import forecast_phases
@@ -222,7 +223,7 @@ async def _look(
     if refusal:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=refusal)
     try:
-        facts = await services.pool.agent(node).facts()
+        facts = await services.pool.agent(node).ask(ReadFacts())
     except RacklessError as error:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=f"does not answer: {error}")
     problem = "" if node in holders else "has no complete copy of the checkpoint"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from app.cli.kit.failures import logging_json, print_notice
@@ -63,6 +64,19 @@ def add_command(
     if handler is not None:
         parser.set_defaults(handler=handler)
     return parser
+
+
+def add_run_file(parser: argparse.ArgumentParser) -> None:
+    """Declare the run file of a command, and the values that replace those of the file."""
+    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="use this value instead of the file's, such as learning_rate=1e-4 or "
+        "adapter.rank=32; may be repeated",
+    )
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> Commands:

@@ -123,7 +123,7 @@ class ArtifactActions:
             return
         self._context.bridge.do(
             # The dialog has warned if this is the last copy, so the core need not refuse.
-            artifacts.DeleteArtifact(name=artifact.label, place=place, even_last=True),
+            artifacts.DeleteCopies(name=artifact.label, place=place, even_last=True),
             success=self._show_deleted,
             failure=self._banner.show_error,
             at_close=f"Deleting {what} stops. Copies not reached stay.",

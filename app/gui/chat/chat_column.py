@@ -9,11 +9,11 @@ from typing import Any
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from agents.contract.artifacts import ChatAnswer
 from agents.contract.messages import Progress
+from agents.contract.requests.chats import ChatAnswer
 from app.conversation import Loaded, Subject, describe_answer
 from app.core.action import CoreApi
-from app.core.chats import AnswerPiece, AskModel, CloseChat, OpenChat, StopAnswer
+from app.core.chats import AnswerPiece, AskModel, OpenChat, StopAnswer, UnloadModel
 from app.errors import RacklessError, UserError, describe_error
 from app.flows.chat import ChatSettings, Choice, make_turn, on_node
 from app.gui.chat.transcript import Transcript
@@ -162,7 +162,7 @@ class ChatColumn(QWidget):
             self._op = None
         if self._loaded is not None:
             key = self._loaded.key
-            self._context.bridge.do(CloseChat(key=key))
+            self._context.bridge.do(UnloadModel(key=key))
             self._loaded = None
 
     def _lay_out(self) -> None:

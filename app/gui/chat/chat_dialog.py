@@ -19,7 +19,7 @@ from app.conversation import AnswerComparison, Compared, Project, Subject
 from app.core import chats
 from app.core.action import CoreApi
 from app.core.artifacts import GetArtifact, ListArtifacts
-from app.core.runs import ListCheckpoints
+from app.core.runs import FindCheckpoints
 from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.chat import (
@@ -181,7 +181,7 @@ class ChatDialog(QDialog):
         made: tuple[ArtifactSnapshot, ...] = ()
         what = self._run.run_id if self._run else self._wanted.what if self._wanted else ""
         if self._run is not None:
-            steps = await core.do(ListCheckpoints(run_id=self._run.run_id))
+            steps = await core.do(FindCheckpoints(run_id=self._run.run_id))
             made = await core.do(ListArtifacts(run_id=self._run.run_id))
         elif self._wanted is not None:
             made = (await core.do(GetArtifact(name=self._wanted.what)),)

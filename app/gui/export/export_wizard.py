@@ -22,7 +22,7 @@ from app.artifacts.exports.request import ExportRequest
 from app.conversation import Subject
 from app.core.action import CoreApi
 from app.core.artifacts import PlanExport
-from app.core.runs import ListCheckpoints
+from app.core.runs import FindCheckpoints
 from app.errors import RacklessError, describe_error
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.export import (
@@ -87,7 +87,7 @@ class ExportWizard(QDialog):
         self._tick.timeout.connect(self._count_time)
         self._ops = [
             context.bridge.do(
-                ListCheckpoints(run_id=run.run_id),
+                FindCheckpoints(run_id=run.run_id),
                 self._show_checkpoints,
                 self._fail_checkpoints,
             ),

@@ -7,7 +7,6 @@ has pressed Start.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from app.flows.new_run_answers import (
     to_answers,
     to_draft,
     use_recipe,
+    usual_answers,
 )
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
@@ -138,7 +138,7 @@ class NewRunDialog(QDialog):
         foot.addLayout(make_foot((*files, self.start_over), (cancel, self.start)))
         self.start.setDefault(True)
         column.addLayout(foot)
-        self._fill(RunAnswers(name=self._free_name("run-1")))
+        self._fill({**usual_answers(), "name": self._free_name("run-1")})
         self._untouched = self.answers()
         # Answers filled in from a run or a file; closing with just these saves no draft.
         self._given: RunAnswers | None = None
@@ -191,7 +191,7 @@ class NewRunDialog(QDialog):
     def repeat(self, run: RunSnapshot) -> None:
         """Fill in the form with every setting of a run, under a new name."""
         self._shows_all = True
-        self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
+        self._fill({**to_answers(run.spec), "name": self._free_name(run.spec.name)})
         self._given = self.answers()
         self.form.start_from.show_source(
             f"Run {run.name}", "All settings of that run, including its data and nodes.", run.spec
@@ -255,9 +255,9 @@ class NewRunDialog(QDialog):
     def _take_nodes(self) -> None:
         if not self.form.fields["nodes"].was_touched:
             # Ticks that follow the nodes' states are no edit that a draft should keep.
-            nodes = self.answers().nodes
-            self._untouched = replace(self._untouched, nodes=nodes)
-            self._given = self._given and replace(self._given, nodes=nodes)
+            nodes = {"nodes": self.answers()["nodes"]}
+            self._untouched = {**self._untouched, **nodes}
+            self._given = self._given and {**self._given, **nodes}
         self._review()
 
     def preview_data(self) -> None:

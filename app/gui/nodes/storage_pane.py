@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 
 from app.artifacts.node_storage import FreedStorage
 from app.artifacts.storage_rules import NodeStorage, StoredItem, choose, describe_storage
-from app.core.storage import FreeStorage, ListStorage
+from app.core.storage import FreeStorage, ReadStorage
 from app.errors import RacklessError
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
@@ -73,7 +73,7 @@ class StoragePane(ChangingPane):
             f"Reading from {name}\u2026" if name else "Select a node to see its disk."
         )
         if name:
-            self.read(work_of(ListStorage(node=name)), self._take, self._fail)
+            self.read(work_of(ReadStorage(node=name)), self._take, self._fail)
         else:
             self.stop_reading()
         self.show_work()

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 
 from agents.contract.repair import Change, ChangeList
-from app.core.repairs import ListChanges, UndoChanges
+from app.core.repairs import ReadChanges, UndoChanges
 from app.errors import RacklessError
 from app.flows.repair import (
     can_undo,
@@ -72,7 +72,7 @@ class ChangesPane(ChangingPane):
             f"Reading from {name}\u2026" if name else "Select a node to see its changes."
         )
         if name:
-            self.read(work_of(ListChanges(node=name)), self._take_named, self._fail)
+            self.read(work_of(ReadChanges(node=name)), self._take_named, self._fail)
         else:
             self.stop_reading()
         self.show_work()

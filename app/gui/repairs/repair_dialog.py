@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.core.action import CoreApi, sentences
 from app.core.nodes import ListNodes
-from app.core.repairs import ApplyRepair, ListChanges, PreviewRepair, RetestRow, UndoChanges
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import RacklessError
 from app.flows.repair import Offer, describe_notes, waits_for_restart
 from app.flows.repair_stage import RepairStage, Verdict
@@ -28,10 +28,10 @@ from app.text import capitalize, show_foreign
 async def look_at(core: CoreApi, stage: RepairStage) -> RepairStage:
     """Ask the node what a repair would do, and whether it only waits for a restart."""
     offer = stage.offer
-    shown = await core.do(PreviewRepair(node=offer.node, repair=offer.repair))
+    shown = await core.do(ShowRepair(node=offer.node, repair=offer.repair))
     if not offer.repair.needs_restart:
         return replace(stage, shown=shown)
-    log = await core.do(ListChanges(node=offer.node))
+    log = await core.do(ReadChanges(node=offer.node))
     facts = {node.name: node.facts for node in await core.do(ListNodes())}[offer.node]
     waits = waits_for_restart(offer.repair, log.changes, facts.started_s if facts else None)
     return replace(stage, shown=shown, waits=waits)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
-from app.core.runs import ListCheckpoints
+from app.core.runs import FindCheckpoints
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import NumberBox
@@ -115,7 +115,7 @@ class ResumeDialog(QDialog):
         self.table.chosen.connect(self._review)
         self.verify.toggled.connect(lambda checked: self._review())
         self._op = context.bridge.do(
-            ListCheckpoints(run_id=run.run_id),
+            FindCheckpoints(run_id=run.run_id),
             self._show_checkpoints,
             lambda error: self._note.setText(str(error)),
         )

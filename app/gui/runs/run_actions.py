@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.conversation import Subject
-from app.core.runs import DeleteRun, ResumeRun, SaveCheckpoint, StopRun, TakeOverRun, TraceRun
+from app.core.runs import EraseRun, ResumeRun, SaveCheckpoint, StopRun, TakeOverRun, TraceRun
 from app.events import ACTIVE_STATES, RunSnapshot, TraceResult
 from app.gui.chat.chat_dialog import open_chat
 from app.gui.export.export_wizard import ExportWizard
@@ -163,7 +163,7 @@ class RunActions:
         ):
             return
         self._context.bridge.do(
-            DeleteRun(run_id=run.run_id),
+            EraseRun(run_id=run.run_id),
             failure=partial(show_run_error, self._context, self._banner, run.run_id),
         )
 

@@ -160,7 +160,7 @@ class RunPage(QWidget):
         self._ops = [
             bridge.run(lambda core, report: load_run(core, run_id), self._fill),
             *load_ranks(self._context, run_id),
-            self._load(runs.ListCheckpoints(run_id=self.run_id), self._show_checkpoints),
+            self._load(runs.FindCheckpoints(run_id=self.run_id), self._show_checkpoints),
         ]
 
     # ------------------------------------------------------------ layout
@@ -290,7 +290,7 @@ class RunPage(QWidget):
         if event.kind in INTERRUPTION_KINDS:
             self.recovery.refresh()
         if event.kind in CHECKPOINT_KINDS:
-            self._load(runs.ListCheckpoints(run_id=self.run_id), self._show_checkpoints)
+            self._load(runs.FindCheckpoints(run_id=self.run_id), self._show_checkpoints)
 
     def _load(self, read: Action[T], show: Callable[[str, T], None]) -> Op:
         """Read something of the run; what cannot be reached stays as it is."""
@@ -324,7 +324,7 @@ class RunPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            runs.ListCheckpoints(run_id=run_id, verify=True),
+            runs.FindCheckpoints(run_id=run_id, verify=True),
             partial(self._show_verified, run),
             title=f"Verifying checkpoints of {run.name}",
             hint="Reading every copy in full.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agents.contract.spec import MOST
+from agents.contract.spec import run_keys
 from app.planning.advice.changes import Change, apply_change
 from app.planning.advice.fit_advice import advise_fit
 from app.planning.build_context import open_case
@@ -98,7 +98,7 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
     if together is None or not together.fits or case.spec.shares is not None:
         return
     speeds, rows = [gpu.tokens_per_s for gpu in together.gpus], case.spec.batch_sequences
-    limit = int(MOST["batch_sequences"])
+    limit = int(run_keys()["batch_sequences"].about.maximum or 0)
     lost = {
         more: _lost(more, speeds)
         for more in range(rows, min(2 * rows, rows + _MAX_EXTRA_ROWS, limit) + 1)

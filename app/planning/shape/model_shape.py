@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.shared.models.sizes import LIMITS, find_odd_sizes, text_of
+from agents.shared.models.config_findings import LIMITS, find_odd_sizes, text_of
 from app.errors import UserError
 from app.planning.shape.adapter_targets import choose_targets as choose_targets
 from app.planning.shape.adapter_targets import tell_layers_apart

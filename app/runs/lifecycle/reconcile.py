@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agents.contract.requests.runs import DeleteRun
 from agents.contract.run import AttemptStatus
 from app.errors import RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
@@ -391,6 +392,6 @@ async def _end_deleted(services: Services, run_id: str, statuses: Sequence[Attem
         await stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
     for node in {status.node for status in statuses}:
         try:
-            await services.pool.agent(node).run_delete(run_id)
+            await services.pool.agent(node).ask(DeleteRun(run_id=run_id))
         except RacklessError as error:  # it is tried again when the node comes online again
             _log.warning("run %s could not be deleted on %s: %s", run_id, node, error)

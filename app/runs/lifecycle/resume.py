@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agents.contract.requests.attempts import ListAttempts
+from agents.contract.requests.runs import RaiseFence
 from agents.contract.spec import Parallel, RunSpec
 from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import RESUMABLE_STATES
+from app.progress import OnMessage
 from app.runs.inputs.run_inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
@@ -25,7 +28,6 @@ from app.runs.lifecycle.resume_verification import count_logged, read_replay, re
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
 from app.runs.nodes.attempt_status import active_attempts, list_attempts, stop_parts
-from app.runs.nodes.node_pool import OnMessage
 from app.runs.preflight import (
     add_forecast,
     choose_named,
@@ -228,12 +230,15 @@ async def _require_own(
     if is_automatic:
         _require_pending(services, run.run_id)
     is_shared = False
-    answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
-    require_not_taken(services, run, [status for statuses in answers for status in statuses])
+    answers = await asyncio.gather(
+        *(services.pool.agent(node).ask(ListAttempts()) for node in nodes)
+    )
+    named = [(n, s) for n, known in zip(nodes, answers, strict=True) for s in known.attempts]
+    require_not_taken(services, run, [status for _, status in named])
     if not is_automatic:
         return False
-    for node, statuses in zip(nodes, answers, strict=True):
-        ours = [status for status in statuses if status.run_id == run.run_id]
+    for node, known in zip(nodes, answers, strict=True):
+        ours = [status for status in known.attempts if status.run_id == run.run_id]
         is_shared |= any(s.attempt == run.attempt and s.election is not None for s in ours)
         for status in active_attempts(ours):
             if status.attempt > run.attempt:
@@ -243,8 +248,7 @@ async def _require_own(
                     f"{who} resumed run {run.run_id} on {node}",
                     f"Stop it there: rackless runs stop {run.run_id} --node {node}",
                 )
-    named = [replace(s, node=n) for n, found in zip(nodes, answers, strict=True) for s in found]
-    if adopt_regrouped(services, run, named):
+    if adopt_regrouped(services, run, [replace(status, node=node) for node, status in named]):
         raise UserError(f"run {run.run_id} goes on already")
     return is_shared
 
@@ -311,7 +315,7 @@ async def _require_any(services: Services, run: RunRecord, nodes: Sequence[str])
         # A node that refuses the login or shows another host key says what to do about it.
         for node in set(run.nodes) & set(services.pool.names()):
             with contextlib.suppress(NodeUnreachable):
-                await services.pool.agent(node).attempt_list()
+                await services.pool.agent(node).ask(ListAttempts())
         raise UserError(
             f"none of the run's nodes answers ({show_list(run.nodes)})",
             "Turn one on, or name others: rackless runs resume ID --nodes A,B",
@@ -328,24 +332,26 @@ async def _raise_fence(
         UserError: the number was claimed, and a node knows a newer one.
     """
     while True:
-        newest = await asyncio.gather(
-            *(services.pool.agent(node).run_fence(run.run_id, attempt) for node in nodes)
-        )
-        if max(newest, default=attempt) <= attempt:
+        request = RaiseFence(run_id=run.run_id, attempt=attempt)
+        fences = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
+        newest = max((fence.attempt for fence in fences), default=attempt)
+        if newest <= attempt:
             return attempt
         if is_claimed:
             raise UserError(f"run {run.run_id} is being resumed elsewhere")
-        attempt = max(newest) + 1  # another master has resumed this run before
+        attempt = newest + 1  # another master has resumed this run before
 
 
 async def _stop_leftovers(
     services: Services, run_id: str, nodes: Sequence[str], grace_s: float, *, at_loss: bool = False
 ) -> None:
-    answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
+    answers = await asyncio.gather(
+        *(services.pool.agent(node).ask(ListAttempts()) for node in nodes)
+    )
     left = [
         (node, status.attempt)
-        for node, statuses in zip(nodes, answers, strict=True)
-        for status in active_attempts(statuses)
+        for node, known in zip(nodes, answers, strict=True)
+        for status in active_attempts(known.attempts)
         if status.run_id == run_id
     ]
     await asyncio.gather(

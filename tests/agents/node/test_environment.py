@@ -14,7 +14,7 @@ import pytest
 
 from agents.children import Children
 from agents.contract.environments import EnvironmentTrial, WheelQuery, WheelReport
-from agents.contract.node import EnvironmentBuild, EnvironmentQuery
+from agents.contract.requests.environment import EnvironmentBuild, EnvironmentQuery
 from agents.contract.wheel_tags import this_target
 from agents.errors import ExpectedError
 from agents.node import environment

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agents.contract.storage import StorageReport
+from agents.contract.requests.storage import Freed, StorageReport
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.file_store import FileStore
@@ -68,7 +68,7 @@ def test_files_with_two_names_count_once(home: Home) -> None:
     os.utime(put(home, "cache/tokens"), (-1.0, -1.0))  # before 1970
     answer = find_handler("storage.list")
     assert answer is not None
-    report = from_wire(StorageReport, to_wire(answer(SimpleNamespace(home=home))))
+    report = from_wire(StorageReport, to_wire(answer(SimpleNamespace(home=home, args={}))))
     for odd in ({"used_s": 1e300}, {"name": "../key"}, {"size_bytes": -1}):
         with pytest.raises(WireError):
             from_wire(
@@ -84,7 +84,7 @@ def test_files_with_two_names_count_once(home: Home) -> None:
     delete = find_handler("storage.delete")
     assert delete is not None
     call = SimpleNamespace(home=home, args={"names": [MODEL]})
-    assert delete(call) == {"freed_bytes": block}
+    assert delete(call) == Freed(freed_bytes=block)
     assert not list(home.path.glob("store/files/*/*"))
     assert not (home.path / MODEL).exists()
 

@@ -7,13 +7,13 @@ import io
 
 import pytest
 
-from agents.contract.artifacts import ChatAnswer, ChatOpened, ChatTurn
+from agents.contract.requests.chats import ChatAnswer, ChatOpened, ChatTurn
 from app.cli.chat import _chat
 from app.cli.kit.output import Output
 from app.cli.main import build_parser
 from app.conversation import Loaded, Subject
 from app.core.action import Report
-from app.core.chats import AnswerPiece, AskModel, CloseChat, OpenChat
+from app.core.chats import AnswerPiece, AskModel, OpenChat, UnloadModel
 from app.errors import UserError
 from tests.fakes.core import FakeCore
 
@@ -22,7 +22,7 @@ class Core(FakeCore):
     """Answers with how many messages it was sent."""
 
     def __post_init__(self) -> None:
-        self.answers = {OpenChat: self.open_chat, AskModel: self.ask, CloseChat: self.close}
+        self.answers = {OpenChat: self.open_chat, AskModel: self.ask, UnloadModel: self.close}
         self.turns: list[ChatTurn] = []
         self.subject: Subject | None = None
         self.is_closed = False
@@ -43,7 +43,7 @@ class Core(FakeCore):
             text=text, num_tokens=2, first_token_s=0.1, tokens_per_s=9.0, runtime="fake", cut=False
         )
 
-    async def close(self, action: CloseChat, report: Report) -> None:
+    async def close(self, action: UnloadModel, report: Report) -> None:
         self.is_closed = True
 
 

@@ -10,7 +10,7 @@ import pytest
 from app.cli.checkpoints import _list
 from app.cli.kit.output import Output
 from app.core.action import Report
-from app.core.runs import ListCheckpoints
+from app.core.runs import FindCheckpoints
 from app.events import CheckpointSnapshot
 from tests.fakes.core import FakeCore
 
@@ -30,13 +30,13 @@ def test_exit_code_tells_damage_where_it_was_asked_for(
     )
 
     async def checkpoints(
-        action: ListCheckpoints, report: Report
+        action: FindCheckpoints, report: Report
     ) -> tuple[CheckpointSnapshot, ...]:
         assert (action.run_id, action.verify) == ("r1", verify)
         return (other, whole)
 
     core = FakeCore()
-    core.answers[ListCheckpoints] = checkpoints
+    core.answers[FindCheckpoints] = checkpoints
     args = argparse.Namespace(run="r1", verify=verify)
     assert asyncio.run(_list(core, args, Output(False))) == code
     assert "20" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from agents.contract.artifacts import ChatAnswer
+from agents.contract.requests.chats import ChatAnswer
 from app.cli.compare import _compare
 from app.cli.kit.output import Output
 from app.cli.main import build_parser

@@ -11,7 +11,7 @@ from agents.contract.repair import FileEdit, RepairStep
 from app.core.action import sentences
 from app.core.core import Core
 from app.core.new_nodes import AddNode
-from app.core.repairs import ApplyRepair, ListChanges, PreviewRepair, RetestRow, UndoChanges
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import UserError
 from app.provisioning.check_row import make_row
 from app.provisioning.repairs import Repair
@@ -33,7 +33,7 @@ async def test_a_repair_is_applied_listed_and_undone(tmp_path: Path) -> None:
         await core.do(
             AddNode(name="pc", address=address_of(server), accept_host_key=server.fingerprint)
         )
-        shown = await core.do(PreviewRepair(node="pc", repair=repair))
+        shown = await core.do(ShowRepair(node="pc", repair=repair))
         assert (shown.steps[0].before, shown.steps[0].after) == ("one\nold\n", "one\nnew \u00e4\n")
         said: list[str] = []
         change = await core.do(
@@ -43,7 +43,7 @@ async def test_a_repair_is_applied_listed_and_undone(tmp_path: Path) -> None:
         assert said[0] == "Edit hosts ..."
         assert "exit code 4" in change.problem
         assert hosts.read_text(encoding="utf-8") == "one\nnew \u00e4\n"
-        assert (await core.do(ListChanges(node="pc"))).changes == (change,)
+        assert (await core.do(ReadChanges(node="pc"))).changes == (change,)
         assert "@" in change.by
         (undone,) = await core.do(UndoChanges(node="pc", numbers=(change.number,)))
         assert undone.undone_s is not None
@@ -68,7 +68,7 @@ async def test_a_repair_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> 
         await core.do(
             AddNode(name="pc", address=address_of(server), accept_host_key=server.fingerprint)
         )
-        shown = await core.do(PreviewRepair(node="pc", repair=repair))
+        shown = await core.do(ShowRepair(node="pc", repair=repair))
         begun = asyncio.Event()
 
         def listen(said: str) -> None:
@@ -82,10 +82,10 @@ async def test_a_repair_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> 
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        (change,) = (await core.do(ListChanges(node="pc"))).changes
+        (change,) = (await core.do(ReadChanges(node="pc"))).changes
         assert change.ended_s is None
         while change.ended_s is None:
             await asyncio.sleep(0.1)
-            (change,) = (await core.do(ListChanges(node="pc"))).changes
+            (change,) = (await core.do(ReadChanges(node="pc"))).changes
         assert change.problem == ""
         assert (tmp_path / "made").exists()

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from agents.contract.node import Calibration, CalibrationJob, NodeFacts
+from agents.contract.node import Calibration, NodeFacts
+from agents.contract.requests.jobs import CalibrationJob
 from app.core.nodes import CalibrateNode
 from app.errors import UserError
 from app.forecasts.planner import describe_nodes
@@ -29,8 +30,8 @@ def measure(services: Services, cluster: FakeCluster, found: Calibration) -> Any
     async def calibrate(job: CalibrationJob, progress: Any = None) -> Calibration:
         return found
 
-    client = SimpleNamespace(name="alpha", facts=node.facts, calibrate=calibrate)
-    fleet = SimpleNamespace(client=lambda name: client)
+    node.calibrate = calibrate  # type: ignore[method-assign, assignment]
+    fleet = SimpleNamespace(client=lambda name: node)
     core = cast(Any, SimpleNamespace(fleet=fleet, services=services))
     return asyncio.run(CalibrateNode(name="alpha").perform(core, lambda event: None))
 

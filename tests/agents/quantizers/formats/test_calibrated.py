@@ -25,7 +25,8 @@ import torch
 from safetensors.torch import load_file
 
 from agents.children import Children
-from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
+from agents.contract.requests.environment import PackagesBuild
+from agents.contract.requests.exports import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.node import packages

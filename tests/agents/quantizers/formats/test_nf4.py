@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agents.contract.artifacts import MakeJob, Origin, TextSource
+from agents.contract.requests.exports import MakeJob, Origin, TextSource
 from agents.quantizers.formats import nf4
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.job import JobProgress

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.data import DataPreview
+from agents.contract.requests.jobs import PreviewJob
 from agents.contract.spec import DataSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.data import preview

@@ -23,7 +23,7 @@ from agents.contract.spec import AdapterSpec
 from agents.errors import ExpectedError
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import merge, read_job
-from agents.shared.models.folder import NO_TEXT_CLASS, find_config_problems
+from agents.shared.models.config_findings import NO_TEXT_CLASS, find_config_problems
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.trainer.model.causal_class import find_causal_class
 from agents.trainer.model.model import build_trained_model, load_model, refuse_unknown_tokens

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from agents.contract.in_place import PlaceAnswer, PlaceQuery
+from agents.contract.requests.shared import PlaceQueries
 from agents.contract.run import FileEntry
 from agents.contract.shares import Share
 from tests.fakes.ssh import nodes
@@ -29,8 +30,10 @@ async def test_an_agent_answers_each_query_and_keeps_no_copy(tmp_path: Path) -> 
     nas = Share(kind="nfs", server="nas", path="/rows")
     async with nodes(tmp_path, 1) as (pc,):
         # Nothing is shared as far as anybody knows: not even looked for.
-        assert await pc.find_places([ask(None)]) == (PlaceAnswer(),)
-        same, other = await pc.find_places([ask(nas), ask(nas, "0" * 64)])
+        found = await pc.ask(PlaceQueries(queries=(ask(None),)))
+        assert found.answers == (PlaceAnswer(),)
+        found = await pc.ask(PlaceQueries(queries=(ask(nas), ask(nas, "0" * 64))))
+        same, other = found.answers
         assert same.path == str(tmp_path / "rows.jsonl")
         assert other.path is None
         assert other.problem == f"{tmp_path / 'rows.jsonl'} has another content"

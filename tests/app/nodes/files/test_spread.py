@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
+from agents.contract.requests.runs import CompareBundle
 from agents.contract.run import FileEntry
 from agents.contract.spread import ChunkHeader, Message, SpreadJob, SpreadReady
 from agents.election.channel import Listener
@@ -352,7 +353,10 @@ async def test_what_several_nodes_lack_is_shared_and_the_rest_is_pushed(tmp_path
         ]
         assert await transfer.share(wishes, {}, told.append) == ()
         assert told[-1][0].total_bytes == (9 << 20) + 10
-        states = [await wish.client.bundle_status("models/m", wish.files) for wish in wishes]
+        states = [
+            await wish.client.ask(CompareBundle(destination="models/m", files=tuple(wish.files)))
+            for wish in wishes
+        ]
         assert [state.missing for state in states] == [("last",), ()]
         for wish in wishes:
             assert await transfer.push(wish.client, "models/m", root, wish.files)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.requests.runs import CompareBundle
 from agents.contract.run import FileEntry
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
@@ -70,7 +71,9 @@ async def test_only_what_is_missing_travels(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="b cannot be read"):
             await transfer.push(pc, "models/m", root, files)
         (root / "gone").rename(root / "b")
-        assert (await pc.bundle_status("models/m", files)).missing == ("b",)
+        assert (
+            await pc.ask(CompareBundle(destination="models/m", files=tuple(files)))
+        ).missing == ("b",)
         told: list[tuple[int, int]] = []
         await transfer.push(pc, "models/m", root, files, lambda *n: told.append(n))
         assert told == [(4000, 4000)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.requests.streams import ReadStream
 from agents.shared.files import logcap
 from app.errors import AgentBug, UserError
 from app.runs.journals.logs import LogFile
@@ -162,7 +163,8 @@ def test_follow_goes_on_after_another_process_has_appended(mirror: Mirror) -> No
 def test_chunk_that_is_no_base64_is_a_bug_of_the_agent(mirror: Mirror) -> None:
     node = FakeNode("alpha")
     node.write("r", 1, "rank-0.log", b"x")
-    chunk = asyncio.run(node.stream_read("r", 1, "rank-0.log", 0, 10))
+    request = ReadStream(run_id="r", attempt=1, stream="rank-0.log", max_bytes=10)
+    chunk = asyncio.run(node.ask(request))
     object.__setattr__(chunk, "data_base64", "*")
     with pytest.raises(AgentBug):
         store_chunk(mirror, chunk)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.run import AttemptLoss, AttemptStatus, RankPlacement
+from agents.contract.requests.attempts import Attempts
+from agents.contract.run import AttemptLoss, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.presentation.interruption_text import tell_story
@@ -219,7 +220,7 @@ def test_nodes_are_kept_from_it_while_the_master_ends_and_plans(
 
 
 def hang_when_asked(cluster: FakeCluster, name: str) -> None:
-    async def hang() -> tuple[AttemptStatus, ...]:
+    async def hang(*asked: object) -> Attempts:
         await asyncio.sleep(60)
         raise AssertionError("nobody waits for that long")
 

@@ -450,7 +450,7 @@ async def test_two_starts_at_once_are_one_run_and_no_failed_one(
 def test_start_that_another_master_was_faster_than_leaves_no_run(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
-    async def launch(intent: object) -> AttemptStatus:
+    async def launch(*asked: object) -> AttemptStatus:
         busy_with(cluster, spec=replace(spec, name="poems"))
         raise UserError("Node beta is already busy: run r-9 uses its CPU.")
 

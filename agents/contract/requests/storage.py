@@ -1,4 +1,4 @@
-"""What lies on the disk of a node below the agent's home, by kind, and what needs it there."""
+"""Requests about the disk of a node: what lies below the agent's home, and deleting some of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 from agents.contract.environments import KeptKind
 from agents.contract.names import check_inside, check_number, check_text, check_time
+from agents.contract.requests import DELETE_S, LOOK_S, NodeRequest
 
 StorageKind = Literal[
     "model", "data", "artifact", "checkpoint", "run", "cache", "store", "partial", "other", KeptKind
@@ -54,3 +55,25 @@ class StorageReport:
     def check_foreign(self) -> None:
         for name in ("size_bytes", "disk_bytes", "disk_free_bytes"):
             check_number(name, getattr(self, name), 0, _MAX_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListStorage(NodeRequest[StorageReport]):
+    """List what lies below the agent's home, the largest first."""
+
+    kind = "storage.list"
+    limit_s = LOOK_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Freed:
+    freed_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteStorage(NodeRequest[Freed]):
+    """Delete some of that by name."""
+
+    kind = "storage.delete"
+    limit_s = DELETE_S
+    names: tuple[str, ...]

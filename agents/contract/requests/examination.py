@@ -1,4 +1,4 @@
-"""What a node reads of its own system for the check; `None` is what it could not read.
+"""Requests of the check: what a node reads of its own system; `None` is what it could not read.
 
 A node only reads. What a value means is decided on the master (`app/provisioning/checks`).
 """
@@ -10,6 +10,8 @@ from typing import Literal
 
 from agents.contract.names import check_text
 from agents.contract.node import MAX_LISTED
+from agents.contract.requests import NodeRequest
+from agents.contract.wake import WakeTarget
 
 DeviceKind = Literal["ethernet", "wifi", "vpn", "bridge", "virtual", "mobile", "loopback"]
 """What a network device is; `virtual` is one end of a container's or a VM's link."""
@@ -35,16 +37,6 @@ def _check_lists(record: object, *names: str) -> None:
         for item in items:
             if isinstance(item, str):
                 check_text(name, item)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RouteQuery:
-    """Addresses to which a node should say the way."""
-
-    addresses: tuple[str, ...]
-
-    def check_foreign(self) -> None:
-        _check_lists(self, "addresses")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,3 +241,36 @@ class Examination:
     driver: DriverFacts = field(default_factory=DriverFacts)
     wsl: WslFacts | None = None
     """None: it is not WSL."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examine(NodeRequest[Examination]):
+    """Read everything that the check needs beyond the facts."""
+
+    kind = "node.examine"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FindRoutes(NodeRequest[Routes]):
+    """Find the way by which packets to each address leave the node."""
+
+    kind = "node.routes"
+    addresses: tuple[str, ...]
+
+    def check_foreign(self) -> None:
+        _check_lists(self, "addresses")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentPackets:
+    value: int
+    """Number of packets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WakeOther(NodeRequest[SentPackets]):
+    """Wake another PC of the node's network."""
+
+    kind = "node.wake"
+    flat = "target"
+    target: WakeTarget

@@ -1,4 +1,4 @@
-"""Check the numbers of a model's config.json before anything computes with them.
+"""Judge a model's config.json before anything computes with it: its sizes, and what it is made for.
 
 A config comes from strangers: a billion layers would fill all memory of a plan, a text instead of a
 number would look like a fault of ours. Only what the config says is checked; what it leaves out has
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from agents.shared.models.findings import ORIGINAL, OTHER_MODEL, ModelFinding, show
 
 _Limits = tuple[int, int]
 _LAYERS: _Limits = (1, 10_000)
@@ -51,6 +53,47 @@ _FINITE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta",
            "initializer_range", "attention_dropout", "hidden_act_alpha")  # fmt: skip
 _LISTS = ("mlp_only_layers", "layer_types", "layers_block_type", "moe_layers", "architectures")
 _MAPPINGS = ("text_config", "quantization_config", "rope_scaling", "rope_parameters")
+TRAINABLE_METHODS = ("bitsandbytes", "mxfp4")
+"""Values of quant_method whose weights an adapter can be trained on."""
+_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
+"""Ends of the class names of models that can be language models."""
+_ENCODERS = frozenset({
+    "bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "distilbert", "albert", "electra",
+    "deberta", "deberta-v2", "mpnet", "camembert", "modernbert", "nomic_bert", "longformer",
+    "big_bird", "ernie", "esm", "flaubert", "funnel", "ibert", "layoutlm", "luke",
+    "megatron-bert", "mobilebert", "mra", "nezha", "nystromformer", "rembert", "roformer",
+    "splinter", "squeezebert", "vit", "clip", "siglip", "wav2vec2", "hubert", "whisper",
+})  # fmt: skip
+NO_TEXT_CLASS = frozenset({
+    "aria", "aya_vision", "blip", "blip-2", "chameleon", "cohere2_vision", "deepseek_vl",
+    "deepseek_vl_hybrid", "florence2", "glm46v", "glm4v", "glm4v_moe", "granite_speech", "idefics",
+    "idefics2", "idefics3", "instructblip", "internvl", "janus", "kosmos-2", "lfm2_vl", "llava",
+    "llava_next", "llava_next_video", "llava_onevision", "ovis2", "paligemma",
+    "perception_lm", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_omni_moe",
+    "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llava", "vipllava", "voxtral",
+})  # fmt: skip
+"""Types of models for pictures or sound whose language model Transformers does not load alone."""
+
+
+def find_config_problems(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
+    """Yield what a config alone says against training."""
+    for text in find_odd_sizes(config):
+        yield ModelFinding(
+            kind="config",
+            message=f"has a config.json in which {text}",
+            hint="Download the config again, or name another model",
+            file="config.json",
+        )
+        return
+    yield from _find_other_kind(config)
+    method = quantization_of(config)
+    if method and method not in TRAINABLE_METHODS:
+        yield ModelFinding(
+            kind="quantized",
+            message=f"is quantized ({show(method)[1:-1]}), and nothing can be trained on it",
+            hint=ORIGINAL,
+            file="config.json",
+        )
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,13 +143,45 @@ def _check_size(name: str, value: Any, limits: _Limits) -> Iterator[str]:
             return
 
 
-def show(value: Any) -> str:
-    """Return a value of a config in at most 40 printable characters.
+def quantization_of(config: Mapping[str, Any]) -> str:
+    """Return the method by which a model is quantized; empty: it is not."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping) or not settings:
+        return ""
+    return str(settings.get("quant_method") or "bitsandbytes")
 
-    >>> show("x" * 50), show(10**12), show(None)
-    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", '1000000000000', 'None')
-    """
-    if isinstance(value, int) and value.bit_length() > 200:
-        return "a number of more than 60 digits"
-    text = ascii(value[:200] if isinstance(value, str | list) else value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+
+def is_4_bit(config: Mapping[str, Any]) -> bool:
+    """Return whether bitsandbytes stores the linear layers in 4 bits, as a QLoRA run holds them."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping) or quantization_of(config) != "bitsandbytes":
+        return False
+    return bool(settings.get("load_in_4bit") or settings.get("_load_in_4bit"))
+
+
+def _find_other_kind(config: Mapping[str, Any]) -> Iterator[ModelFinding]:
+    names = [str(one) for one in config.get("architectures") or []]
+    family = str(text_of(config).get("model_type", ""))
+    why = ""
+    if config.get("is_encoder_decoder"):
+        why = "has an encoder and a decoder"
+    elif family in _ENCODERS and not config.get("is_decoder"):
+        why = "reads texts and writes none"
+    elif names and not any(name.endswith(_ENDINGS) for name in names):
+        why = f"is made for another task ({show(names[0])[1:-1]})"
+    elif not names and not config.get("model_type"):
+        why = "names no model_type"
+    kind = str(config.get("model_type", ""))
+    if not why and kind in NO_TEXT_CLASS:
+        yield ModelFinding(
+            kind="architecture",
+            message=f"is made for pictures or sound beside text ({kind}), and Transformers does "
+            "not load its language model alone",
+            hint=OTHER_MODEL,
+            file="config.json",
+        )
+    if why:
+        message = f"is no causal language model: it {why}"
+        yield ModelFinding(
+            kind="architecture", message=message, hint=OTHER_MODEL, file="config.json"
+        )
