@@ -17,10 +17,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
-from agents.contract.parallel import PARALLEL, ParallelMode
+from agents.contract.objectives import (
+    OBJECTIVES,
+    ROW_FORMATS,
+    DataFormat,
+    Objective,
+    join_or,
+    list_owners,
+    refuse_format,
+)
+from agents.contract.parallel import PARALLEL, ParallelMode, find_mode
 
-DataFormat = Literal["auto", "chat", "alpaca", "text", "preference"]
-Objective = Literal["sft", "dpo"]
 AdapterKind = Literal["lora", "qlora", "full"]
 OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 Parallel = Literal["auto", ParallelMode]
@@ -117,10 +124,7 @@ class DataSpec:
             group=DATA,
             choices=(
                 ("auto", "Detect from the first rows"),
-                ("chat", "Chat: a list of messages"),
-                ("alpaca", "Instruction, input, output"),
-                ("text", "Plain text"),
-                ("preference", "Preference pairs: chosen and rejected"),
+                *((row.name, row.summary) for row in ROW_FORMATS.values()),
             ),
         ),
     ] = "auto"
@@ -366,10 +370,7 @@ class RunSpec:
             group=METHOD,
             details="SFT is supervised fine-tuning, DPO direct preference optimization "
             "([arXiv:2305.18290](https://arxiv.org/abs/2305.18290)).",
-            choices=(
-                ("sft", "SFT: answer like the examples"),
-                ("dpo", "DPO: prefer one answer over another"),
-            ),
+            choices=tuple((row.name, row.summary) for row in OBJECTIVES.values()),
             is_wide=True,
         ),
     ] = "sft"
@@ -383,7 +384,7 @@ class RunSpec:
             group=METHOD,
             above=0,
             maximum=1_000,
-            only_with=("objective", ("dpo",)),
+            only_with=("objective", list_owners("dpo_beta")),
         ),
     ] = 0.1
     sequence_tokens: Annotated[
@@ -717,18 +718,10 @@ class RunSpec:
         check_limits(self)
         if not self.model:
             raise ValueError("model is empty; it must be a hub id or a folder")
-        if self.packing and self.objective == "dpo":
-            raise ValueError("packing is true; it must be false with objective dpo")
-        pairs, wanted = ("auto", "preference"), self.data.format
-        if self.objective == "dpo" and wanted not in pairs:
-            raise ValueError(
-                f"data.format is {wanted}; with objective dpo it must be auto or preference"
-            )
-        if self.objective == "sft" and wanted == "preference":
-            raise ValueError(
-                "data.format is preference; with objective sft it must be auto, chat, alpaca or "
-                "text, or set objective: dpo"
-            )
+        if self.packing and not OBJECTIVES[self.objective].packs:
+            raise ValueError(f"packing is true; it must be false with objective {self.objective}")
+        if refusal := refuse_format(self.objective, self.data.format):
+            raise ValueError(f"data.format is {refusal}")
         if self.precision == "fp64" and self.adapter.kind == "qlora":
             raise ValueError(
                 "precision is fp64; with kind qlora it must be auto, fp32, bf16 or fp16, which "
@@ -738,20 +731,19 @@ class RunSpec:
             raise ValueError("nodes is empty; it must be all, or name at least one node")
         if self.nodes != "all":
             _are_distinct("nodes", self.nodes)
-        if self.parallel == "pipeline" and (refusal := self.refuse_pipeline()):
+        if refusal := self.refuse_mode(self.parallel):
             raise ValueError(refusal)
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
             raise ValueError(f"shares is {self.shares}; every share must be above 0")
 
-    def refuse_pipeline(self) -> str:
-        """Return why a pipeline does not train this run; empty: it does."""
-        must = "; with parallel pipeline it must be"
-        if self.adapter.kind == "full":
-            return f"adapter.kind is full{must} lora or qlora: stages keep all other weights as is"
-        if self.optimizer != "adamw":
-            return f"optimizer is {self.optimizer}{must} adamw, whose state other cuts continue"
-        if self.compression != "none":
-            return f"compression is {self.compression}{must} none"
+    def refuse_mode(self, parallel: str) -> str:
+        """Return why a parallel mode does not train this run; empty: its row allows it."""
+        for need in find_mode(parallel).needs:
+            section, _, name = need.key.rpartition(".")
+            value = getattr(getattr(self, section) if section else self, name)
+            if value not in need.values:
+                must = f"; with parallel {parallel} it must be {join_or(need.values)}"
+                return f"{need.key} is {value}{must}{need.reason}"
         return ""
 
 

@@ -237,9 +237,11 @@ class ResumeRun(Action["RunSnapshot"]):
     """Parallelism from now on; None: as before."""
 
     async def perform(self, core: CoreState, report: Report) -> RunSnapshot:
+        from app.runs.lifecycle.reconcile import refresh_run
         from app.runs.lifecycle.resume import Changes, resume_run
 
         run_id = core.full_id(self.run_id)
+        await refresh_run(core.services, run_id)
         await resume_run(
             core.services,
             run_id,

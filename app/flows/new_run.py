@@ -14,6 +14,8 @@ from typing import Literal
 
 from agents.contract.key import RunKey
 from agents.contract.node import NodeFacts
+from agents.contract.objectives import OBJECTIVES
+from agents.contract.parallel import find_mode
 from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, run_keys
 from app.events import NodeSnapshot
 from app.flows.new_run_answers import (
@@ -193,7 +195,7 @@ def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[
             return ()
         facts[node.name] = node.facts
     ranks = place_ranks(facts)
-    if answers["parallel"] == "single":
+    if find_mode(answers["parallel"]).uses_one_gpu:
         ranks = keep_single(ranks)
     return tuple(place.device for place in ranks)
 
@@ -282,7 +284,7 @@ def _summary(
     ]
     if "batch_sequences" not in findings and "sequence_tokens" not in findings:
         tokens = read_whole(answers["batch_sequences"]) * read_whole(answers["sequence_tokens"])
-        tokens *= 2 if answers["objective"] == "dpo" else 1  # a pair is two sequences
+        tokens *= OBJECTIVES[answers["objective"]].num_segments
         rows.append(("Tokens per step", f"up to {tokens:,}"))
     if "shares" not in findings:
         rows.append(("Shares", answers["shares"].strip() or "measured when the run starts"))

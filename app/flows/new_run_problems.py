@@ -9,6 +9,13 @@ import re
 from collections.abc import Iterator
 
 from agents.contract.key import MAX_COUNT, RunKey
+from agents.contract.objectives import (
+    OBJECTIVES,
+    ROW_FORMATS,
+    ObjectiveTraits,
+    find_readers,
+    join_or,
+)
 from agents.contract.parallel import refuse_parallel, refuse_trained_weights
 from agents.contract.spec import refuse_pattern, run_keys
 from app.flows.new_run_answers import YES, RunAnswers, is_asked, read_answer, repeat, to_spec
@@ -61,20 +68,30 @@ def _refuse_pattern(text: str) -> str:
 
 
 def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
-    if answers["objective"] == "dpo":
-        if answers["packing"] == YES:
-            yield "packing", "DPO cannot pack pairs. Turn this off, or choose SFT."
-        if answers["data.format"] not in ("auto", "preference"):
-            yield (
-                "data.format",
-                "DPO needs preference pairs. Choose them here, or choose SFT above.",
-            )
+    objective = OBJECTIVES[answers["objective"]]
+    if answers["packing"] == YES and not objective.packs:
+        others = join_or([row.label for row in OBJECTIVES.values() if row.packs])
+        yield (
+            "packing",
+            f"{objective.label} cannot pack {objective.units}. Turn this off, or choose {others}.",
+        )
     # `auto` is never a contradiction here: nodes detect the format from the first rows.
-    elif answers["data.format"] == "preference":
-        yield "data.format", "Preference pairs are for DPO. Choose DPO above, or another format."
+    row_format = answers["data.format"]
+    if row_format != "auto" and row_format not in objective.formats:
+        yield "data.format", _refuse_format(objective, row_format)
     refusal = refuse_parallel(answers["parallel"])
     if refusal := refusal or refuse_trained_weights(answers["parallel"], answers["adapter.kind"]):
         yield "parallel", f"{refusal[0]}."
+
+
+def _refuse_format(objective: ObjectiveTraits, row_format: str) -> str:
+    labels = join_or([row.label for row in find_readers(row_format)])
+    kind = ROW_FORMATS[row_format]
+    if kind.contents:
+        rows = capitalize(kind.rows)
+        return f"{rows} are for {labels}. Choose {labels} above, or another format."
+    wanted = join_or([ROW_FORMATS[name].rows for name in objective.formats])
+    return f"{objective.label} needs {wanted}. Choose them here, or choose {labels} above."
 
 
 # ---------------------------------------------------------------- values

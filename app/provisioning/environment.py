@@ -199,7 +199,7 @@ async def _find_or_build(
     if torch is None:
         return await _build(client, places, lock, lock, None, say)
     _name_unserved(facts, say)
-    made = await provide_lock(torch, client.name, places.locks, accept_index=accept_index, say=say)
+    made = await provide_lock(torch, client.name, places, accept_index=accept_index, say=say)
     return await _build(client, places, lock, read_train_lock(torch, made), torch, say)
 
 

@@ -10,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agents.contract.environments import WheelQuery, WheelReport
 from agents.contract.requests.environment import FetchWheels, LookForWheels
 from agents.contract.run import FileEntry
 from agents.shared.packages.lock import read_lock_text
-from agents.shared.packages.package_index import PackageIndex, read_index_settings
+from agents.shared.packages.package_index import IndexSettings, PackageIndex, read_index_settings
 from agents.shared.packages.wheel_progress import WheelProgress
 from agents.shared.packages.wheel_store import WheelProblem, WheelSet, fetch
 from app.errors import RacklessError, UserError
 from app.filelock import locked
 from app.nodes.client import NodeClient
-from app.nodes.files.local_files import in_thread
+from app.nodes.files.local_files import in_stoppable_thread, in_thread
 from app.nodes.files.transfer import BytesProgress, copy, push
 from app.progress import OnMessage, messages
 from app.storage.hashes import hash_file
@@ -154,26 +155,15 @@ async def _fetch_here(
 ) -> None:
     """Fetch a set on this PC, for a node that reaches no package index."""
     say(f"no node can fetch them, so this PC does, for {name}")
-    stopped = threading.Event()
-    settings = read_index_settings(os.environ, Path.home(), query.index_url)
-    index = PackageIndex(settings)
-    loop = asyncio.get_running_loop()
+    stopped, loop = threading.Event(), asyncio.get_running_loop()
 
     def tell(text: str) -> None:
         loop.call_soon_threadsafe(say, text)
 
-    def work() -> None:
-        here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(here.store / f"{here.name}.lock"):
-            fetch(here, index, tell, stopped.is_set)
-
-    task = asyncio.create_task(asyncio.to_thread(work))
+    settings = read_index_settings(os.environ, Path.home(), query.index_url)
+    work = partial(fill, here, settings, tell, stopped.is_set)
     try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stopped.set()
-        await asyncio.wait({task})
-        raise
+        await in_stoppable_thread(work, stopped.set)
     except WheelProblem as problem:
         kind = UserError if problem.kind in ("wrong", "stopped") else NoWheels
         said = "; ".join((*troubles, f"this PC {problem.message}"))
@@ -183,6 +173,20 @@ async def _fetch_here(
             f"{here.store} cannot be written: {error.strerror or error}",
             "Free some space on that disk: packages with CUDA take 3 GB",
         ) from error
+
+
+def fill(
+    here: WheelSet, settings: IndexSettings, say: OnMessage, is_stopped: Callable[[], bool]
+) -> None:
+    """Make a set of this PC whole; another process that does so is waited for.
+
+    Raises:
+        WheelProblem: it stays in part.
+        OSError: the disk is full or cannot be written.
+    """
+    here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(here.store / f"{here.name}.lock"):
+        fetch(here, PackageIndex(settings), say, is_stopped)
 
 
 async def _send(here: WheelSet, client: NodeClient, report: WheelReport, say: OnMessage) -> None:

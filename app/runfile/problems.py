@@ -6,16 +6,14 @@ checks the types of RunSpec, RunSpec its own limits; this module turns both into
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
-import types
-import typing
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agents.contract.key import RunKey
 from agents.contract.spec import RunSpec, run_keys
 
 KeyPath = tuple[str | int, ...]
@@ -33,7 +31,7 @@ class Problem:
 
 def find_problems(data: Any, lines: dict[KeyPath, int]) -> list[Problem]:
     """Return all problems of `data`; `lines` maps each key to its line."""
-    problems = _unknown_keys(data, RunSpec, (), lines)
+    problems = _unknown_keys(data, (), lines)
     meant = {problem.meant for problem in problems}
     return problems + _invalid_values(data, lines, meant)
 
@@ -74,17 +72,24 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def _unknown_keys(data: Any, cls: Any, path: KeyPath, lines: dict[KeyPath, int]) -> list[Problem]:
-    if not isinstance(data, dict):
+def _keys_under(section: KeyPath) -> list[str]:
+    """Return the keys and sections of a section; empty: it is none."""
+    start = "".join(f"{part}." for part in section)
+    rest = [name.removeprefix(start) for name in run_keys() if name.startswith(start)]
+    return list(dict.fromkeys(name.partition(".")[0] for name in rest))
+
+
+def _unknown_keys(data: Any, section: KeyPath, lines: dict[KeyPath, int]) -> list[Problem]:
+    known = _keys_under(section)
+    if not known or not isinstance(data, dict):
         return []
-    hints = typing.get_type_hints(cls)
     problems = []
     for key, value in data.items():
-        here = (*path, str(key))
-        if key not in hints:
-            problems.append(_unknown_key(here, list(hints), lines.get(here)))
-        elif dataclasses.is_dataclass(hints[key]):
-            problems += _unknown_keys(value, hints[key], here, lines)
+        here = (*section, str(key))
+        if key in known:
+            problems += _unknown_keys(value, here, lines)
+        else:
+            problems.append(_unknown_key(here, known, lines.get(here)))
     return problems
 
 
@@ -103,12 +108,10 @@ def _unknown_key(path: KeyPath, known: list[str], line: int | None) -> Problem:
 
 def _key_elsewhere(key: str) -> KeyPath:
     """Find a key that belongs to another section, such as `rank` for `adapter.rank`."""
-    for name, hint in typing.get_type_hints(RunSpec).items():
-        if key == name:
-            return (name,)
-        if dataclasses.is_dataclass(hint) and key in typing.get_type_hints(hint):
-            return (name, key)
-    return ()
+    if key in _keys_under(()):
+        return (key,)
+    paths = (tuple(name.split(".")) for name in run_keys())
+    return next((path for path in paths if path[-1] == key), ())
 
 
 # ---------------------------------------------------------------- values
@@ -133,17 +136,11 @@ def _invalid_values(data: Any, lines: dict[KeyPath, int], meant: set[KeyPath]) -
 
 def _real_path(location: tuple[str | int, ...]) -> KeyPath:
     """Drop what pydantic adds to name the options of a union, such as `tuple[str, ...]`."""
-    path: list[str | int] = []
-    cls: Any = RunSpec
+    path: KeyPath = ()
     for part in location:
-        if isinstance(part, int):
-            path.append(part)
-        elif dataclasses.is_dataclass(cls) and part in typing.get_type_hints(cls):
-            path.append(part)
-            cls = typing.get_type_hints(cls)[part]
-        elif not path:
-            path.append(part)
-    return tuple(path)
+        if not path or isinstance(part, int) or part in _keys_under(path):
+            path = (*path, part)
+    return path
 
 
 def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
@@ -173,73 +170,37 @@ def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
 
 
 def _wanted(path: KeyPath, entry: Any) -> str:
-    hint = _hint_at(path)
-    words = _allowed_words(hint)
+    key = run_keys()[".".join(part for part in path if isinstance(part, str))]
+    if isinstance(path[-1], int):
+        return "a number" if key.kind == "numbers" else "a text"
+    words, kinds = [str(word) for word in key.words], _kinds(key)
     if words and isinstance(entry["input"], str):
         near = difflib.get_close_matches(entry["input"], words, n=1, cutoff=0.5)
         guess = f"; did you mean {near[0]}?" if near else ""
         # Words are listed already: add only the other kinds, such as a number.
-        rest = _kind_text(hint, without_words=True)
+        rest = _either(kinds)
         return "one of " + ", ".join(words) + (f", or {rest}" if rest else "") + guess
-    return _kind_text(hint)
+    return _either([*words, *kinds])
 
 
-def _hint_at(path: KeyPath) -> Any:
-    hint: Any = RunSpec
-    for part in path:
-        hint = _item_hint(hint) if isinstance(part, int) else typing.get_type_hints(hint)[part]
-    return hint
+_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _item_hint(hint: Any) -> Any:
-    for option in _options(hint):
-        if typing.get_origin(option) is tuple:
-            return typing.get_args(option)[0]
-    return Any
+def _kinds(key: RunKey) -> list[str]:
+    """Return the kinds of value that a key takes, other than its words."""
+    found = [_KINDS[option] for option in key.options if option in _KINDS]
+    if key.kind in ("names", "numbers"):
+        found.append("a list of numbers" if key.kind == "numbers" else "a list of texts")
+    return [*found, "null"] if key.is_optional else found
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
+def _either(texts: list[str]) -> str:
+    """Join what a value may be.
 
-
-def _allowed_words(hint: Any) -> list[str]:
-    return [
-        str(word)
-        for option in _options(hint)
-        if typing.get_origin(option) is typing.Literal
-        for word in typing.get_args(option)
-    ]
-
-
-_KINDS = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
-
-
-def _kind_text(hint: Any, without_words: bool = False) -> str:
-    """Return what a value must be, in words.
-
-    >>> _kind_text(float | None)
-    'a number or null'
+    >>> _either(["a number", "null"]), _either(["auto"])
+    ('a number or null', 'auto')
     """
-    texts = []
-    for option in _options(hint):
-        if typing.get_origin(option) is typing.Literal:
-            if not without_words:
-                texts += [str(word) for word in typing.get_args(option)]
-        elif typing.get_origin(option) is tuple:
-            texts.append("a list of " + _KINDS[typing.get_args(option)[0]].split(" ", 1)[1] + "s")
-        else:
-            texts.append(_KINDS[option])
-    return (
-        texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1] if texts else ""
-    )
+    return " or ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
 def _shown(value: Any) -> str:

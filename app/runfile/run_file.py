@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import typing
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,9 +157,9 @@ def _restore_off(data: Any) -> None:
     """Restore the word `off` where it is a valid value: YAML 1.1 reads it as false."""
     if not isinstance(data, dict):
         return
-    for key, hint in typing.get_type_hints(RunSpec).items():
-        if data.get(key) is False and "off" in typing.get_args(hint):
-            data[key] = "off"
+    for name, key in run_keys().items():
+        if data.get(name) is False and "off" in key.words:
+            data[name] = "off"
 
 
 def format_run(spec: RunSpec) -> str:

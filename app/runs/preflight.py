@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agents.contract.node import NodeFacts
-from agents.contract.parallel import refuse_parallel, refuse_trained_weights
+from agents.contract.parallel import find_mode, refuse_parallel, refuse_trained_weights
 from agents.contract.requests.attempts import ListAttempts
 from agents.contract.requests.node import ReadFacts
 from agents.contract.requests.runs import RaiseFence
@@ -116,7 +116,7 @@ async def plan_launch(
             raise answer
     facts = {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeFacts)}
     ranks = place_ranks(facts)
-    if spec.parallel == "single":
+    if find_mode(spec.parallel).uses_one_gpu:
         ranks = keep_single(ranks)
         # Nodes without a rank need no network in common with it.
         facts = {ranks[0].node: facts[ranks[0].node]}

@@ -32,7 +32,7 @@ from agents.contract.requests.environment import (
 )
 from agents.contract.requests.node import ReadFacts
 from agents.contract.requests.runs import CompareBundle
-from agents.contract.wheel_tags import this_target
+from agents.contract.wheel_target import this_target
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import PackageIndex, read_index_settings
 from agents.shared.packages.wheel_progress import show_size
@@ -44,7 +44,7 @@ from app.nodes.node import Node
 from app.provisioning.environment import read_lock, read_train_lock, setup_environment
 from app.provisioning.torch_build import TorchBuild
 from app.provisioning.wheels import WheelPlaces
-from tests.bench.ssh_server import measured_server
+from tests.bench.rigs.ssh_server import measured_server
 
 TARGET_OWN_S, TARGET_S = 20.0, 180.0
 PHASES: dict[type[NodeRequest[Any]], str] = {

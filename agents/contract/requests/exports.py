@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
 from agents.contract.names import MAX_STEP, check_inside, check_name, check_number
+from agents.contract.objectives import DataFormat, Objective
 from agents.contract.requests import NodeRequest
 from agents.contract.run import FileEntry
-from agents.contract.spec import DataFormat, Objective
 
 PROOF_FILE = "proof.json"
 """File of an artifact with its measured quality."""

@@ -146,7 +146,10 @@ class ComparePage(QWidget):
                     self.model.put(row)
 
     def _draw_all(self) -> None:
+        newest = [steps[-1] for steps in self._steps.values() if steps]
+        reported = {name for step in newest for name in step.metrics}
         for charts in self.charts:
+            charts.offer_metrics(reported)
             self._draw(charts)
 
     def _draw(self, charts: ChosenPlots) -> None:

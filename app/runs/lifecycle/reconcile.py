@@ -86,6 +86,12 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     await apply_judgement(services, run, patient, idle_s(parts))
 
 
+async def refresh_run(services: Services, run_id: str) -> None:
+    """Reconcile a run, and take over what its own nodes have done since."""
+    await reconcile_run(services, run_id)
+    await adopt_newer(services, services.runs.get(run_id))
+
+
 def end_unsafe(services: Services, run: RunRecord) -> bool:
     """End a stored run whose names lead out of our folder; return whether it is one."""
     unsafe = services.runs.why_unsafe(run)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from agents.serve.handlers import find_handler
 from agents.state import Home, locked
 from agents.supervisor.leases import borrow_device
 from tests.agents.node.test_checkpoints import make
+from tests.draws import random_bytes
 
 KIB = 1 << 10
 MODEL, DATA = "models/llama-0011", "data/rows-0022"
@@ -37,7 +39,7 @@ def put(home: Home, name: str, age_s: float = 2 * DAY_S, size: int = 64 * KIB) -
     """A folder with one file of random bytes."""
     file = home.path / name / "file"
     file.parent.mkdir(parents=True)
-    file.write_bytes(os.urandom(size))
+    file.write_bytes(random_bytes(size, zlib.crc32(name.encode())))
     return age(file.parent, age_s)
 
 

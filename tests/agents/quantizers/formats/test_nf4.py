@@ -17,7 +17,7 @@ from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merging import shard_files
 from tests.agents.quantizers.own_memory import OwnMemory
-from tests.agents.trainer.mixtures import save_mixture
+from tests.agents.trainer.model.mixtures import save_mixture
 from tests.agents.trainer.ranks import DEMO, make_tiny_model
 
 INDEX = "model.safetensors.index.json"

@@ -34,6 +34,7 @@ from app.nodes.files.member import Member
 from app.nodes.files.spread import spread_local
 from app.nodes.files.spread_state import SpreadReport
 from tests.app.nodes.files.test_transfer import HOME, content, make_files
+from tests.draws import random_bytes
 from tests.fakes.ssh import nodes, until
 
 
@@ -42,7 +43,7 @@ def make_model(folder: Path, num_chunks: int = 6) -> tuple[list[Place], list[Chu
     folder.mkdir()
     places, files = [], []
     for name, size in (("a", CHUNK_BYTES + 1), ("b", (num_chunks - 2) * CHUNK_BYTES - 5)):
-        (folder / name).write_bytes(os.urandom(size))
+        (folder / name).write_bytes(random_bytes(size, ord(name)))
         places.append(Place(root=folder, path=name))
         with (folder / name).open("rb") as file:
             files.append(hash_chunks(file))

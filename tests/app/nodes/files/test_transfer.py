@@ -20,6 +20,7 @@ from app.nodes.client import NodeClient
 from app.nodes.files import transfer
 from app.nodes.files.remote_files import is_safe_path
 from app.nodes.transport.loopback import power_cut
+from tests.draws import random_bytes
 from tests.fakes.agent import fake_archive
 from tests.fakes.ssh import client_of, linked, loopback_node, nodes, until
 
@@ -32,7 +33,7 @@ def make_files(root: Path, **sizes: int) -> tuple[FileEntry, ...]:
     for name, size in sizes.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = os.urandom(size)
+        data = random_bytes(size, len(entries))
         path.write_bytes(data)
         relative = path.relative_to(root).as_posix()
         digest = hashlib.sha256(data).hexdigest()

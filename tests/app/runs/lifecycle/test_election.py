@@ -18,12 +18,13 @@ from app.runs.lifecycle import election, recovery
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
-from app.runs.lifecycle.resume import Automatic, resume_run
+from app.runs.lifecycle.resume import Automatic
 from app.runs.lifecycle.stop import stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.nodes import attempt_status
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.resuming import resume_run
 
 KILLED = "Rank 2 on node gamma (cpu) was ended by SIGKILL in phase training"
 

@@ -17,10 +17,10 @@ from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
-from app.runs.lifecycle.resume import resume_run
 from app.runs.preflight import require_supported
 from app.runs.services import LaunchForecast, Services
 from tests.fakes.cluster import ENVIRONMENT, FakeCluster, make_facts
+from tests.fakes.resuming import resume_run
 
 
 def start(services: Services, spec: RunSpec) -> str:

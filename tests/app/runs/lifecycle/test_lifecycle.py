@@ -22,12 +22,13 @@ from app.events import Event, EventHub, LogArrived, RunChanged, StepsArrived
 from app.runs.checkpoints import find_copies, group_by_step, verify_copies
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
-from app.runs.lifecycle.resume import Changes, resume_run
+from app.runs.lifecycle.resume import Changes
 from app.runs.lifecycle.stop import delete_run, stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.exports import ask_export
+from tests.fakes.resuming import resume_run
 
 
 def state(services: Services, run_id: str) -> str:

@@ -24,10 +24,10 @@ from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
-from app.runs.lifecycle.resume import resume_run
 from app.runs.lifecycle.stop import stop_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.resuming import resume_run
 
 
 @pytest.fixture(autouse=True)
