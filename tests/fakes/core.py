@@ -1,7 +1,7 @@
 """A core without a cluster: it publishes believable snapshots, for the window's tests and pictures.
 
-It has the methods of app.core.core.Core that the window calls; each changes the fake's own state
-and publishes what a real core would. `calls` records them. Everything is deterministic.
+It answers the actions that the window does; each answer changes the state of the fake and publishes
+what a real core would. `calls` records them. Everything is deterministic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from app.artifacts.deletion import DeletedArtifact
 from app.artifacts.estimates.plan import ExportPlan
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
 from app.core import artifacts, hub, library, new_nodes, nodes, runs
-from app.core.action import Action, Report, Result
+from app.core.action import Action, CoreApi, Report, Result
 from app.errors import HostKeyUnknown, LoginRefused, NodeUnreachable, RunsPrograms, UserError
 from app.events import (
     ArtifactsChanged,
@@ -1035,7 +1035,7 @@ class FakeCore:
         return await answer(action, report or (lambda event: None))  # type: ignore[no-any-return]
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[FakeCore]:
+    async def open(self) -> AsyncIterator[CoreApi]:
         self.loop = asyncio.get_running_loop()
         yield self
 
@@ -1053,13 +1053,13 @@ class FakeCore:
     def of_nodes(self, key: str) -> dict[str, Value]:
         return {node: own[key] for node, own in self.own_settings.items() if key in own}
 
-    def set_of_node(self, node: str, key: str, value: Value | None) -> None:
+    def set_of_node(self, node: str, key: str, value: object | None) -> None:
         self.maybe_fail()
         own = self.own_settings.setdefault(node, {})
         if value is None:
             own.pop(key, None)
         else:
-            own[key] = value
+            own[key] = cast(Value, value)
 
     def on_loop(self, call: Callable[..., Any], *args: Any) -> None:
         """Let a test publish from its own thread."""
