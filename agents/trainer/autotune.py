@@ -24,7 +24,7 @@ from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.state import read_json, write_json
 from agents.trainer.checkpoint.state import ResumePoint
-from agents.trainer.data.examples import Part, choose_examples
+from agents.trainer.data.examples import BatchPart, choose_examples
 from agents.trainer.execution.activation_offload import Offloader
 from agents.trainer.execution.cuda_graphs import CudaRecorder, GraphReplayer
 from agents.trainer.execution.executor import Executor
@@ -54,7 +54,7 @@ _MAX_SHAPES = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class SettingChoice:
     """Chosen setting of a rank, and the functions to correct it."""
 
     setting: ExecutionSetting
@@ -138,7 +138,7 @@ def choose_setting(
     executor: Executor,
     reserve: Reserve,
     resumed: ResumePoint | None,
-) -> Choice:
+) -> SettingChoice:
     """Choose the setting and apply it.
 
     Args:
@@ -159,11 +159,13 @@ def choose_setting(
     apply = partial(_apply_checked, context, state, executor, reserve=reserve)
     with reserve.held():
         if resumed is not None:
-            choice = Choice(setting=_keep_setting(spec, resumed, context.attempt.rank), tried=[])
+            choice = SettingChoice(
+                setting=_keep_setting(spec, resumed, context.attempt.rank), tried=[]
+            )
         elif state.model.stage is not None:
-            choice = Choice(setting=_choose_for_stage(context, state), tried=[])
+            choice = SettingChoice(setting=_choose_for_stage(context, state), tried=[])
         elif device.type != "cuda":
-            choice = Choice(setting=_choose_for_cpu(spec, state), tried=[])
+            choice = SettingChoice(setting=_choose_for_cpu(spec, state), tried=[])
         else:
             choice = _search_or_recall(context, state, executor, reserve)
 
@@ -182,18 +184,18 @@ def choose_setting(
 
 def _search_or_recall(
     context: RankContext, state: TrainingState, executor: Executor, reserve: Reserve
-) -> Choice:
+) -> SettingChoice:
     """Return the setting of an earlier start, else search for one and store it."""
     path = find_setting(context, name_setting(context, state, executor.layers))
     keep = partial(_remember, path)
     known = _recall(path)
     if known is not None:
-        return Choice(setting=known, tried=[], keep=keep)
+        return SettingChoice(setting=known, tried=[], keep=keep)
     tuner = _make_tuner(context, state, executor, reserve)
     found = tuner.choose()
     keep(found)
     _log(f"{len(tuner.tried)} settings tried")
-    return Choice(setting=found, tried=[*tuner.tried, *tuner.finalists], keep=keep)
+    return SettingChoice(setting=found, tried=[*tuner.tried, *tuner.finalists], keep=keep)
 
 
 def _remember(path: Path, setting: ExecutionSetting) -> None:
@@ -420,7 +422,7 @@ def describe_stream(stream: LayerStream | None) -> dict[str, Any]:
     }
 
 
-def prove(executor: Executor, part: Part, *, evaluates: bool) -> None:
+def prove(executor: Executor, part: BatchPart, *, evaluates: bool) -> None:
     """Compile the code that the run will need; on failure, warn and train without.
 
     Raises:
@@ -439,7 +441,7 @@ def prove(executor: Executor, part: Part, *, evaluates: bool) -> None:
         executor.layers.stop_compiling(error)
 
 
-def try_kept(executor: Executor, part: Part) -> bool:
+def try_kept(executor: Executor, part: BatchPart) -> bool:
     """Return whether compiled layers can keep all activations of a part; compiles such layers."""
     if not executor.layers.compiled:
         return False

@@ -71,7 +71,7 @@ def evaluate(strategy: Strategy, examples: Examples, first_place: int) -> Evalua
     Args:
         strategy: divides the examples over the ranks.
         examples: evaluation data.
-        first_place: index of the first example for the objective (see `Part.places`).
+        first_place: index of the first example for the objective (see `BatchPart.places`).
 
     Raises:
         PeerLost: another rank is gone.

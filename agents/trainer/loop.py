@@ -22,7 +22,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from agents.errors import ExpectedError
-from agents.trainer.autotune import Choice, describe_setting
+from agents.trainer.autotune import SettingChoice, describe_setting
 from agents.trainer.checkpoint.loss_saver import LossSaver
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
@@ -30,7 +30,7 @@ from agents.trainer.data.order import epoch_at
 from agents.trainer.evaluation import Evaluation, evaluate, is_due
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.setting import read_setting
-from agents.trainer.execution.speed_watch import Correction, SpeedWatch
+from agents.trainer.execution.speed_watch import SettingCorrection, SpeedWatch
 from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
@@ -42,7 +42,7 @@ from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.group import PeerLost
 from agents.trainer.rank.step_control import SLOTS, StepControl
-from agents.trainer.regrouping import Regrouping
+from agents.trainer.regrouping import RankRegrouping
 from agents.trainer.resume_verifier import ResumeVerifier
 from agents.trainer.step_result import StepResult, read_result
 from agents.trainer.streaming.disk_reader import DamagedLayer
@@ -81,7 +81,7 @@ class Loop:
         strategy: Strategy,
         saver: Saver,
         verifier: ResumeVerifier | None,
-        choice: Choice,
+        choice: SettingChoice,
     ) -> None:
         attempt, resumed = context.attempt, state.resumed
         self._context = context
@@ -91,13 +91,13 @@ class Loop:
         self._executor = executor
         self._strategy = strategy
         self._saver = saver
-        self._regrouping = Regrouping(context, strategy)
+        self._regrouping = RankRegrouping(context, strategy)
         self._loss_saver = LossSaver(context, saver, may_regroup=self._regrouping.is_allowed)
         self._verifier = verifier
         self._choice = choice
         self._watch = SpeedWatch(choice.setting, choice.tried)
         # Setting of the next step if this one saves while settings are compared.
-        self._settled: Correction | None = None
+        self._settled: SettingCorrection | None = None
         self._recorder = TraceRecorder(
             attempt.folder, attempt.rank, context.device, context.journal
         )
@@ -309,7 +309,7 @@ class Loop:
             )
         return not skipped
 
-    def _correct_setting(self, step: int, correction: Correction) -> None:
+    def _correct_setting(self, step: int, correction: SettingCorrection) -> None:
         """Use another setting from the next step on.
 
         A step that saves does not start a comparison: its checkpoint names the setting of the next

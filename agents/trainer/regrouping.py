@@ -25,7 +25,7 @@ WAIT_S = 30.0
 POLL_S = 0.05
 
 
-class Regrouping:
+class RankRegrouping:
     """Replaces the group of one rank after losses."""
 
     def __init__(self, context: RankContext, strategy: Strategy) -> None:

@@ -20,7 +20,7 @@ from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.trainer.autotune import (
-    Choice,
+    SettingChoice,
     choose_setting,
     describe_setting,
     find_setting,
@@ -217,7 +217,7 @@ def _tune(
     executor: Executor,
     strategy: Strategy,
     resumed: ResumePoint | None,
-) -> Choice:
+) -> SettingChoice:
     if context.device.type != "cuda":
         choice = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
     else:

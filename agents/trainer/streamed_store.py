@@ -15,12 +15,12 @@ from pathlib import Path
 
 from agents.contract.run_layout import SHARED_LAYERS_FILE
 from agents.trainer.checkpoint.fingerprint import hash_model
-from agents.trainer.model.layer_store import LocalRanks, StreamedLayers
+from agents.trainer.model.layer_store import LayerPeers, StreamedLayers
 from agents.trainer.model.model import choose_dtype
 from agents.trainer.rank.context import RankContext
 from agents.trainer.streaming.disk_reader import DiskReader
 from agents.trainer.streaming.host_memory import HostMemory, choose_budget
-from agents.trainer.streaming.layer_files import LayerFiles
+from agents.trainer.streaming.layer_files import StreamedLayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 from agents.trainer.streaming.shared_blocks import SharedBlocks, join_blocks
 
@@ -86,15 +86,15 @@ class DeferredStore:
 
         self._store = StreamedLayers(
             device,
-            LayerFiles(attempt.layers_folder, about),
+            StreamedLayerFiles(attempt.layers_folder, about),
             memory,
             keeps_files=spec.adapter.kind == "qlora",
             warn=warn,
             report=partial(context.progress.report, "layers"),
             local=(
-                LocalRanks(number=attempt.placement.local_rank, count=num_local, join=join)
+                LayerPeers(number=attempt.placement.local_rank, count=num_local, join=join)
                 if num_local > 1
-                else LocalRanks()
+                else LayerPeers()
             ),
         )
         return self._store

@@ -72,7 +72,7 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class BatchPart:
     """Slice of a batch that one rank processes."""
 
     examples: Sequence[Example]
@@ -81,16 +81,16 @@ class Part:
     positions: Sequence[int]
     """Place of each example in the global order; keys its dropout masks."""
 
-    def pick(self, group: Sequence[int]) -> Part:
+    def pick(self, group: Sequence[int]) -> BatchPart:
         """Return some of the examples."""
-        return Part(
+        return BatchPart(
             examples=[self.examples[i] for i in group],
             places=[self.places[i] for i in group],
             positions=[self.positions[i] for i in group],
         )
 
 
-def choose_examples(examples: Examples, max_tokens: int) -> Part:
+def choose_examples(examples: Examples, max_tokens: int) -> BatchPart:
     """Return the longest example, then the first ones that fit into `max_tokens` in total.
 
     If there are too few examples, it starts again at the first one.
@@ -108,7 +108,7 @@ def choose_examples(examples: Examples, max_tokens: int) -> Part:
             num_misfits += 1
         if num_misfits > _MAX_MISFITS:
             break
-    return Part(
+    return BatchPart(
         examples=[examples[place] for place in places],
         places=places,
         positions=list(range(len(places))),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agents.contract.micro_shapes import group_examples
 from agents.errors import ExpectedError, first_line
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.gpu_pressure import GpuPressure
 from agents.trainer.execution.layers import LayerStack
@@ -138,7 +138,7 @@ class Executor:
         """Sum of the losses over this rank's examples."""
         return self.sums[0]
 
-    def add_gradients(self, part: Part, overlap: GradientOverlap | None = None) -> None:
+    def add_gradients(self, part: BatchPart, overlap: GradientOverlap | None = None) -> None:
         """Compute the gradients of a slice, which may be empty, from zero.
 
         With an `overlap` the last backward pass starts to sum the gradients over the ranks; the
@@ -154,7 +154,7 @@ class Executor:
             self._reduce_memory(part, groups)
         self.make_room_for_graphs()
 
-    def try_gradients(self, part: Part) -> bool:
+    def try_gradients(self, part: BatchPart) -> bool:
         """Run the passes once with the current settings; return False if memory ran out.
 
         The memory of a failed pass is free afterwards.
@@ -170,12 +170,12 @@ class Executor:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _group(self, part: Part) -> list[list[int]]:
+    def _group(self, part: BatchPart) -> list[list[int]]:
         lengths = [example.num_tokens for example in part.examples]
         return group_examples(lengths, self.micro_tokens, is_filled=self._shapes is not None)
 
     def _try_groups(
-        self, part: Part, groups: list[list[int]], overlap: GradientOverlap | None
+        self, part: BatchPart, groups: list[list[int]], overlap: GradientOverlap | None
     ) -> bool:
         """Run the passes; return False if memory ran out.
 
@@ -219,7 +219,7 @@ class Executor:
             return nullcontext()
         return self.replayer.sharing()
 
-    def _reduce_memory(self, part: Part, groups: list[list[int]]) -> None:
+    def _reduce_memory(self, part: BatchPart, groups: list[list[int]]) -> None:
         self.drop_graphs()
         self.release_memory()
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
@@ -305,7 +305,7 @@ class Executor:
         )
         self._warn(f"{why}; training continues with {costs}.", "")
 
-    def evaluate(self, part: Part) -> None:
+    def evaluate(self, part: BatchPart) -> None:
         """Add the examples' sums, from zero, without dropout or gradients."""
         self.sums.zero_()
         self._copies.refresh()
@@ -323,7 +323,7 @@ class Executor:
         if self.replayer is not None:
             self.replayer.reset()
 
-    def prepare_micro_batch(self, part: Part, *, dropout: bool) -> MicroBatch:
+    def prepare_micro_batch(self, part: BatchPart, *, dropout: bool) -> MicroBatch:
         """Return one micro-batch; prepare layers and dropout for it."""
         shapes = self._shapes
         shape = shapes.choose(part.examples, self.micro_tokens) if shapes else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.executor import Executor
 
 # Number of timed passes, and of passes before them: one launches the kernels, one records them.
@@ -38,7 +38,7 @@ class PassTimer:
         self._executor = executor
         self._device = device
 
-    def time(self, part: Part) -> PassTime | None:
+    def time(self, part: BatchPart) -> PassTime | None:
         """Return the times of the fastest of several passes, or None if memory ran out."""
         replayer = self._executor.replayer if self._executor.is_repeating else None
         launched = self.time_once(part)
@@ -62,7 +62,7 @@ class PassTimer:
                 break
         return PassTime(best, launched.launch_s)
 
-    def time_once(self, part: Part) -> PassTime | None:
+    def time_once(self, part: BatchPart) -> PassTime | None:
         """Return the times of one pass, or None if memory ran out."""
         torch.cuda.synchronize(self._device)
         started = time.perf_counter()

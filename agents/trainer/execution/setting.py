@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from agents.contract.layer_plan import MEMORY_SHARE, LayerPlan
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.executor import Executor
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.rank.device import read_most_bytes
@@ -67,7 +67,7 @@ def read_setting(executor: Executor) -> ExecutionSetting:
 
 
 def fill_spare_memory(
-    executor: Executor, device: torch.device, part: Part, reserve: Reserve
+    executor: Executor, device: torch.device, part: BatchPart, reserve: Reserve
 ) -> None:
     """Use the memory that passes over `part` leave free for weights; see `LayerStack.fill`.
 
@@ -104,7 +104,7 @@ def fill_spare_memory(
 
 
 def _fits_unchanged(
-    executor: Executor, device: torch.device, part: Part, *, is_recorded: bool
+    executor: Executor, device: torch.device, part: BatchPart, *, is_recorded: bool
 ) -> bool:
     """Return whether passes fit as before: still recorded, and without allocator retries."""
     if not executor.try_gradients(part):
@@ -123,7 +123,7 @@ def count_alloc_retries(device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
-def measure_peak_bytes(executor: Executor, device: torch.device, part: Part) -> int:
+def measure_peak_bytes(executor: Executor, device: torch.device, part: BatchPart) -> int:
     """Return the peak memory of passes over `part`, above the memory at rest, in bytes."""
     executor.drop_graphs()
     rest_bytes = torch.cuda.memory_allocated(device)

@@ -25,7 +25,7 @@ _MAX_TRIALS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Correction:
+class SettingCorrection:
     """A change of the setting, or the confirmation of one, with the measured speed."""
 
     setting: ExecutionSetting
@@ -60,7 +60,7 @@ class SpeedWatch:
         """Keep the setting in use from now on."""
         self.is_done = True
 
-    def settle(self) -> Correction | None:
+    def settle(self) -> SettingCorrection | None:
         """Return the setting if a checkpoint ends the comparison now; None without a comparison.
 
         Changes nothing: every step has to know which setting its checkpoint would name.
@@ -73,14 +73,14 @@ class SpeedWatch:
             speed = self._num_tokens / self._seconds
             if speed > best.tokens_per_s:
                 best = replace(self._current, tokens_per_s=speed)
-        return Correction(
+        return SettingCorrection(
             setting=best,
             believed_tokens_per_s=self._current.tokens_per_s,
             measured_tokens_per_s=speed,
             is_final=True,
         )
 
-    def learn(self, num_tokens: int, compute_s: float) -> Correction | None:
+    def learn(self, num_tokens: int, compute_s: float) -> SettingCorrection | None:
         """Add a step; return a change of the setting if the speed justifies one.
 
         Args:
@@ -100,7 +100,7 @@ class SpeedWatch:
         self._seconds = 0.0
         return self._decide(speed)
 
-    def _decide(self, speed: float) -> Correction | None:
+    def _decide(self, speed: float) -> SettingCorrection | None:
         used = self._current
         self._measured.append(replace(used, tokens_per_s=speed))
         best = max(self._measured, key=lambda one: one.tokens_per_s)
@@ -120,8 +120,10 @@ class SpeedWatch:
         self._current = best
         return self._correct(used, speed, is_final=True)
 
-    def _correct(self, used: ExecutionSetting, speed: float, *, is_final: bool) -> Correction:
-        return Correction(
+    def _correct(
+        self, used: ExecutionSetting, speed: float, *, is_final: bool
+    ) -> SettingCorrection:
+        return SettingCorrection(
             setting=self._current,
             believed_tokens_per_s=used.tokens_per_s,
             measured_tokens_per_s=speed,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.workload import count_tokens
 
@@ -22,7 +22,7 @@ _MAX_TRIES = 5
 _LONG_S = 10.0
 
 
-def measure_speed(executor: Executor, parts: Sequence[Part], device: torch.device) -> float:
+def measure_speed(executor: Executor, parts: Sequence[BatchPart], device: torch.device) -> float:
     """Return the tokens per second of forward and backward passes over real steps.
 
     The fastest pass counts, because other programs can only make a pass slower.
@@ -46,7 +46,7 @@ def measure_speed(executor: Executor, parts: Sequence[Part], device: torch.devic
     return num_tokens / min(times_s)
 
 
-def _time_pass(executor: Executor, part: Part, device: torch.device) -> float:
+def _time_pass(executor: Executor, part: BatchPart, device: torch.device) -> float:
     started = time.perf_counter()
     executor.add_gradients(part)
     if device.type == "cuda":

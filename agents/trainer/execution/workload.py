@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from agents.contract.micro_shapes import find_size, group_examples, round_up_tokens
-from agents.trainer.data.examples import Examples, Part, choose_examples
+from agents.trainer.data.examples import BatchPart, Examples, choose_examples
 from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.model.micro_batch import MicroShape
 
@@ -84,11 +84,11 @@ class Workload:
         longest = int(examples.num_tokens.argmax())
         self._steps = [rows for rows in steps if rows] or [[longest]]
 
-    def choose_part(self, num_tokens: int) -> Part:
+    def choose_part(self, num_tokens: int) -> BatchPart:
         """Return examples of at most this many tokens in total, but at least the longest one."""
         return choose_examples(self._examples, num_tokens)
 
-    def choose_full(self, capacity: int, *, is_repeating: bool) -> Part:
+    def choose_full(self, capacity: int, *, is_repeating: bool) -> BatchPart:
         """Return a full micro-batch of the sampled steps, with the usual number of rows.
 
         `choose_part` begins with the longest row, whose attention takes longer than usual.
@@ -100,7 +100,7 @@ class Workload:
         ]
         return self._make_part(sorted(full, key=len)[len(full) // 2])
 
-    def choose_step(self, number: int, max_tokens: float) -> Part:
+    def choose_step(self, number: int, max_tokens: float) -> BatchPart:
         """Return a real step of this rank, or its first examples up to a number of tokens.
 
         Args:
@@ -116,7 +116,7 @@ class Workload:
             chosen.append(row)
         return self._make_part(chosen)
 
-    def choose_usual(self, grid: ShapeGrid, capacity: int, most: int) -> list[Part]:
+    def choose_usual(self, grid: ShapeGrid, capacity: int, most: int) -> list[BatchPart]:
         """Return a micro-batch of each usual shape, the largest first.
 
         Args:
@@ -160,8 +160,8 @@ class Workload:
         )
         return self._count_tokens() / sum(seconds)
 
-    def _make_part(self, rows: list[int]) -> Part:
-        return Part(
+    def _make_part(self, rows: list[int]) -> BatchPart:
+        return BatchPart(
             examples=[self._examples[row] for row in rows],
             places=rows,
             positions=list(range(len(rows))),
@@ -195,6 +195,6 @@ class Workload:
         ]
 
 
-def count_tokens(part: Part) -> int:
+def count_tokens(part: BatchPart) -> int:
     """Return the number of tokens of all examples."""
     return sum(example.num_tokens for example in part.examples)

@@ -25,7 +25,7 @@ from agents.trainer.streaming.disk_reader import (
     read_block,
 )
 from agents.trainer.streaming.host_memory import HostMemory
-from agents.trainer.streaming.layer_files import LayerFile, LayerFiles
+from agents.trainer.streaming.layer_files import LayerFile, StreamedLayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream, spread
 from agents.trainer.streaming.layer_turns import LayerClaims, take_turns
 from agents.trainer.streaming.layout import BlockLayout, allocate_block, fill_block, make_layout
@@ -45,7 +45,7 @@ _SLOT_SHARE = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LocalRanks:
+class LayerPeers:
     """Ranks of one PC, which divide the preparation of layers and share memory for them."""
 
     number: int = 0
@@ -73,13 +73,13 @@ class StreamedLayers:
     def __init__(
         self,
         device: torch.device,
-        files: LayerFiles,
+        files: StreamedLayerFiles,
         memory: HostMemory,
         *,
         keeps_files: bool,
         warn: Callable[[str, str], None],
         report: Callable[[int, int], None],
-        local: LocalRanks = LocalRanks(),
+        local: LayerPeers = LayerPeers(),
     ) -> None:
         self._files = files
         self._memory = memory

@@ -63,7 +63,7 @@ def read_by_threads(device: torch.device, report: Report | None = None) -> Itera
     time use the reader, too.
     """
     plain = modeling_utils.safe_open
-    with _Reader(device, report) as reader:
+    with _WeightReader(device, report) as reader:
         modeling_utils.safe_open = lambda path, *rest, **more: _ShardFile(
             plain(path, *rest, **more), os.fspath(path), reader
         )
@@ -73,7 +73,7 @@ def read_by_threads(device: torch.device, report: Report | None = None) -> Itera
             modeling_utils.safe_open = plain
 
 
-class _Reader:
+class _WeightReader:
     """Reads ranges of files to one device, in pieces for several threads."""
 
     def __init__(self, device: torch.device, report: Report | None) -> None:
@@ -89,7 +89,7 @@ class _Reader:
         self._lock = threading.Lock()
         self._done_bytes = self._total_bytes = 0
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _WeightReader:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -165,7 +165,7 @@ class _Staging:
 class _ShardFile:
     """Stand-in for an open safetensors file, whose slices the threads read."""
 
-    def __init__(self, plain: Any, path: str, reader: _Reader) -> None:
+    def __init__(self, plain: Any, path: str, reader: _WeightReader) -> None:
         self._plain = plain
         self._reader = reader
         self._ranges = find_ranges(path)
@@ -194,7 +194,7 @@ class _ShardFile:
 class _Slice:
     """Stand-in for a tensor of a safetensors file."""
 
-    def __init__(self, plain: Any, reader: _Reader, file: int, start: int, end: int) -> None:
+    def __init__(self, plain: Any, reader: _WeightReader, file: int, start: int, end: int) -> None:
         self._plain = plain
         self._reader = reader
         self._file, self._start, self._end = file, start, end

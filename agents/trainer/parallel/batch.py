@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
-from agents.trainer.data.examples import Examples, Part
+from agents.trainer.data.examples import BatchPart, Examples
 from agents.trainer.data.order import choose_rows
 from agents.trainer.parallel.shares import split_batch
 
@@ -29,7 +29,7 @@ class Batch:
     num_tokens: int
     weight: int
     """Divisor of the sums: number of tokens with a loss, or of pairs; see `objective`."""
-    mine: Part
+    mine: BatchPart
     my_tokens: int
     my_weight: int
 
@@ -79,7 +79,7 @@ def choose_batch(
         row_numbers=[row for example in examples for row in example.rows],
         num_tokens=sum(lengths),
         weight=sum(weights),
-        mine=Part(
+        mine=BatchPart(
             examples=[examples[place] for place in mine],
             places=[chosen[place] for place in mine],
             # Dropout hashes the example's number in the whole run, so masks do not depend on the
@@ -93,21 +93,21 @@ def choose_batch(
 
 def list_evaluated(
     examples: Examples, first_place: int, *, shares: Sequence[float], rank: int
-) -> Iterator[Part]:
+) -> Iterator[BatchPart]:
     """Yield the examples that a rank evaluates, some at a time.
 
     The shares of training divide them, since a slow rank would let the others wait here, too.
 
     Args:
         examples: evaluation data.
-        first_place: index of the first example for the objective (see `Part.places`).
+        first_place: index of the first example for the objective (see `BatchPart.places`).
         shares: weight of each rank; see `shares`.
         rank: owner of the parts.
     """
     mine = split_batch(examples.num_tokens.tolist(), shares)[rank]
     for start in range(mine.start, mine.stop, _EVALUATED_AT_ONCE):
         places = range(start, min(start + _EVALUATED_AT_ONCE, mine.stop))
-        yield Part(
+        yield BatchPart(
             examples=[examples[place] for place in places],
             places=[first_place + place for place in places],
             positions=places,

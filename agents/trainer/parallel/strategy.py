@@ -178,7 +178,7 @@ class Strategy(Protocol):
 
         Args:
             examples: evaluation data.
-            first_place: index of the first example for the objective (see `Part.places`).
+            first_place: index of the first example for the objective (see `BatchPart.places`).
 
         Raises:
             PeerLost: another rank is gone.

@@ -57,7 +57,7 @@ class LayerFile:
     """CRC-32 of each piece of the block."""
 
 
-class LayerFiles:
+class StreamedLayerFiles:
     """Files of the layers of one model.
 
     Args:

@@ -21,7 +21,7 @@ _ALIGNED_BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class BlockEntry:
     """Place of one tensor in a block."""
 
     name: str
@@ -36,7 +36,7 @@ class Entry:
 class BlockLayout:
     """Places of all tensors of a layer, and the facts to use them."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[BlockEntry, ...]
     num_bytes: int
     """Size of the block in whole pages, in bytes."""
     facts: str
@@ -74,7 +74,7 @@ class BlockLayout:
         """
         plain = json.loads(text)
         entries = tuple(
-            Entry(name=name, dtype=getattr(torch, dtype), shape=tuple(shape), start=start)
+            BlockEntry(name=name, dtype=getattr(torch, dtype), shape=tuple(shape), start=start)
             for name, dtype, shape, start in plain["entries"]
         )
         return cls(entries=entries, num_bytes=plain["num_bytes"], facts=plain["facts"])
@@ -88,10 +88,12 @@ def allocate_block(num_bytes: int) -> Tensor:
 
 def make_layout(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> BlockLayout:
     """Return a layout for tensors by name, in their order."""
-    entries: list[Entry] = []
+    entries: list[BlockEntry] = []
     place = 0
     for name, tensor in tensors.items():
-        entries.append(Entry(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), start=place))
+        entries.append(
+            BlockEntry(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), start=place)
+        )
         place += -(-tensor.numel() * tensor.element_size() // _ALIGNED_BYTES) * _ALIGNED_BYTES
     return BlockLayout(
         entries=tuple(entries),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agents.errors import ExpectedError
-from agents.trainer.data.examples import Part
+from agents.trainer.data.examples import BatchPart
 from agents.trainer.execution.activation_offload import OffloadedBatch
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.micro_batch import MicroBatch
@@ -29,7 +29,7 @@ from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldPass:
     """State that the backward pass of a micro-batch needs."""
 
     entered_MH: Tensor | None
@@ -73,9 +73,9 @@ class StagePasses:
         self._streams = streams
         self._in_flight = in_flight
         self._in_flight_before = in_flight_before
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldPass] = {}
 
-    def add_gradients(self, part: Part, groups: list[list[int]]) -> None:
+    def add_gradients(self, part: BatchPart, groups: list[list[int]]) -> None:
         """Compute the gradients of a part of a batch, cut into micro-batches, from zero.
 
         Raises:
@@ -100,7 +100,7 @@ class StagePasses:
             self._executor.end_batch()
             self._held.clear()
 
-    def evaluate(self, part: Part, groups: list[list[int]]) -> None:
+    def evaluate(self, part: BatchPart, groups: list[list[int]]) -> None:
         """Add the objective's sums over a part, from zero, without dropout or gradients."""
         picked = [part.pick(group) for group in groups]
         self._begin(picked, is_training=False)
@@ -113,14 +113,14 @@ class StagePasses:
             self._transport.confirm_features(number - self._in_flight)
         self._transport.finish()
 
-    def _begin(self, picked: list[Part], *, is_training: bool) -> None:
+    def _begin(self, picked: list[BatchPart], *, is_training: bool) -> None:
         sizes = [sum(example.num_tokens for example in micro.examples) for micro in picked]
         self._transport.begin(sizes, streams=self._streams, is_training=is_training)
 
     def _receive(self, number: int) -> Tensor | None:
         return None if self._stage.is_first else self._transport.receive_features(number)
 
-    def _do_forward(self, number: int, part: Part) -> None:
+    def _do_forward(self, number: int, part: BatchPart) -> None:
         received = self._receive(number)
         # The stage before starts this pass only after it has received the gradient of an earlier
         # one.
@@ -139,8 +139,8 @@ class StagePasses:
             self._make_room(part)
 
     def _run_forward(
-        self, number: int, part: Part, received: Tensor | None, *, dropout: bool
-    ) -> _Held:
+        self, number: int, part: BatchPart, received: Tensor | None, *, dropout: bool
+    ) -> _HeldPass:
         executor = self._executor
         batch = executor.prepare_micro_batch(part, dropout=dropout)
         num_tokens = sum(batch.lengths)
@@ -157,7 +157,7 @@ class StagePasses:
                 output, plain_MH = objective.pass_on(batch)
                 streams = [rows[:num_tokens] for rows in (output, plain_MH) if rows is not None]
                 self._transport.send_features(number, torch.cat(streams))
-        return _Held(entered_MH, output, num_tokens, executor.layers.offloaded)
+        return _HeldPass(entered_MH, output, num_tokens, executor.layers.offloaded)
 
     def _feed(
         self, received: Tensor | None, batch: MicroBatch, num_tokens: int
@@ -171,7 +171,7 @@ class StagePasses:
         entered.requires_grad_(torch.is_grad_enabled())
         return entered, self._stage.fed(entered, plain[0] if plain else None)
 
-    def _try_backward(self, number: int, part: Part) -> None:
+    def _try_backward(self, number: int, part: BatchPart) -> None:
         """Do a backward pass, which frees its graph and therefore cannot be repeated.
 
         Raises:
@@ -213,7 +213,7 @@ class StagePasses:
         if entered_MH is not None:
             self._transport.send_gradient(number, entered_MH[:num_tokens])
 
-    def _make_room(self, part: Part) -> None:
+    def _make_room(self, part: BatchPart) -> None:
         """Free memory for one more micro-batch after one did not fit.
 
         Raises:
@@ -224,7 +224,7 @@ class StagePasses:
             raise _lack_memory(len(self._held) + 1, part, is_backward=False)
 
 
-def _lack_memory(num_held: int, part: Part, *, is_backward: bool) -> ExpectedError:
+def _lack_memory(num_held: int, part: BatchPart, *, is_backward: bool) -> ExpectedError:
     """Return the error of a stage that lacks memory for one more pass."""
     num_tokens = sum(example.num_tokens for example in part.examples)
     one_of = "one of " if is_backward and num_held > 1 else ""

@@ -24,7 +24,7 @@ from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
-from agents.trainer.data.examples import Examples, Part
+from agents.trainer.data.examples import BatchPart, Examples
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.experts import list_adapted
 from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline
@@ -348,7 +348,7 @@ class Pipeline:
                 self._flat.views[name].copy_(value)
         load_optimizer(self._optimizer, self._flat, self._whole, optimizer)
 
-    def _group_rows(self, part: Part) -> list[list[int]]:
+    def _group_rows(self, part: BatchPart) -> list[list[int]]:
         lengths = [example.num_tokens for example in part.examples]
         return group_examples(lengths, self._executor.micro_tokens) if lengths else []
 
