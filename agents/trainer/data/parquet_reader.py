@@ -25,7 +25,6 @@ from agents.shared.data.files import MAX_LINE_CHARS
 from agents.shared.data.meaning import find_kind, is_media
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.state import archive_path
-from agents.trainer.data.memory_limit import limit_memory
 
 MEMORY_BYTES = 768 << 20
 """Memory that the child may take in addition to its libraries, in bytes."""
@@ -100,6 +99,23 @@ def _too_large(path: Path, memory_bytes: int) -> ExpectedError:
     return ExpectedError(
         f"{path} takes more than {memory_bytes >> 20} MB of memory to unpack.", _TOO_LARGE
     )
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Let this process allocate `num_bytes` more; beyond that it raises MemoryError.
+
+    Linux only: other systems do not report the current size; there nothing is limited.
+    """
+    import resource
+
+    try:
+        # The sixth field is the size of data and stack in pages, which RLIMIT_DATA counts. Reserved
+        # address space does not count: allocators reserve much for each of many threads.
+        taken = int(Path("/proc/self/statm").read_text("ascii").split()[5])
+    except (OSError, ValueError):
+        return
+    limit = taken * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 # ---------------------------------------------------------------- in the child

@@ -35,7 +35,7 @@ from agents.trainer.data.cache import load_examples, tokenize_kept
 from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.hub import find_data, find_tokenizer
-from agents.trainer.data.memory_limit import limit_memory
+from agents.trainer.data.parquet_reader import limit_memory
 from agents.trainer.data.rows import DataFiles, RefusedData, RowReader
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
