@@ -53,11 +53,14 @@ class RankRegrouping:
         """
         context, group = self._context, self._context.group
         began_s, before = time.monotonic(), group.members
+        # Other ranks that wait for this one only notice the loss when its connections close.
         group.dissolve()
         context.enter_phase("regrouping", step)
+        # Nodes decide, not ranks: two halves of a network must not both continue.
         decision = self._await_decision(loss)
         ranks = context.attempt.intent.ranks
         members = [number for number in before if ranks[number].node in decision.nodes]
+        # The first rank polls for requests; it may be another one now.
         context.control.rank = members.index(context.attempt.rank)
         group.remake(
             members,
@@ -67,6 +70,7 @@ class RankRegrouping:
             backend=choose_backend(context.device, context.attempt.intent.parallel),
             device=context.device,
         )
+        # One rank may already be a step ahead; then their next collectives would not match.
         self._require_same(place, loss)
         context.heartbeat.join_generation(decision.generation)
         lost = [number for number in before if number not in members]

@@ -70,6 +70,7 @@ def find_shortages(
     of_rows = " of rows" if intent.spec.packing else ""
     is_one = num_examples == 1
     num_workers, workers, hint = world_size, "ranks", "Use one GPU: with so few rows it is as fast"
+    # A pipeline computes each row on all of its ranks, so only its replicas divide a batch.
     if find_mode(intent.parallel).has_stages:
         num_workers = max(1, intent.cut.num_replicas) if intent.cut is not None else 1
         workers = "pipelines"

@@ -76,6 +76,7 @@ class DeferredStore:
             "device": device.type,
             **{name: _read_version(name) for name in _PACKAGES},
         }
+        # Ranks of one PC share its memory: one copy of the layers if they can, else a part each.
         num_local = attempt.num_local_ranks
         memory = HostMemory(device, choose_budget(num_local), warn)
 
@@ -88,6 +89,7 @@ class DeferredStore:
             device,
             StreamedLayerFiles(attempt.layers_folder, about),
             memory,
+            # Quantizing is slow; layers in 16 bits are as fast to read from the model's files.
             keeps_files=spec.adapter.kind == "qlora",
             warn=warn,
             report=partial(context.progress.report, "layers"),

@@ -85,6 +85,7 @@ class DiskWatch:
     def note_failed(self, error: CannotWrite, step: int) -> CannotWrite:
         """Record that no checkpoint could be written; return the error with the space to free."""
         has_room = self.has_room()
+        # The error of the system does not say how much to free.
         if isinstance(error, NoRoom) and not has_room:
             error = NoRoom(*self._describe())
         elif not self._is_writable():
@@ -122,6 +123,7 @@ class DiskWatch:
 
     def _is_writable(self) -> bool:
         folder = self._folder if self._folder.is_dir() else self._otherwise
+        # The kernel remounts a failing disk read-only, which access() reports as well.
         return os.access(folder, os.W_OK)
 
     def _missing_bytes(self) -> int:
@@ -139,6 +141,7 @@ class DiskWatch:
         return self._ask(free_bytes)
 
     def _ask(self, question: Callable[[Path], int | None]) -> int | None:
+        # The run's folder is created by the first save.
         for folder in (self._folder, self._otherwise):
             with contextlib.suppress(OSError):
                 return question(folder)

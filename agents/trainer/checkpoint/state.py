@@ -112,6 +112,7 @@ class HostCopy:
             if state.parameters.values.is_cuda:
                 torch.cuda.synchronize(state.parameters.values.device)
             return
+        # A separate stream: the compute stream may be blocked behind a sum that never ends.
         stream = torch.cuda.Stream(state.parameters.values.device)
         stream.wait_event(changed)
         with torch.cuda.stream(stream):
@@ -173,11 +174,13 @@ def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
         key: sorted(value) if isinstance(value, set) else value
         for key, value in model.lora.to_dict().items()
     }
+    # A stage has only some layers, but writes the config of the whole adapter.
     adapted = model.stage.adapted if model.stage is not None else list_adapted(model.module)
     plain |= name_targets_for_peft(model.lora, model.module, adapted)
     # PEFT writes the path on this node here, and sets in memory order: copies of the checkpoint on
     # two nodes would differ.
     plain["base_model_name_or_path"] = spec.model
+    # PEFT itself saves it so: a loaded adapter is frozen unless asked otherwise.
     plain["inference_mode"] = True
     return plain
 
@@ -186,6 +189,7 @@ def full_config(model: TrainedModel) -> dict[str, Any]:
     """Return Transformers' config of the model, the same on every node."""
     config: Any = model.module.config
     plain: dict[str, Any] = json.loads(config.to_json_string())
+    # The path differs between nodes, and copies must be equal.
     plain.pop("_name_or_path", None)
     return plain
 

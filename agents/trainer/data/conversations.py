@@ -126,6 +126,7 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Con
     if _is_conversation(value, asked, answered):
         return _read_prompted(number, value, asked, answered, keys)
     question, answer = _text(value, asked, keys), _text(value, answered, keys)
+    # The input of an Alpaca row follows its instruction.
     if value.get("input"):
         question = f"{question}\n\n{_text(value, 'input', keys)}"
     if not question.strip():
@@ -197,6 +198,7 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
     prompt = _add_system(value, prompt, keys)
     chosen = _join(prompt, _read_side(value, "chosen", "assistant", keys))
     rejected = _join(prompt, _read_side(value, "rejected", "assistant", keys))
+    # A pair without a difference has no gradient but would count in the mean.
     if chosen == rejected:
         return "'chosen' and 'rejected' are the same"
     # Without a shared prompt the two answers would reply to different questions.
@@ -239,6 +241,7 @@ def _join(
     """
     system, asked = _split_system(prompt)
     own, rest = _split_system(side)
+    # Some data sets repeat the prompt in each answer, with other white space.
     if [_bare(turn) for turn in rest[: len(asked)]] != [_bare(turn) for turn in asked]:
         rest = asked + rest
     return (own or system) + rest
@@ -285,6 +288,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
     if role not in ROLES:
         known = f"it must be one of {list(ROLES)}"
         raise ValueError(f"message {place} has the role {quote(str(role))}; {known}")
+    # Tables give every message all columns, so an empty call is no call.
     if any(_holds(message.get(key)) for key in CALL_KEYS):
         raise _Unsupported(f"message {place} calls a tool, which is not trained")
     weight = message.get("weight")
@@ -322,4 +326,5 @@ def _join_parts(place: int, parts: list[Any]) -> str:
         if not isinstance(text, str):
             raise ValueError(f"message {place} has a part without text; only text is trained")
         texts.append(text)
+    # OpenAI's format: the parts of a content are one text.
     return "".join(texts)

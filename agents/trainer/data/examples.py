@@ -96,6 +96,7 @@ def choose_examples(examples: Examples, max_tokens: int) -> BatchPart:
     If there are too few examples, it starts again at the first one.
     """
     lengths = examples.num_tokens
+    # The longest one first: memory and compiled sizes must be those of the worst case.
     places = [int(lengths.argmax())]
     num_tokens = int(lengths[places[0]])
     num_misfits = 0

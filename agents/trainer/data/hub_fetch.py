@@ -66,6 +66,7 @@ def _weigh(model: str, blobs: Path) -> int:
     lacking = 0
     for name in filter_repo_objects(files, allow_patterns=MODEL_FILES):
         file = files[name]
+        # Names of blobs in the hub's cache: the hash of large files, else git's id.
         blob = file.lfs.sha256 if file.lfs else file.blob_id
         if not (blob and (blobs / blob).is_file()):
             lacking += file.size or 0
@@ -102,6 +103,7 @@ def _watched(
         while lacking_bytes and not ended.wait(LOOK_S):
             done = min(max(_held_bytes(blobs) - begun_bytes, 0), lacking_bytes)
             percent = 100 * done // lacking_bytes
+            # At most one line per percent.
             if percent != reported:
                 reported = percent
                 report(f"downloading {model}: {percent} % of {_gib(lacking_bytes)}")

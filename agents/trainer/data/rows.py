@@ -66,6 +66,7 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
         ExpectedError: the file is missing, or a folder has files of several kinds.
     """
     found = list_files(path)
+    # A folder may mix training and held-out files of one data set.
     if path.is_dir():
         train, other = (choose_split(path, found, held_out=side) for side in (False, True))
         if train and other:
@@ -215,6 +216,7 @@ class RowReader:
         return place_finding(found, named.row, named.file)
 
     def _refuse_wrong(self) -> None:
+        # A preview does not enforce: it shows the rows together with the finding.
         if self._enforce and refusals(self._meanings.find()):
             raise RefusedData(self._files.name, self.findings)
 
@@ -224,6 +226,7 @@ class RowReader:
         try:
             if isinstance(value, ValueError):
                 raise value
+            # Before ignored columns are removed: the findings list those, too.
             if isinstance(value, dict) and self.format != "auto":
                 self._meanings.add(value, self.format, number)
             whole = value

@@ -112,6 +112,7 @@ def _map(path: Path, kind: type, size: int) -> npt.NDArray[Any]:
     # Damage shows in the file sizes; a damaged entry is written again.
     if path.stat().st_size != size * np.dtype(kind).itemsize:
         raise OSError(f"{path} does not have the size that {_ABOUT} names")
+    # A plain view: every slice of a memmap would be a slow memmap object.
     return np.memmap(path, dtype=kind, mode="r", shape=(size,)).view(np.ndarray)
 
 
@@ -130,6 +131,7 @@ class _Column:
 
     def close(self) -> None:
         self._file.flush()
+        # The rename that completes an entry must not reach the disk before its content.
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -172,6 +174,7 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
     for row in rows:
         for segment in row.segments:
             ids = segment.ids
+            # The complement of an id is negative, even of id 0.
             columns["tokens"].add(np.where(segment.is_target, ~ids, ids))
             columns["starts"].add(columns["tokens"].size)
             columns["rows"].add(segment.row)
@@ -198,6 +201,7 @@ def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -
     order = np.arange(len(lengths), dtype=np.int64)
     if capacity is not None:
         order, first = pack(lengths, capacity)
+        # A pack has the targets of all its rows.
         num_targets = np.add.reduceat(num_targets[order], first[:-1]).astype(np.int32)
     num_tokens = np.add.reduceat(lengths[order], first[:-1]).astype(np.int32)
     made: dict[str, npt.NDArray[Any]] = {

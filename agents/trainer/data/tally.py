@@ -60,6 +60,7 @@ class FirstRows:
         at = bisect.bisect(self._places, place)
         self.rows.insert(at, row)
         self._places.insert(at, place)
+        # The last of a full list is dropped again if the new row came after it.
         del self.rows[self._max :], self._places[self._max :]
 
 
@@ -119,6 +120,7 @@ class Tally:
         total, cut = map(sum, zip((0, 0), *self._tokens.values(), strict=True))
         if len(self._tokens) < 2:
             return describe_cut(total, cut)
+        # One bad file would disappear in the total of a large folder.
         shares = {name: cut / max(1, total) for name, (total, cut) in self._tokens.items()}
         worst = max(shares, key=lambda name: shares[name])
         return describe_cut(total, cut, worst, shares[worst])

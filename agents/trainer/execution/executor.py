@@ -72,6 +72,7 @@ class Executor:
         self.micro_tokens = micro_tokens
         self.layers = layers
         self._may_recompute = may_recompute
+        # Half-precision copies of adapters, made once per step instead of in every pass.
         self._copies = fused_linear.collect_copies(model.module, model.stream)
         self.grid: ShapeGrid | None = None
         """Shapes of micro-batches that repeat; None if passes cannot be recorded."""
@@ -166,6 +167,7 @@ class Executor:
 
     def release_memory(self) -> None:
         """Return unused memory to the driver, such as the remains of a failed pass."""
+        # Tracebacks and closures of a failed pass form cycles that hold its tensors.
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -191,6 +193,7 @@ class Executor:
                 picked = part.pick(group)
                 batch = self.prepare_micro_batch(picked, dropout=True)
                 known = self._objective.look_up(batch, picked.places)
+                # Only the last micro-batch completes the gradients, so only its pass may send.
                 sends = overlap is not None and group is groups[-1] and overlap.arm()
                 # Gradients that are sent during the backward pass cannot be replayed.
                 if not sends and self._replay(batch, known):
@@ -222,6 +225,7 @@ class Executor:
     def _reduce_memory(self, part: BatchPart, groups: list[list[int]]) -> None:
         self.drop_graphs()
         self.release_memory()
+        # The limit may be far above the size of any micro-batch, so halving starts at their size.
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
         if self.layers.filled_bytes:
             self._empty_layers("Memory ran out")
@@ -288,6 +292,7 @@ class Executor:
         self.layers.empty()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        # Half at a time: graphs may need only a part of that memory.
         self.layers.fill(filled_bytes / 2)
         return True
 

@@ -48,6 +48,7 @@ def multiply(
         sizes: input features, then output features and rank of each layer; rank 0 without adapter.
         scale: factor that `ups` already contain.
     """
+    # The base product is added to the adapter's output: no third tensor of that size.
     started = [] if low_MR is None else _expand(low_MR, ups)
     outputs = []
     for weight, rank in zip(weights, sizes[2::2], strict=True):
@@ -172,6 +173,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
+    # Autograd saves a flat list of tensors, so it is divided by the stored counts.
     weights, saved = saved[: ctx.num_weights], saved[ctx.num_weights :]
     ups, saved = saved[: ctx.num_ups], saved[ctx.num_ups :]
     low_MR, down_RI, x_MI = (saved.pop(0) if has else None for has in ctx.has)
@@ -187,6 +189,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
             of_trained.append(first[start : start + rank])
             start += up_OQ.shape[1]
     up_sizes = ctx.trained_sizes[len(of_trained) :]
+    # Ranks of the copies are padded; those of the parameters are not.
     of_trained += [found[:, :rank] for found, (_, rank) in zip(more, up_sizes, strict=True)]
     of_low = first if down_RI is None else None
     nothing = [None] * len(ups), of_trained, [None] * len(weights), None, None

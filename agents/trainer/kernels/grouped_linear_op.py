@@ -66,6 +66,7 @@ def sort_by_expert(index_TK: Tensor, num_experts: int) -> list[Tensor]:
 
     Rows of one expert keep the order of tokens.
     """
+    # Stable, so that the order of a token's rows, and of each sum, is the same every time.
     expert_S, order_S = torch.sort(index_TK.reshape(-1), stable=True)
     numbers_E = torch.arange(1, num_experts + 1, dtype=expert_S.dtype, device=expert_S.device)
     ends_E = torch.searchsorted(expert_S, numbers_E, out_int32=True)
@@ -172,6 +173,7 @@ def _multiply_backward(
     if wants_input:
         weight_EOI = _read(weights, shape, gradient.dtype).transpose(1, 2)
         of_x = multiply_rows(gradient_SO, weight_EOI, ends_E)
+        # Dequantized weights of all experts are large: freed before the adapter's products.
         del weight_EOI
     if adapter:
         assert x_SI is not None
@@ -221,6 +223,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, route, weights, adapter, ctx.sizes, ctx.scale = inputs
     ctx.wants_weights = len(weights) == 1 and weights[0].requires_grad
     ctx.num_weights, ctx.num_adapter = len(weights), len(adapter)
+    # A frozen product needs no input for its backward pass.
     ctx.has_input = bool(adapter) or ctx.wants_weights
     ctx.save_for_backward(*route, *weights, *adapter, *([x] if ctx.has_input else []))
 

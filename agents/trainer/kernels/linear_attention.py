@@ -128,6 +128,7 @@ def _compute(
     query_HCLK, key_HCLK = (_repeat(x, len(value)) for x in (query * scale, key))
     same_CLL, reads_CL, writes_CL, keeps_C = _relate(segment_M)
     sum_HCL = decay.squeeze(-1).cumsum(-1)
+    # Differences of sums, not quotients of products, which would underflow for strong decays.
     pair_HCLL = (sum_HCL.unsqueeze(-1) - sum_HCL.unsqueeze(-2)).masked_fill(~same_CLL, -torch.inf)
     pair_HCLL = pair_HCLL.exp()
     from_start_HCL1 = (sum_HCL.exp() * reads_CL).unsqueeze(-1)
@@ -198,6 +199,7 @@ class _Scan(torch.autograd.Function):
         """
         num_heads, num_chunks, _, width = key_HCLK.shape
         shape = (num_heads, num_chunks, width, value_HCLV.shape[-1])
+        # All states are kept: the backward pass reads each of them.
         state_HCKV = value_HCLV.new_zeros(shape)
         written_HCLV = value_HCLV.clone() if forget_HCLK is not None else value_HCLV
         for chunk in range(num_chunks):

@@ -42,6 +42,7 @@ def multiply_masked(
         sizes: I and O.
         scale: factor that `up_OQ` already contains.
     """
+    # Dequantized once for both products.
     weight_IO = read_weight(weight).T
     return [removed_MI @ weight_IO, (low_MQ @ up_OQ.T).addmm_(masked_MI, weight_IO)]
 

@@ -46,6 +46,7 @@ def attend(
         lse_KGT = scores_KGTT.logsumexp(3)
         if sinks_H is not None:
             sinks_KG1 = sinks_H[heads].to(wide).reshape(*lse_KGT.shape[:2], 1)
+            # A sink adds its weight to the sum alone: it has no value to attend to.
             lse_KGT = torch.logaddexp(lse_KGT, sinks_KG1)
         weights_KGTT = (scores_KGTT - lse_KGT.unsqueeze(3)).exp().to(query_MHD.dtype)
         out_KGTE = weights_KGTT @ value_MKE[tokens, keys].transpose(0, 1).unsqueeze(1)
@@ -92,6 +93,7 @@ def differentiate(
         of_scores_KGTT = of_scores_KGTT.to(query_MHD.dtype)
         of_query_KGTD = of_scores_KGTT @ key_K1TD
         found[0][tokens, heads] = of_query_KGTD.flatten(0, 1).transpose(0, 1)
+        # Summed over the query heads that share the key head.
         of_key_KTD = (of_scores_KGTT.transpose(2, 3) @ query_KGTD).sum(1)
         found[1][tokens, keys] = of_key_KTD.transpose(0, 1)
         weights_KGTT = weights_KGTT.to(query_MHD.dtype)
@@ -144,6 +146,7 @@ def _score(
     slope_KGTT = None
     if softcap:
         share_KGTT = torch.tanh(scores_KGTT / softcap)
+        # The derivative of c * tanh(s / c) is 1 - tanh(s / c)^2.
         scores_KGTT, slope_KGTT = share_KGTT * softcap, 1.0 - share_KGTT * share_KGTT
     place_T = torch.arange(len(key_TKD), device=key_TKD.device)
     distance_TT = place_T[:, None] - place_T

@@ -56,7 +56,9 @@ def add_adapter(
         _require_targets(model, lora, spec, non_text)
         targets = lora.target_modules
         if targets == "all-linear":
+            # A stage sees only its own layers; the names must be those of the whole model.
             targets = _name_all_linear(model, lora)
+    # PEFT refuses targets that it does not find, so absent parts are excluded.
     settings = _limit_to_parts(model, lora)
     try:
         with experts.names_as_they_are():
@@ -97,6 +99,7 @@ def _lora_config(adapter: AdapterSpec, model: nn.Module, non_text: Sequence[str]
         left_out += [name for name, _ in find_routers(model)]
         left_out += find_unfit_linears(model)
     targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
+    # PEFT writes the number into its config file: 32, not 32.0.
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
         r=adapter.rank,

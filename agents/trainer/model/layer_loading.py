@@ -87,6 +87,7 @@ def find_layers(model: Any) -> list[str]:
     Layers of a vision tower are excluded, since no text passes through them.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    # A decoder may have several stacks; the layers of the model are the longest one.
     stacks: list[list[str]] = []
     prefixes = {id(module): name for name, module in model.named_modules()}
     for module in (model if decoder is None else decoder).modules():
@@ -138,7 +139,9 @@ def loading_layers(
             streamed = {place: layers[place] for place in holdings.find("streamed")}
             kept = _leave_out(groups, [*_name_absent(model), *streamed.values()])
             slices = _slice(opened, kept)
+            # Transformers would allocate GPU memory for the layers before it reads them.
             outer = _map_away(config, streamed.values())
+            # Slices instead of files: only the listed tensors are read.
             found = usual(model, slices, None, outer, *rest, **more)
             if streamed:
                 assert open_store is not None
@@ -177,6 +180,7 @@ def _load_streamed(
             config.hf_quantizer.attach_packed(model)
         found.mismatched_keys |= result.mismatched_keys
         found.conversion_errors.update(result.conversion_errors)
+        # Not whole: the missing keys are reported as those of the whole model.
         if own & result.missing_keys:
             found.missing_keys -= own - result.missing_keys
             return
@@ -264,6 +268,7 @@ def _remove(model: Any, absent: Iterable[str]) -> None:
     for name in absent:
         above, _, last = name.rpartition(".")
         setattr(model.get_submodule(above), last, AbsentModule(model.get_submodule(name)))
+        # Transformers would try to tie weights to a placeholder that has none.
         model.all_tied_weights_keys = {
             target: source
             for target, source in model.all_tied_weights_keys.items()

@@ -96,6 +96,7 @@ def build_micro_batch(
     position_M = np.concatenate([np.arange(length, dtype=np.int64) for length in whole])
     is_real_S = None
     if shape is not None:
+        # Padded targets are predicted at token 0, and their label gives no loss.
         more = (0, shape.num_targets - len(place_N))
         place_N = np.pad(place_N, more, constant_values=1)
         label_N = np.pad(label_N, more, constant_values=NO_LABEL)
@@ -123,6 +124,7 @@ def _pad_segments(lengths: list[int], device: torch.device, shape: MicroShape | 
     left = shape.num_tokens - num_tokens
     num_full, rest = divmod(left, shape.longest)
     pads = [shape.longest] * num_full + ([rest] if rest else [])
+    # Empty segments complete the number that the recording fixes.
     num_empty = shape.num_segments - len(lengths) - len(pads)
     return [*lengths, *pads, *[0] * num_empty]
 
@@ -132,4 +134,5 @@ def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     host = torch.from_numpy(array)
     if device.type != "cuda":
         return host
+    # Pinned: a copy from pageable memory would block the host.
     return host.pin_memory().to(device, non_blocking=True)

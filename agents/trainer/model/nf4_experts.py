@@ -91,6 +91,7 @@ class PackedExperts(nn.Module):
 
     def make_placeholder(self) -> nn.Parameter:
         """Return a parameter of the weights' shape that takes no memory; see the module."""
+        # An expanded scalar has the whole shape but the memory of one number.
         nothing = torch.full((), torch.nan, dtype=self.dtype, device=self.parts[0].device)
         return nn.Parameter(nothing.expand(self.size), requires_grad=False)
 
@@ -124,6 +125,7 @@ def find_routers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         children = dict(parent.named_children())
         if any(is_experts(child) for child in children.values()):
             for short, child in children.items():
+                # Classes share no base for routers: they are recognized by their names.
                 if "Router" in type(child).__name__ or short in ("gate", "router"):
                     yield f"{name}.{short}" if name else short, child
 
@@ -187,6 +189,7 @@ class _Quantize(ConversionOps):  # type: ignore[misc, unused-ignore]
         model = kwargs["model"]
         converted: dict[str, Any] = {}
         for name in list(input_dict):
+            # Popped, so that the 16-bit weight is freed as soon as it is packed.
             value = input_dict.pop(name)
             above, _, _ = name.rpartition(".")
             if not is_experts(model.get_submodule(above)):

@@ -98,6 +98,7 @@ class StageEnds:
         """Return the features for the first layer; `hidden_1MH` if none were fed."""
         if self._fed is None:
             return hidden_1MH
+        # The second item holds the features computed without the adapter.
         hidden_MH = self._fed[self._is_plain]
         assert hidden_MH is not None
         return hidden_MH[self._window][None]
@@ -162,7 +163,9 @@ class UnfedEmbedding(AbsentModule):
         ids_1M = hidden
         width: Any = self.embedding_dim
         if self.ends is not None and self.ends.is_fed:
+            # Expanded from one number: the features are replaced before a layer reads them.
             zero = torch.zeros((), dtype=self._dtype, device=ids_1M.device)
             return zero.expand(*ids_1M.shape, width)
         place_H = torch.arange(1, width + 1, device=ids_1M.device)
+        # Bounded and distinct for each id, on every kind of device; in float64 for large ids.
         return torch.sin(((ids_1M[..., None] + 1) * place_H).double()).to(self._dtype)

@@ -47,6 +47,7 @@ class _Unfit(Exception):
 class _Watched(Tensor):
     """Features that record how they are used; torch treats them as an ordinary tensor."""
 
+    # Results of operations are plain tensors, so only the recorder's own output is watched.
     __torch_function__ = torch._C._disabled_torch_function_impl
     takes_first = False
 
@@ -80,6 +81,7 @@ class _Calls:
 
     def note(self, place: int, hidden: Any) -> Tensor:
         """Record a call with features (1, M, H), and return them."""
+        # Some classes pass several streams of features, which a message does not carry.
         if not isinstance(hidden, Tensor) or hidden.dim() != 3:
             raise _Unfit("hands on more than one row of features from layer to layer")
         if self.results and not torch.equal(hidden, self.results[-1]):
@@ -110,6 +112,7 @@ def trace_layers(causal: nn.Module, body: Any, names: Sequence[str], device: Any
         if calls.places != list(range(len(names))):
             raise _Unfit("does not compute each of its layers once, in their order")
     except (_Unfit, TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
+        # Lack of memory is not a property of the class.
         if isinstance(error, torch.OutOfMemoryError):
             raise
         known = isinstance(error, _Unfit)
@@ -175,6 +178,7 @@ def open_stage(model: TrainedModel, first: int, stop: int, device: torch.device)
     for layer in layers:
         if not isinstance(layer, AbsentModule):
             _refuse_connected(causal, layer)
+    # The placeholder comes first: the traced pass needs an embedding that makes features.
     absent = causal.get_input_embeddings()
     embedding = None
     if isinstance(absent, AbsentModule):

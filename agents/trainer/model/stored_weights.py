@@ -34,6 +34,7 @@ def choose_quantization(kind: AdapterKind, path: Path, dtype: torch.dtype) -> An
             f"The model in {path} is already quantized, so its weights cannot be fully trained.",
             "Use adapter: {kind: lora}, or use the model that it was made from",
         )
+    # No kernel here multiplies MXFP4, so it is always converted.
     if method == "mxfp4":
         return _dequantize_mxfp4(kind, path)
     if kind != "qlora":
@@ -77,6 +78,7 @@ def _read_quantization(path: Path) -> str:
     """Return the method that quantized the model's files; empty if they are not quantized."""
     settings = _read_config(path).get("quantization_config")
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    # Some files name no method, but are quantized.
     return str(method or ("unknown" if settings else ""))
 
 
@@ -105,6 +107,7 @@ def _nf4(dtype: torch.dtype) -> Any:
         ) from error
     from agents.trainer.model.nf4_experts import ExpertsNf4Config
 
+    # QLoRA's own settings: NF4 with double quantization.
     return ExpertsNf4Config(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

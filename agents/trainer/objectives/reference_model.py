@@ -98,6 +98,7 @@ class ReferenceTable:
         # One rank provides the table and the others zeros, so that the sum below is the table.
         elif found is not None and group.rank == holders[0]:
             self.table_RK.copy_(found)
+        # NCCL sums only tensors on the GPU.
         whole_RK = self.table_RK.to(self._device)
         group.sum(whole_RK)
         self.table_RK.copy_(whole_RK)
@@ -109,6 +110,7 @@ class ReferenceTable:
         used = np.array(_find_used(self._spec, len(train)), dtype=np.int64)
         parts = {
             "model": model_sha256,
+            # The name of a folder of tokens hashes its content.
             "data": [train.folder.name, evaluation.folder.name if evaluation else ""],
             "pairs": hashlib.sha256(used.tobytes()).hexdigest(),
             "precision": [str(choose_dtype(self._spec.precision, self._device)), self._device.type],
@@ -199,6 +201,7 @@ def _find_used(spec: RunSpec, num_rows: int) -> list[int]:
     """Return the indices of the rows that a step of the run will see."""
     size = spec.batch_sequences
     steps = count_steps(epochs=spec.epochs, num_rows=num_rows, batch=size, max_steps=spec.max_steps)
+    # Every row is seen at least once: epochs are shuffled as a whole.
     if steps * size >= num_rows:
         return list(range(num_rows))
     batches = (
@@ -221,6 +224,7 @@ def _fill(
         chosen = [places[i] for i in group]
         batch = build_micro_batch([examples[place] for place in chosen], device)
         with torch.no_grad():
+            # In float64: the loss subtracts two large sums.
             table_RK[chosen] = sum_log_probabilities(forward, batch, num_segments).double().cpu()
         num_done += len(chosen)
         count(num_done)

@@ -120,6 +120,7 @@ class HeatWatch:
     def _lower_power(self, sample: GpuSample) -> None:
         """Lower the power limit by a tenth; if that is impossible, say how to, and wait instead."""
         limit_w = sample.power_limit_w
+        # The card reports no limit, so it cannot be lowered.
         if limit_w is None:
             self._judge.rule = "wait"
             return
@@ -128,6 +129,7 @@ class HeatWatch:
             MIN_POWER_SHARE * first_w, self._gpus.read_least_power_w(self._facts.uuid) or 0.0
         )
         lower_w = float(round(max(POWER_SHARE * limit_w, least_w)))
+        # Already at the lowest allowed limit.
         if lower_w >= limit_w:
             self._judge.rule = "wait"
         elif self._gpus.set_power_limit(self._facts.uuid, lower_w):
@@ -164,6 +166,7 @@ def watching_heat(attempt: RankAttempt, journal: Journal, control: RankControl) 
 
 
 def _open(attempt: RankAttempt, journal: Journal, control: RankControl) -> HeatWatch | None:
+    # The device's index may differ between CUDA and NVML; the UUID does not.
     uuid = attempt.placement.device_id
     home = os.environ.get("RACKLESS_AGENT_HOME", "")
     if uuid == "cpu" or not home:

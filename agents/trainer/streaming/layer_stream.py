@@ -104,6 +104,7 @@ class LayerStream:
         Args:
             layers: all added layers, by index and in order.
         """
+        # Ranks that divide the preparation add layers out of order.
         self._layers.sort(key=lambda layer: layer.place)
         self._arrange()
         self.modules.update(layers)
@@ -206,6 +207,7 @@ class LayerStream:
         layer, following = self._order[at], self._follow(at, is_backward=is_backward)
         self._load(layer)
         self._copies.block_compute(layer.slot.arrived)
+        # A slot of this or a nearer layer must not be overwritten.
         busy = {id(layer.slot)}
         for other in following:
             if id(other.slot) in busy:
@@ -220,6 +222,7 @@ class LayerStream:
             action()
 
     def _end_forward(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
+        # Some classes return a tuple, with attention weights or a cache after the features.
         hidden = output if isinstance(output, Tensor) else output[0]
         if hidden.requires_grad:
             # The hook runs when the gradient of the output is known, just before the layer's own
@@ -282,6 +285,7 @@ class LayerStream:
 
     def _stream(self, layer: _StreamedLayer) -> None:
         """Give a layer the next slot of its kind, and the next place in the order."""
+        # In turn, so that consecutive layers never share a slot.
         number = self._counts.get(layer.layout, 0)
         self._counts[layer.layout] = number + 1
         slots = self._slots.setdefault(layer.layout, [])

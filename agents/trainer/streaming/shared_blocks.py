@@ -45,6 +45,7 @@ class SharedBlocks:
         self._slots = {place: number for number, place in enumerate(places)}
         self._slot_bytes = _to_pages(slot_bytes)
         self._marks_bytes = _to_pages(len(places))
+        # Every rank does this with the same size, so none depends on who comes first.
         os.ftruncate(file, self._marks_bytes + len(places) * self._slot_bytes)
         self._marks = self._map(0, self._marks_bytes)
         self.budget_bytes = budget_bytes
@@ -70,6 +71,7 @@ class SharedBlocks:
         self._marks[self._slots[place]] = 1
 
     def _map(self, start: int, num_bytes: int) -> Tensor:
+        # The tensor keeps the mapping alive.
         return torch.frombuffer(
             mmap.mmap(self._file, _to_pages(num_bytes), offset=start), dtype=torch.uint8
         )[:num_bytes]
@@ -93,6 +95,7 @@ def join_blocks(
     try:
         with locked(path.with_suffix(".lock"), _PATIENCE_S, "another rank makes this memory"):
             file, about = _open(path) or _make(path, wanted, choose_budget())
+        # Ranks with other layers cannot share.
         if {name: about[name] for name in wanted} != wanted:
             os.close(file)
             return None

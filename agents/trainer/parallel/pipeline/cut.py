@@ -65,6 +65,7 @@ class Replicas:
         >>> [(stretch.first, stretch.stop, stretch.holders) for stretch in replicas.stretches()]
         [(0, 2, (0, 2)), (2, 4, (1, 2))]
         """
+        # Every end of a stage in any replica also cuts the stretches of the others.
         ends = sorted({0} | {stage.stop_layer for stage in self.stages})
         for first, stop in pairwise(ends):
             holders = tuple(

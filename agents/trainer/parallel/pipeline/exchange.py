@@ -117,6 +117,7 @@ def _find_spans(
     flat: FlatParameters, layers: Mapping[str, int], first: int, stop: int
 ) -> list[slice]:
     """Return the spans in the buffer of the parameters of layers `first` to `stop` - 1."""
+    # Layers of a stretch need not be adjacent in the buffer: vectors lie after all matrices.
     spans, start = [], 0
     for name, view in flat.views.items():
         end = start + view.numel()
@@ -129,6 +130,7 @@ def _find_spans(
 def _exchange_all(group: Group, mine: Tensor, holders: Sequence[int], tag: int) -> list[Tensor]:
     """Return the tensors of all holders in their order; each holder sends its own to the others."""
     found = {group.rank: mine}
+    # Gloo sends from host memory alone.
     message = mine.cpu()
     waits: list[Callable[[], None]] = []
     for other in holders:

@@ -168,6 +168,7 @@ class StagePasses:
         if received is None:
             return None, nullcontext()
         entered, *plain = (_fill(rows, batch.num_tokens) for rows in received.split(num_tokens))
+        # A leaf of its own: the gradient of the features ends here and is sent back.
         entered.requires_grad_(torch.is_grad_enabled())
         return entered, self._stage.fed(entered, plain[0] if plain else None)
 

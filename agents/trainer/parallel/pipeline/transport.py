@@ -86,6 +86,7 @@ class Transport:
         """
         for lane in (self._inlet, self._outlet, self._gradients_in, self._gradients_out):
             if lane is not None:
+                # Features without the adapter have no gradient, so they do not come back.
                 factor = streams if lane.kind == _FORWARD else 1
                 is_used = is_training or lane.kind == _FORWARD
                 lane.num_rows = [factor * count for count in num_tokens] if is_used else []
@@ -134,6 +135,7 @@ class Transport:
         """Wait until all messages are sent."""
         for lane in (self._outlet, self._gradients_out):
             if lane is not None:
+                # A copy, since releasing removes entries.
                 for number in [*lane.sending]:
                     _release(lane, number)
 
@@ -159,6 +161,7 @@ class Transport:
     def _receive_ahead(self, lane: _Lane | None, number: int) -> None:
         if lane is None:
             return
+        # Started early, so that the message finds a waiting buffer.
         last = min(number + self._ahead + 1, len(lane.num_rows))
         for place in range(lane.num_begun, last):
             buffer = self._make_buffer(lane.num_rows[place])
@@ -169,6 +172,7 @@ class Transport:
     def _receive(self, lane: _Lane, number: int) -> Tensor:
         self._receive_ahead(lane, number)
         buffer, wait = lane.receiving.pop(number)
+        # Timed, because waiting must not count as this stage's computing time.
         self._time(wait)
         return self._wire.decode(buffer.to(self._device, non_blocking=True))
 

@@ -106,6 +106,7 @@ def read_rows(flat: FlatParameters, optimizer: torch.optim.Optimizer) -> list[Te
     tensors, _ = export_state(optimizer)
     if not tensors:
         return [flat.values]
+    # One group with weight decay and one without; either may be missing on a stage.
     indices = range(len(flat.groups(0.0)))
     moments = [torch.cat([tensors[f"{index}/{name}"] for index in indices]) for name in _MOMENTS]
     return [flat.values, *moments]
@@ -118,6 +119,7 @@ def write_rows(rows: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None
         start = 0
         for key in sorted(key for key in tensors if key.endswith(f"/{name}")):
             stop = start + tensors[key].numel()
+            # In place, since the optimizer owns these tensors.
             tensors[key].copy_(row[start:stop])
             start = stop
 
