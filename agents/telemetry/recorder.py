@@ -16,25 +16,27 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from agents.contract.node import GpuUse, Sample
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.shared.files.python_child import SAFE_FOLDER
 from agents.state import Home, archive_path, identify, take_lock, write_json
-from agents.supervisor.leases import find_uses, is_any_held
+from agents.supervisor.leases import Holder, find_uses, is_any_held
 from agents.supervisor.ownership import OwnershipWatch
 from agents.telemetry.gpu import GpuReader, open_gpus
 from agents.telemetry.host import Host
 from agents.telemetry.lease import LEASE_S, read_renewal
 from agents.telemetry.ring import RingWriter
-from agents.telemetry.sampler import take_sample
 
 PERIOD_S = 1.0
 LOCK_TIMEOUT_S = 3.0
 """Maximum wait for a recorder of another version to end, in seconds."""
+_MAX_NAME = 80
 
 
 def record(home: Home) -> int:
@@ -120,4 +122,36 @@ def _unpack_nvml(archive: str, folder: Path) -> None:
     source.write_bytes(data)
     subprocess.run(
         [sys.executable, "-I", "-m", "py_compile", str(source)], cwd=SAFE_FOLDER, check=False
+    )
+
+
+def take_sample(
+    host: Host, gpus: GpuReader, seq: int, uses: Mapping[str, Holder] | None = None
+) -> Sample:
+    """Read all sensors once; `uses` is the work of Rackless by device."""
+    reading = host.sample()
+    memory = reading.memory or (None, None)
+    disk = reading.disk or (None, None)
+    disk_rates = reading.disk_rates or (None, None)
+    network_rates = reading.network_rates or (None, None)
+    return Sample(
+        time_s=time.time(),
+        seq=seq,
+        gpus=gpus.sample(),
+        cpu_utilisation=reading.cpu_utilisation,
+        cpu_temperature_celsius=reading.cpu_temperature_celsius,
+        cpu_power_w=reading.cpu_power_w,
+        memory_used_bytes=memory[0],
+        memory_total_bytes=memory[1],
+        disk_used_bytes=disk[0],
+        disk_total_bytes=disk[1],
+        disk_read_bytes_per_s=disk_rates[0],
+        disk_write_bytes_per_s=disk_rates[1],
+        network_in_bytes_per_s=network_rates[0],
+        network_out_bytes_per_s=network_rates[1],
+        load=reading.load,
+        uses=tuple(
+            GpuUse(uuid=uuid, name=one.name[:_MAX_NAME], run_id=one.run_id)
+            for uuid, one in (uses or {}).items()
+        ),
     )
