@@ -1,9 +1,9 @@
-"""One node's part of a transfer: the command `spread`, which lives as long as the master's line.
+"""One node's part of a transfer: the command `spread`, which runs during the master's connection.
 
-The main thread reads the master's lines, and the chunks that it sends through SSH where it does not
-reach this node's port. Threads fetch from another node, serve those that fetch from here, take what
-the master brings to the port, move files that have become whole into the store, and report. Nothing
-of it outlives the connection: the port that the others use closes with this process.
+The main thread reads the master's messages, and chunks if the master cannot reach this node's port
+and has to send them through SSH. Other threads fetch from another node, serve nodes that fetch from
+here, receive chunks from the master at the port, move complete files into the store, and report
+progress. The process ends with the connection, and its port closes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
     try:
         job = read_line(source.readline(MAX_LINE_BYTES))
         if not isinstance(job, SpreadJob):
-            raise WireError("a transfer begins with its job")
+            raise WireError("a transfer must begin with its job")
         store = FileStore(home.path)
         if job.root is not None:
             folder = _read_folder(home, store, job)
@@ -72,29 +72,29 @@ def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
     except (WireError, DamagedChunk, PeerError) as error:
         speaker.say(SpreadFailed(message=f"The transfer cannot go on: {error}.", hint="Try again"))
     except EOFError:
-        return 1  # the master was cut off within a chunk
-    # What the master still sends has to be read, or it would never see the reason.
+        return 1  # the connection to the master broke within a chunk
+    # Drain the input: otherwise the master would block on writing and never read the reason.
     while source.read(1 << 20):
         pass
     return 1
 
 
 def _own_address() -> str:
-    """Return the address at which the master's SSH connection arrived; empty: there is none."""
+    """Return this node's end of the master's SSH connection, or an empty string without one."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     return parts[2] if len(parts) == 4 else ""
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """Files that this node gives."""
+    """Files that this node sends."""
 
     entries: tuple[FileEntry, ...]
     holdings: Holdings
 
 
 def _read_folder(home: Home, store: FileStore, job: SpreadJob) -> _Folder:
-    """Read the files to give once, for their hashes.
+    """Hash the files to send.
 
     Raises:
         ExpectedError: one of them is missing or cannot be read.
@@ -119,7 +119,7 @@ def _read_folder(home: Home, store: FileStore, job: SpreadJob) -> _Folder:
 
 
 class _Speaker:
-    """Writes messages, and chunks, to the master, from any thread."""
+    """Writer of messages and chunks to the master; thread-safe."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -131,12 +131,11 @@ class _Speaker:
                 self._out.write(to_line(message) + data)
                 self._out.flush()
             except OSError:
-                # The master is gone; the main thread sees the end of its input.
-                return
+                return  # the master is gone; the main thread sees the end of its input
 
 
 class _Part:
-    """This node's part, once it is known what there is."""
+    """This node's part of a transfer once its present chunks are known."""
 
     def __init__(
         self, job: SpreadJob, holdings: Holdings, store: FileStore, speaker: _Speaker
@@ -145,7 +144,7 @@ class _Part:
         self._holdings = holdings
         self._store = store
         self._speaker = speaker
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = ThreadPoolExecutor(1)  # one thread, because hashes need the blocks in order
         self._fetch_from: FetchFrom | None = None
         self._directed = threading.Condition()
 
@@ -153,13 +152,13 @@ class _Part:
         """Work until the master closes its end.
 
         Args:
-            source: what the master sends.
-            entries: names of what this node gives.
+            source: stream from the master.
+            entries: files that this node sends.
 
         Raises:
-            ExpectedError: our disk refuses what the master sends.
-            WireError: what it sends is no message.
-            DamagedChunk: it sent other bytes than announced.
+            ExpectedError: this node's disk refuses.
+            WireError: the master sent a malformed message.
+            DamagedChunk: a chunk from the master does not match its hash.
         """
         address, port = self._listen()
         ready = SpreadReady(
@@ -194,8 +193,7 @@ class _Part:
             )
             return address or "", listener.port
         except (OSError, ValueError):
-            # The others get what they need from elsewhere.
-            return address or "", 0
+            return address or "", 0  # other nodes fetch from elsewhere
 
     def _give(self, number: int) -> None:
         if not 0 <= number < len(self._holdings.chunks):
@@ -203,11 +201,11 @@ class _Part:
         try:
             data = self._holdings.read(number)
         except OSError as error:
-            raise explain_os_error(error, "reading what is to be sent") from error
+            raise explain_os_error(error, "reading a file to send") from error
         self._speaker.say(ChunkHeader(chunk=number, size_bytes=len(data)), data)
 
     def _take_offered(self, stream: BinaryIO) -> None:
-        """Receive what the master brings; when it breaks off, it goes on through SSH."""
+        """Receive chunks from the master; if this fails, the master continues through SSH."""
         before = self._holdings.received_bytes
         try:
             receive_frames(stream, self._holdings, self._pool, lambda: False)
@@ -223,11 +221,11 @@ class _Part:
         except ExpectedError as error:
             self._speaker.say(SpreadFailed(message=error.message, hint=error.hint))
         except OSError as error:
-            told = explain_os_error(error, f"storing files in {self._store.root}")
-            self._speaker.say(SpreadFailed(message=told.message, hint=told.hint))
+            explained = explain_os_error(error, f"storing files in {self._store.root}")
+            self._speaker.say(SpreadFailed(message=explained.message, hint=explained.hint))
 
     def _fetch_all(self) -> None:
-        """Fetch from the node that the master names, and from the next one when it is lost."""
+        """Fetch from the node that the master names; after a loss, from the next one named."""
         while not self._holdings.is_complete():
             with self._directed:
                 self._directed.wait_for(lambda: self._fetch_from is not None)
@@ -244,7 +242,7 @@ class _Part:
     def _report_lost(self, place: FetchFrom, reason: str, *, had_begun: bool) -> None:
         with self._directed:
             if self._fetch_from is not place:
-                return  # the master has named another one meanwhile
+                return  # the master has named another node meanwhile
             self._fetch_from = None
         self._say_lost(place.address, place.port, reason, had_begun=had_begun)
 
@@ -256,7 +254,7 @@ class _Part:
 
     def _store_all(self) -> None:
         for index, file in enumerate(self._holdings.files if self._job.root is None else ()):
-            # Bit by bit, so that the end has not to wait for gigabytes.
+            # Sync every second, so that the last sync need not write gigabytes.
             while not self._holdings.wait_complete(index, SYNC_S):
                 self._holdings.sync(index)
             if self._store.find(file.sha256, file.size_bytes) is None:
