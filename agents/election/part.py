@@ -36,7 +36,7 @@ from agents.supervisor.confirmation import confirm
 from agents.supervisor.election_process import close
 from agents.supervisor.fence import claim_attempt, find_newest_launched, read_fence
 from agents.supervisor.launch import launch
-from agents.supervisor.regrouping import join_group, look_at_ranks
+from agents.supervisor.regrouping import join_group, read_local_ranks
 
 MAX_SAVED_STEPS = 8
 """Maximum number of saved steps that a node reports, newest ones."""
@@ -122,7 +122,7 @@ class Part:
         )
         if known.part != "active" or not may_regroup(self.intent):
             return known
-        ranks = look_at_ranks(self.attempt)
+        ranks = read_local_ranks(self.attempt)
         return replace(
             known,
             step=ranks.step,

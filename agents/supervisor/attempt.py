@@ -1,10 +1,10 @@
 """Read the folder of an attempt: its intent, its state and its ranks.
 
-Files decide the state: intent.json is written before anything is forked, started.json by the
-supervisor, stop.json by a stop request, exit.json at the end. Without exit.json and without a
-living supervisor, the processes decide: ranks that live are running, since `ownership` gives them
-another supervisor. Where none lives, the ranks' journals say whether they finished; an attempt that
-left no record at all is `lost` (power cut, reboot).
+Files decide the state: intent.json is written before the first fork, started.json by the
+supervisor, stop.json by a stop request, exit.json at the end. Without exit.json and a living
+supervisor, processes decide: an attempt with living ranks is running, because `ownership` starts
+another supervisor for them. If no rank lives, the ranks' journals show whether they finished; an
+attempt without any record of its end is `lost` (power cut, reboot).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ EXIT_USER_ERROR = 3
 
 @dataclass(frozen=True)
 class RankEnd:
-    """What a rank recorded of its own end."""
+    """A rank's own record of its end."""
 
     exit_code: int | None = None
-    """Exit code that follows such a record; None: it left none."""
+    """Exit code that follows from the record, or None without a record."""
     reason: str = ""
-    """`completed` or `stopped`, of a rank that finished."""
+    """`completed` or `stopped` if the rank finished, else empty."""
     time_s: float | None = None
     """Time of the record on the wall clock, in seconds since 1970."""
 
@@ -86,7 +86,7 @@ class AttemptFolder:
         return self.folder / name
 
     def read_intent(self) -> AttemptIntent | None:
-        """Return the intent of the attempt; None: it is missing or unreadable."""
+        """Return the intent of the attempt, or None if it is missing or unreadable."""
         value = read_json(self.file(INTENT_FILE))
         try:
             return None if value is None else from_wire(AttemptIntent, value)
@@ -97,17 +97,17 @@ class AttemptFolder:
         return identity_from(read_json(self.file(STARTED_FILE)))
 
     def require(self) -> None:
-        """Raise ExpectedError if this node does not know the attempt."""
+        """Raise ExpectedError unless this node knows the attempt."""
         if not self.file(INTENT_FILE).exists():
             raise ExpectedError(f"This node has no attempt {self.number} of run {self.run_id}.")
 
 
 def find_attempts(home: Home) -> list[AttemptFolder]:
-    """Return every attempt on this node, by run and number."""
+    """Return all attempts on this node, sorted by run and number."""
     found = []
     for path in home.runs.glob(f"*/{ATTEMPTS}/*/{INTENT_FILE}"):
         number, run_id = attempt_of_folder(path.parent.name), path.parents[2].name
-        # Hidden folders, such as those of runs that are being deleted, have no safe name.
+        # Folders of runs that are being deleted are hidden, and hidden names are not safe names.
         if number is not None and is_safe_name(run_id):
             found.append(AttemptFolder(home, run_id, number))
     return sorted(found, key=lambda attempt: (attempt.run_id, attempt.number))
@@ -117,11 +117,11 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     """Return the status of an attempt from its files and processes.
 
     Args:
-        attempt: its folder.
-        tagged: tagged processes of this PC, read once when asking about many attempts.
+        attempt: folder of the attempt.
+        tagged: tagged processes of this PC, if the caller has read them for many attempts.
 
     Raises:
-        ExpectedError: there is no such attempt on this node.
+        ExpectedError: this node has no such attempt.
     """
     attempt.require()
     intent = attempt.read_intent()
@@ -130,11 +130,11 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     supervisor = identity_from(started)
     processes = find_processes(attempt.tag, among=tagged)
     if ended is None and not (supervisor and supervisor.is_alive()):
-        # It may have ended between the two reads.
+        # Read again: it may have ended between the first read and the check for the supervisor.
         ended = read_json(attempt.file(EXIT_FILE))
         if ended is None and supervisor is not None and not processes:
             ended = _recall_end(attempt, intent, started)
-    # Until exit.json is there, only the journal has exit codes and standstills.
+    # Before exit.json exists, only the journal has exit codes and standstills.
     journal = [] if ended else read_journal(attempt.file(SUPERVISOR_JOURNAL))
     state, message, hint = _judge(attempt, supervisor, ended, processes, journal)
     status = AttemptStatus(
@@ -175,13 +175,13 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
 
 
 def _read_cause(ended: dict[str, Any]) -> FailureCause:
-    """Return the cause in exit.json; empty when an earlier version wrote the file."""
+    """Return the cause in exit.json, or an empty string if an earlier version wrote the file."""
     known: tuple[FailureCause, ...] = get_args(FailureCause)
     return next((cause for cause in known if cause == ended.get("cause")), "")
 
 
 def read_owner(attempt: AttemptFolder) -> MasterIdentity | None:
-    """Return the master that took the attempt over since its launch; None: nobody did."""
+    """Return the master that took over the attempt since its launch, or None."""
     try:
         return from_wire(MasterIdentity, read_json(attempt.file(OWNER_FILE)))
     except WireError:
@@ -189,13 +189,13 @@ def read_owner(attempt: AttemptFolder) -> MasterIdentity | None:
 
 
 def read_generation(attempt: AttemptFolder, rank: int) -> int:
-    """Return how often the group of a rank has regrouped; see `agents.contract.regroup`."""
+    """Return how often a rank's group has regrouped; see `agents.contract.regroup`."""
     generation = (read_json(attempt.file(rank_heartbeat(rank))) or {}).get("generation")
     return generation if isinstance(generation, int) else 0
 
 
 def read_regroup(attempt: AttemptFolder) -> Regroup | None:
-    """Return the newest group that this node was to take part in; None: its first one."""
+    """Return the newest group that this node was asked to join, or None for the initial group."""
     try:
         return from_wire(Regroup, read_json(attempt.file(REGROUP_FILE)))
     except WireError:
@@ -203,29 +203,29 @@ def read_regroup(attempt: AttemptFolder) -> Regroup | None:
 
 
 def find_group(attempt: AttemptFolder, generation: int) -> Regroup | None:
-    """Return the group that ranks of this generation train in; None: the one of the start."""
+    """Return the group of ranks of this generation, or None for the initial group."""
     newest = read_regroup(attempt)
     return newest if newest is not None and newest.generation == generation else None
 
 
 def write_owner(attempt: AttemptFolder, master: MasterIdentity) -> None:
-    """Record that `master` has taken the attempt over.
+    """Record that `master` has taken over the attempt.
 
     Raises:
-        ExpectedError: there is no such attempt here, or the disk is full.
+        ExpectedError: this node has no such attempt, or the disk is full.
     """
     attempt.require()
     write_json(attempt.file(OWNER_FILE), to_wire(master))
 
 
 def is_confirmed(attempt: AttemptFolder, intent: AttemptIntent) -> bool:
-    """Return whether the master has said that every part runs, or does not mean to say so."""
+    """Return whether the master has confirmed that all parts run, or need not confirm it."""
     said = read_json(attempt.file(CONFIRMED_FILE)) or {}
     return intent.confirm_s is None or said.get("is_final") is True
 
 
 def is_over(attempt: AttemptFolder) -> bool:
-    """Return whether the attempt has ended or was lost; reads as little as possible."""
+    """Return whether the attempt has ended or was lost, with as few reads as possible."""
     if attempt.file(EXIT_FILE).exists():
         return True
     supervisor = attempt.read_supervisor()
@@ -237,7 +237,7 @@ def is_over(attempt: AttemptFolder) -> bool:
 def _recall_end(
     attempt: AttemptFolder, intent: AttemptIntent | None, started: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return what exit.json would say if all ranks finished without a supervisor; else None."""
+    """Return the content for exit.json if all ranks finished without a supervisor, else None."""
     if intent is None:
         return None
     local = [place.rank for place in intent.ranks if place.node == intent.node]
@@ -288,13 +288,13 @@ def _is_of_earlier_boot(supervisor: Identity | None) -> bool:
 
 
 def _is_launching(attempt: AttemptFolder) -> bool:
-    """Return whether a server has written the intent and the supervisor has not started yet."""
+    """Return whether a server is launching the attempt, before its supervisor has started."""
     try:
         lock = os.open(attempt.home.run(attempt.run_id) / "launch.lock", os.O_RDONLY)
     except OSError:
         return False
     try:
-        # Shared, so that two readers do not take each other for a launching server.
+        # A shared lock, so that two readers do not mistake each other for a launching server.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return bool(find_processes(attempt.tag))
     except BlockingIOError:
@@ -312,7 +312,7 @@ def _read_ranks(
 ) -> tuple[RankStatus, ...]:
     rows = (ended or {}).get("ranks") or started.get("ranks") or []
     codes = {} if ended else _find_exit_codes(journal)
-    # The monotonic clock restarts at boot, so the age of an old heartbeat would mean nothing.
+    # The monotonic clock restarts at boot, so only heartbeats of living ranks have an age.
     alive = state in ("starting", "running", "stopping")
     return tuple(_read_rank(attempt, row, codes, alive) for row in rows if isinstance(row, dict))
 
@@ -337,26 +337,26 @@ def _read_rank(
 
 
 def _find_exit_codes(journal: Sequence[dict[str, Any]]) -> dict[int, int | None]:
-    """Return the exit code of each rank that has ended; None: it is not known."""
+    """Return the exit code of each ended rank; None if it is unknown."""
     lines = [line for line in journal if line.get("kind") == "rank_exited"]
     return {int(line["rank"]): line["exit_code"] for line in lines}
 
 
 def _find_standstill(journal: Sequence[dict[str, Any]]) -> str:
-    """Return the sentence on the rank that stands still at present, empty when none does."""
+    """Return the message about the rank that currently stands still, or an empty string."""
     lines = [line for line in journal if line.get("kind") in ("standing", "moving")]
     newest = lines[-1] if lines else {}
     return str(newest.get("message", "")) if newest.get("kind") == "standing" else ""
 
 
 def read_rank_line(attempt: AttemptFolder, rank: int, kind: str) -> dict[str, Any]:
-    """Return the newest line of this kind in a rank's journal, empty when there is none."""
+    """Return the newest line of this kind in a rank's journal, or an empty dict."""
     lines = read_journal(attempt.file(rank_journal(rank)))
     return next((line for line in reversed(lines) if line.get("kind") == kind), {})
 
 
 def read_rank_end(attempt: AttemptFolder, rank: int) -> RankEnd:
-    """Return what a rank recorded of its end."""
+    """Return a rank's own record of its end."""
     for kind, exit_code in (("failed", EXIT_USER_ERROR), ("finished", 0)):
         if line := read_rank_line(attempt, rank, kind):
             reason = str(line.get("reason", "")) if kind == "finished" else ""
@@ -367,7 +367,7 @@ def read_rank_end(attempt: AttemptFolder, rank: int) -> RankEnd:
 
 
 def read_journal(path: Path, tail_bytes: int = 1 << 18) -> list[dict[str, Any]]:
-    """Return the last whole lines of a journal; none: it cannot be read."""
+    """Return the last complete lines of a journal; empty if it is unreadable."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -375,7 +375,7 @@ def read_journal(path: Path, tail_bytes: int = 1 << 18) -> list[dict[str, Any]]:
             data = file.read(tail_bytes)
     except OSError:
         return []
-    # The first line of a tail may be cut, and what follows the last newline is still being written.
+    # The first line of the tail may be cut; text after the last newline is still being written.
     lines = data.split(b"\n")[1 if size > tail_bytes else 0 : -1]
     return [value for value in map(_parse, lines) if value]
 

@@ -1,9 +1,9 @@
-"""Start an attempt's supervisor exactly once, however often the request comes.
+"""Start an attempt's supervisor exactly once, even if the request is repeated.
 
-In this order, under the run's launch lock: fence, devices leased, intent durable, supervisor
-started. What fails before the intent leaves nothing behind. A second request for the same attempt
-finds the intent and answers with the state; if the first one died between intent and start, the
-second starts the supervisor.
+The order under the run's launch lock: check the fence, lease the devices, write the intent, start
+the supervisor. A failure before the intent leaves nothing behind. A repeated request finds the
+started attempt and returns its status; if the first one died between intent and start, the second
+starts the supervisor.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
     """Start this node's part of an attempt and return its status.
 
     Raises:
-        ExpectedError: something that it needs is missing, a device is busy, or a newer attempt
-            exists.
+        ExpectedError: a required file is missing, a device is busy, or a newer attempt exists.
     """
     require_name(intent.run_id, "The run id")
     _check(home, intent)
-    # Ranks whose supervisor was killed hold their devices; older ones of this run are ended below.
-    keep_all_owned(home, besides=intent.run_id)
+    # Ranks without a supervisor would keep their devices busy; older ones of this run end below.
+    keep_all_owned(home, except_run=intent.run_id)
     attempt = AttemptFolder(home, intent.run_id, intent.attempt)
     run = home.run(intent.run_id)
-    # Asked first: a launch makes the folder even if it is then refused.
+    # Checked first: a launch creates the folder even if it is refused afterwards.
     is_new = not run.exists()
     try:
         _launch_locked(attempt, intent)
@@ -80,7 +79,7 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 
 def _check(home: Home, intent: AttemptIntent) -> None:
-    """Refuse an intent that cannot work, before anything is written."""
+    """Refuse an intent that cannot work before anything is written."""
     node = intent.node
     if intent.attempt < 1:
         raise ExpectedError(f"Attempt {intent.attempt} cannot be launched: attempts count from 1.")
@@ -93,7 +92,7 @@ def _check(home: Home, intent: AttemptIntent) -> None:
             f"Node {node} has no training environment at {intent.python}.",
             f"Build it: rackless nodes setup {node}",
         )
-    # Only absolute paths can be checked here; a hub's model name is relative.
+    # A relative path is the name of a model on the hub, which cannot be checked here.
     for what, path in (("model", intent.model_path), ("training data", intent.train_path)):
         if os.path.isabs(path) and not os.path.exists(path):
             raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
@@ -117,7 +116,7 @@ def _refuse_older(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 
 def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
-    # Before the intent: from here on an older attempt can commit no checkpoint.
+    # Before the intent: from here on, an older attempt cannot commit checkpoints.
     raise_fence(attempt.home, attempt.run_id, attempt.number)
     is_new = not attempt.folder.exists()
     try:
@@ -132,6 +131,6 @@ def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 
 def _remove_empty(run: Path) -> None:
-    """Remove the folder of a run that was never launched here."""
+    """Remove the folder of a run that was never launched on this node."""
     if not (run / ATTEMPTS).exists() and not (run / CHECKPOINTS).exists():
         shutil.rmtree(run, ignore_errors=True)
