@@ -1,9 +1,9 @@
 """The recorder: one detached process per agent home that takes a sample each second.
 
 It is separate from the server, so that ten minutes of history survive a disconnect and the GPU
-library is loaded only once. Its pid and the facts about the GPUs are in recorder.json, where
-servers read them. Since it is there when no master is connected, it also gives ranks whose
-supervisor was killed another one.
+library is loaded only once. It writes its pid and the facts about the GPUs to recorder.json, where
+servers read them. Because it runs even if no master is connected, it also restarts supervisors that
+were killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from agents.contract.node import GpuUse, Sample
@@ -34,9 +33,11 @@ from agents.telemetry.lease import LEASE_S, read_renewal
 from agents.telemetry.ring import RingWriter
 
 PERIOD_S = 1.0
+"""Time between two samples, in seconds."""
 LOCK_TIMEOUT_S = 3.0
 """Maximum wait for a recorder of another version to end, in seconds."""
 _MAX_NAME = 80
+"""Maximum length of a work's name in a sample, whose size is limited by the ring."""
 
 
 def record(home: Home) -> int:
@@ -46,19 +47,15 @@ def record(home: Home) -> int:
     # The recorder must outlive the server and its SSH session.
     os.setsid()
     lock = os.open(home.telemetry / "recorder.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    # Held until this process ends; the kernel frees it even after a kill.
+    # Held until this process ends; the kernel frees the lock even after a kill.
     if not take_lock(lock, LOCK_TIMEOUT_S):
         return 0
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gpus = open_gpus(lambda: load_nvml(home.path / "agents"))
     _introduce(home, gpus)
     ring = RingWriter(home.telemetry / "samples", len(gpus.read_facts()))
     _sample_on(home, gpus, ring)
     return 0
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 def _introduce(home: Home, gpus: GpuReader) -> None:
@@ -92,7 +89,7 @@ def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
             renewed_s = now_s
         if newest == 0.0 and not home.telemetry.exists():
             return  # the agent's home was deleted
-        # No catching up after a pause: the samples would all be of the same moment.
+        # No catching up after a pause: all samples would be of the same moment.
         due_s = max(due_s + PERIOD_S, now_s)
         time.sleep(max(0.0, due_s - now_s))
 
@@ -100,8 +97,8 @@ def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
 def load_nvml(cache: Path) -> Any:
     """Import pynvml.
 
-    Compiling it out of the archive would cost this process 17 MiB for good, so its source is put
-    beside the archive once, compiled by another process, and imported from there.
+    Compiling it from the archive would cost this process 17 MiB permanently. So its source is
+    unpacked next to the archive once, compiled by another process, and imported from there.
     """
     archive = archive_path()
     if zipfile.is_zipfile(archive):
@@ -151,7 +148,7 @@ def take_sample(
         network_out_bytes_per_s=network_rates[1],
         load=reading.load,
         uses=tuple(
-            GpuUse(uuid=uuid, name=one.name[:_MAX_NAME], run_id=one.run_id)
-            for uuid, one in (uses or {}).items()
+            GpuUse(uuid=uuid, name=holder.name[:_MAX_NAME], run_id=holder.run_id)
+            for uuid, holder in (uses or {}).items()
         ),
     )
