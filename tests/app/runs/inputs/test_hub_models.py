@@ -81,7 +81,7 @@ async def test_a_snapshot_of_one_node_is_in_the_cache_of_another_and_on_its_disk
             snapshot=HubSnapshot(revision=REVISION, files=(false,)),
             folder=place.folder,
         )
-        with pytest.raises(UserError, match="is not the file of the hub"):
+        with pytest.raises(UserError, match="differs from the file on the hub"):
             await two.hub_show(lie)
         assert await two.hub_snapshot("org/other") is None
 
