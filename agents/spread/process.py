@@ -70,7 +70,7 @@ def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
     except ExpectedError as error:
         speaker.say(SpreadFailed(message=error.message, hint=error.hint))
     except (WireError, DamagedChunk, PeerError) as error:
-        speaker.say(SpreadFailed(message=f"The transfer cannot go on: {error}.", hint="Try again"))
+        speaker.say(SpreadFailed(message=f"The transfer cannot continue: {error}.", hint="Try again"))
     except EOFError:
         return 1  # the connection to the master broke within a chunk
     # Drain the input: otherwise the master would block on writing and never read the reason.
