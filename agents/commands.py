@@ -45,6 +45,7 @@ def run_command(argv: list[str]) -> int:
         from agents.spread.process import spread
 
         return spread(open_home(), sys.stdin.buffer, sys.stdout.buffer)
+    # Both read from shares, whose server may be lost.
     if command in ("shared", "probe") and len(arguments) == 1:
         return _check_shares(command, Path(arguments[0]))
     if command in ("receive", "send") and len(arguments) == 1:

@@ -54,6 +54,7 @@ def hold_ahead(file: int, size_bytes: int) -> int:
     """
     held = _held_bytes(file)
     if held < size_bytes // 2:
+        # Errors are ignored: a file system without fallocate reserves nothing.
         libc = ctypes.CDLL(None, use_errno=True)
         end = os.fstat(file).st_size
         libc.fallocate(file, _KEEP_SIZE, ctypes.c_int64(end), ctypes.c_int64(size_bytes))
@@ -64,6 +65,7 @@ def hold_ahead(file: int, size_bytes: int) -> int:
 def give_back(file: int) -> None:
     """Free the space reserved beyond the end of an open file."""
     with contextlib.suppress(OSError):
+        # Truncating to the current size frees blocks beyond the end.
         os.ftruncate(file, os.fstat(file).st_size)
 
 

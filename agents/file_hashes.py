@@ -51,7 +51,9 @@ def hash_cached(path: Path, memory: Path | None, tell: Callable[[int], None] | N
     """Return the sha256 of a file, from the cache if path, size, mtime and inode are unchanged."""
     if memory is None:
         return hash_file(path, tell)
+    # Resolved, so that all links to a file share one entry.
     real = path.resolve()
+    # The key is read before the file: a change meanwhile makes the entry invalid.
     key, note = _key(real), _note(real, memory)
     known = _recall(key, note)
     if known is not None:
@@ -91,6 +93,7 @@ def _key(real: Path) -> list[str | int]:
 
 
 def _note(real: Path, memory: Path) -> Path:
+    # A hash of the path, because a path is no safe file name.
     return memory / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:24]}.json"
 
 

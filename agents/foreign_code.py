@@ -66,6 +66,7 @@ def install() -> None:
     if _is_installed:
         return
     _is_installed = True
+    # For libraries that read them on import, and for child processes.
     os.environ.update(_VARIABLES)
     for folder in _known_folders(os.environ):
         forbid(folder)
@@ -77,6 +78,7 @@ def install() -> None:
 
 def forbid(folder: str | Path) -> None:
     """Forbid the import of modules from this folder and from the target of its links."""
+    # Both spellings, because a module's path may contain links or not.
     for path in (os.path.abspath(folder), os.path.realpath(folder)):
         # A folder that contains Python itself, such as `/`, cannot be forbidden.
         if not _holds_python(path):
@@ -154,6 +156,7 @@ def _guarded(load: Callable[..., Any]) -> Callable[..., Any]:
         if path and _is_forbidden(path):
             refuse(os.path.basename(path), os.path.dirname(path))
         made = load(self, module)
+        # exec_module returns None, create_module the module.
         patch = _PATCHES.get(getattr(module, "__name__", ""))
         if patch is not None:
             patch(module)
@@ -164,6 +167,7 @@ def _guarded(load: Callable[..., Any]) -> Callable[..., Any]:
 
 def _patch_loaded(module: Any) -> None:
     """Patch a module that is already imported, and its names in other modules of the package."""
+    # Modules of the package may have imported the old functions by name.
     before = dict(vars(module))
     _PATCHES[module.__name__](module)
     changed = {id(old): name for name, old in before.items() if vars(module)[name] is not old}
@@ -189,6 +193,7 @@ def _patch_dynamic_modules(module: Any) -> None:
         error_message: str | None = None,
         upstream_repo: str | None = None,
     ) -> bool:
+        # Even if a caller passes True, as the converter of llama.cpp does.
         del trust_remote_code, error_message
         if has_remote_code and not has_local_code:
             refuse(_name_code(model_name, upstream_repo), model_name)
@@ -285,6 +290,7 @@ def _patch_torch_load(module: Any) -> None:
                 f"{file} is a pickle, which can run code, and is never loaded.",
                 "Save it again with model.save_pretrained(folder), which writes safetensors",
             )
+        # Overrides the caller's argument.
         more["weights_only"] = True
         more.pop("pickle_module", None)
         return load(file, *rest[:1], **more)  # the first of `rest` is map_location

@@ -131,6 +131,7 @@ def _require_home(home: Home) -> None:
         OSError: it cannot be read.
     """
     folder = home.path
+    # `telemetry` marks a home in use; a private folder locks no one out.
     if not folder.is_dir() or home.telemetry.exists() or not folder.stat().st_mode & _OTHERS:
         return
     # A mounted disk has `lost+found` from the start. The master may already have created `agents`,
@@ -216,6 +217,7 @@ def _private(path: str, flags: int) -> int:
 
 def fsync_folder(path: Path) -> None:
     """Make creations and renames in this folder durable."""
+    # A rename is durable only after an fsync of its folder.
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -93,6 +93,7 @@ class Peer:
             plain = socket.create_connection((self.address, self.port), connect_timeout_s)
             plain.settimeout(QUICK_TIMEOUT_S)  # for the handshake
             with make_client_context(self.credential).wrap_socket(plain) as channel:
+                # A request that needs work, such as a verification, may wait longer.
                 channel.settimeout(timeout_s)
                 channel.sendall(json.dumps(request).encode("ascii") + b"\n")
                 with channel.makefile("rb") as stream:
@@ -107,6 +108,7 @@ def _read_answer(stream: BinaryIO, node: str) -> dict[str, Any]:
     except WireError as error:
         raise PeerError(f"{node} has closed the connection") from error
     if not isinstance(answer, dict) or "error" in answer:
+        # Bounded, because the text comes from another PC and ends up in messages.
         text = str(answer.get("error"))[:500] if isinstance(answer, dict) else "no answer"
         raise PeerError(f"{node} refuses: {text}")
     return answer

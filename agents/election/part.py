@@ -120,6 +120,7 @@ class Part:
             is_free=self._patience.is_over(self._read_mark(), time.monotonic()),
             fence=read_fence(self.home, self.attempt.run_id),
         )
+        # Only an active part can regroup; reading its ranks would cost time for nothing.
         if known.part != "active" or not may_regroup(self.intent):
             return known
         ranks = read_local_ranks(self.attempt)
@@ -132,6 +133,7 @@ class Part:
         )
 
     def _read_mark(self) -> float:
+        # A master that watches the attempt touches this file every few seconds.
         try:
             return self.attempt.file(KEPT_FILE).stat().st_mtime
         except OSError:
@@ -142,6 +144,7 @@ class Part:
         closed = read_json(self.attempt.file(CLOSED_FILE))
         if closed is not None:
             return self._closed(str(closed.get("reason", "")))
+        # Launched, not just granted: a granted attempt may never start.
         newest = find_newest_launched(self.home, self.attempt.run_id)
         if newest > self.attempt.number:
             return self._closed(f"attempt {newest} has replaced it")
@@ -194,6 +197,7 @@ class Part:
 
     def ask(self, kind: str, args: dict[str, Any]) -> dict[str, Any]:
         """Answer a request of another node or of this one. Raises the errors of `answer`."""
+        # `send` is missing here: it answers with bytes and is never sent by this node to itself.
         answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "state": lambda _: self.state(),
             "close": lambda a: self._close(from_wire(Reason, a, "close").reason),
@@ -222,6 +226,7 @@ class Part:
         )
         if not found.is_granted:
             return ClaimAnswer(is_granted=False, fence=found.fence)
+        # The claimant needs the newest group, because survivors may have chosen other writers.
         group = read_regroup(self.attempt)
         return ClaimAnswer(
             is_granted=True,
@@ -268,6 +273,7 @@ class Part:
         files.send(self.home, path, stream)
 
     def _launch(self, wanted: Relaunch) -> dict[str, Any]:
+        # Two majorities overlap in a node; by its fence, that node launches only the newer attempt.
         if wanted.attempt != read_fence(self.home, self.attempt.run_id):
             raise ExpectedError(f"This node did not grant attempt {wanted.attempt}.")
         launch(self.home, self.next_intent(wanted))
@@ -288,6 +294,7 @@ class Part:
             master_address=wanted.master_address,
             master_port=wanted.master_port,
             resume_step=wanted.resume_step,
+            # Logged steps to compare with are known to the master only.
             replay=None,
             # Pipeline stages were planned for the old ranks.
             cut=old.cut if wanted.ranks == old.ranks else old.cut and old.cut.without_stages(),

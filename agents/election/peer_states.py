@@ -49,6 +49,7 @@ class PeerStates:
             if node not in self._asked:
                 self._asked[node] = self._pool.submit(_ask, peer)
         wait(self._asked.values(), patience_s)
+        # A pending request is not repeated: its answer may arrive before the next poll.
         done = [node for node, asked in self._asked.items() if asked.done()]
         self._known.update({node: self._asked.pop(node).result() for node in done})
         states = {node: state for node, state in self._known.items() if state is not None}
@@ -68,4 +69,4 @@ def _ask(peer: Peer) -> NodeState | None:
         answer = peer.ask("state", connect_timeout_s=CONNECT_TIMEOUT_S)
         return from_wire(NodeState, answer, "state")
     except (PeerError, WireError):
-        return None
+        return None  # unreachable, or of another version: neither counts

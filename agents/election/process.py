@@ -73,7 +73,7 @@ def elect(folder: str) -> int:
     """Watch the attempt in `folder` from a child process; the calling process exits at once."""
     if os.fork():
         os._exit(0)
-    os.setsid()
+    os.setsid()  # the end of the server's SSH session must not end this process
     path = Path(folder)
     attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
     intent, identity = attempt.read_intent(), identify(os.getpid())
@@ -107,6 +107,7 @@ class ElectionWatch:
     def run(self) -> None:
         """Watch the attempt until nothing is left to do."""
         try:
+            # A deleted run ends the watch.
             while self._part.attempt.folder.is_dir():
                 self._listen()
                 if not self._look(time.monotonic()):
@@ -136,6 +137,7 @@ class ElectionWatch:
         except ExpectedError:  # the run is being deleted
             return False
         if own.part == "closed":
+            # Perhaps closed by the next attempt, whose confirmation arrives through this process.
             self._await_confirmation()
             self._notify_others(own.reason)
             return False
@@ -170,6 +172,7 @@ class ElectionWatch:
 
     def _decide(self, own: NodeState, now_s: float) -> bool:
         part = self._part
+        # No time limit: a claim needs the state of every node that can answer.
         states = {part.node: own, **self._others.look().states}
         found = decide_election(part.node, part.nodes, states)
         if found.act == "close":
@@ -203,6 +206,7 @@ class ElectionWatch:
             times = MAX_LOSSES_AT_ONE_STEP
             self._close(f"it was lost {times} times at step {step} without progress")
             return False
+        # Each attempt carries its earlier losses, so limits hold across attempts and nodes.
         recent = recent_recoveries((loss.resumed_s for loss in losses), time.time())
         since_s = now_s - (self._lost_since_s if self._lost_since_s is not None else now_s)
         if len(recent) >= per_hour or since_s < back_off_s(len(recent)):
@@ -268,6 +272,7 @@ class Regrouping:
             return
         if self._since_s is None:
             self._since_s = now_s
+            # Answers from before the loss would show nodes that are gone now.
             self._others.forget()
         joined = read_regroup(self._part.attempt)
         if joined is not None and joined.generation > own.generation:
@@ -277,6 +282,7 @@ class Regrouping:
         found = decide_regroup(own.node, part.nodes, states, part.attempt.number)
         if found.nodes != self._members:
             self._members, self._members_since_s = found.nodes, now_s
+        # Without a majority, waiting longer only delays saving and recovery.
         lacks_others = found.act == "wait" and not found.is_certain
         patience_s = ALONE_S if lacks_others else PATIENCE_S
         if found.act == "give_up" or now_s - self._since_s >= patience_s:
@@ -289,6 +295,7 @@ class Regrouping:
 
     def _are_away(self, states: dict[str, NodeState], answers: Answers, now_s: float) -> bool:
         """Return whether all nodes without an answer can be left out."""
+        # A node whose request is still pending is neither silent nor known: wait for it.
         missing = set(self._part.nodes) - states.keys()
         return missing <= answers.silent and now_s - self._members_since_s >= REGROUP_SETTLE_S
 

@@ -59,11 +59,13 @@ class Proposal:
         number = max(part.attempt.number, *fences) + 1
         answers = self._ask_all(members, "claim", ClaimAnswer, CLAIM_TIMEOUT_S, attempt=number)
         granted = {node: answer for node, answer in answers.items() if answer.is_granted}
+        # The numbers granted so far are used up; another claim needs a higher one.
         if not is_majority(granted, part.nodes):
             raise RefusedError(f"attempt {number} was granted by {sorted(granted) or 'no node'}")
         step = self._prepare_checkpoint(granted)
         wanted = self._plan(number, granted, step)
         self._ask_each(granted, "launch", LAUNCH_TIMEOUT_S, **to_wire(wanted))
+        # Only after all launches: an unconfirmed part ends by itself.
         self._ask_each(granted, "confirm", CLAIM_TIMEOUT_S, attempt=number)
         return number
 
@@ -124,6 +126,7 @@ class Proposal:
 
     def _copy(self, step: int, holders: list[str], nodes: list[str]) -> None:
         def fetch(node: str) -> None:
+            # Holders are asked, too: they delete newer checkpoints.
             source = "" if node in holders else holders[0]
             self._ask(node, "fetch", FETCH_TIMEOUT_S, {"step": step, "node": source})
 
@@ -191,6 +194,7 @@ class Proposal:
 
     def _ask(self, node: str, kind: str, timeout_s: float, args: dict[str, Any]) -> dict[str, Any]:
         try:
+            # A node is not among its own peers.
             if node == self._part.node:
                 return self._part.ask(kind, args)
             return self._part.peers[node].ask(kind, timeout_s, **args)

@@ -41,6 +41,7 @@ class ChangeLog:
         except OSError as error:
             raise explain_os_error(error, f"preparing {self._folder}") from error
         busy = "Another repair is being applied to this node."
+        # The kernel frees the lock after a kill, so an interrupted repair blocks no other.
         with locked(self._folder / ".lock", _LOCK_S, busy):
             yield
 
@@ -75,6 +76,7 @@ class ChangeLog:
         left_bytes = _MAX_LIST_BYTES
         kept: list[Change] = []
         for change in reversed(self.all()):
+            # Records contain the texts of edited files, so a few may fill a message.
             left_bytes -= len(json.dumps(to_wire(change)))
             if left_bytes < 0 and kept:
                 break

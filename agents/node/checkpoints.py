@@ -139,6 +139,7 @@ def delete(home: Home, run_id: str, step: int) -> None:
 
 def _require(home: Home, run_id: str, step: int) -> Path:
     folder = home.checkpoints(run_id) / checkpoint_name(step)
+    # A link could lead to another run's checkpoint, which would be deleted instead.
     if not folder.is_dir() or folder.is_symlink():
         raise ExpectedError(f"This node has no checkpoint of run {run_id} at step {step}.")
     return folder

@@ -100,6 +100,7 @@ def write_file(
     # In the same folder, because a rename is atomic only within a file system.
     sibling = f"{os.path.dirname(path)}/.rackless.{mark}"
     mode, owner, group = f"{state.mode or 0o644:o}", str(state.owner), str(state.group)
+    # A private draft, because the text would be visible to other users as an argument.
     write_bytes(draft, state.text.encode("utf-8"))
     try:
         _do(
@@ -140,6 +141,7 @@ def _read_as_user(path: str) -> FileState:
     try:
         found = os.fstat(file)
         _require_plain(path, stat.S_ISREG(found.st_mode), found.st_size)
+        # One byte more than allowed, in case the file has grown since fstat.
         data = os.read(file, MAX_EDITED_BYTES + 1)
     finally:
         os.close(file)
@@ -156,10 +158,12 @@ def _read_as_root(path: str, admin: Administrator) -> FileState:
         ["stat", "-c", "%f %s %u %g", "--", path], as_root=True, timeout_s=QUICK_STEP_S
     )
     if code:
+        # stat has one exit code for all errors; the locale is English.
         if lines and "No such file" in lines[-1]:
             return FileState(text=None)
         said = admin.clean(lines[-1]) if lines else f"exit code {code}"
         raise ExpectedError(f"{path} cannot be read: {said}.")
+    # %f is the raw mode in hexadecimal, with the type of the file.
     raw_mode, size, owner, group = lines[-1].split()
     _require_plain(path, stat.S_ISREG(int(raw_mode, 16)), int(size))
     # base64, because output is split into decoded lines, which would lose line ends and bytes.

@@ -83,6 +83,7 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
     python = query.python or (adopted.python if adopted else None)
     if python is None:
         return EnvironmentReport(missing=tuple(sorted(query.requirements)))
+    # Not resolved: the link bin/python is what makes an interpreter that of its environment.
     python = os.path.abspath(os.path.expanduser(python))
     version, found, headers = look(python, query.requirements, children)
     report = replace(
@@ -90,6 +91,7 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
         headers=headers,
         built_with=read_marker(Path(python).parent.parent).built_with or None,
     )
+    # The trial stays valid as long as interpreter and lock are the same.
     if adopted and (adopted.python, adopted.lock_sha256) == (python, report.lock_sha256):
         report = replace(report, trial=adopted.trial)
     # A check of another interpreter must not replace the adopted one.
@@ -153,6 +155,7 @@ def look(
         _, lines = children.run(argv, environ=python_variables(), timeout_s=LOOK_TIMEOUT_S)
     except TimeoutError as error:
         raise ExpectedError(f"{python} did not answer within {LOOK_TIMEOUT_S:g} s.") from error
+    # Packages may print on import, so the answer has a prefix.
     for line in lines:
         if line.startswith("RACKLESS "):
             answer = json.loads(line.partition(" ")[2])
@@ -187,6 +190,7 @@ def build(
     with locked(home.environments / f"{folder.name}.lock", 1.0, busy):
         if not _is_built(folder, children):
             _install(home, folder, wheels, job, children, progress)
+        # The installer's success is not enough: the interpreter itself has to list the packages.
         report = find(home, query, children)
         if not report.fits:
             # Otherwise the next build would skip the installation and fail in the same way.
@@ -221,6 +225,7 @@ def _install(
             "node.",
             "Set it up again: rackless nodes setup",
         )
+    # The remains of an interrupted build have no marker.
     shutil.rmtree(folder, ignore_errors=True)
     uv, version = find_uv(home, children)
     try:

@@ -197,6 +197,7 @@ def read_mac(device: str) -> str | None:
     """Return the hardware address of a network device, or None, as for a tunnel."""
     with contextlib.suppress(OSError):
         mac = (_NET / device / "address").read_text(encoding="ascii").strip().lower()
+        # Loopback has zeros; InfiniBand has addresses of 20 bytes, which Wake-on-LAN cannot use.
         if len(mac) == 17 and mac != "00:00:00:00:00:00":
             return mac
     return None
@@ -209,6 +210,7 @@ def read_broadcast(device: str) -> str | None:
     if address is None or mask is None:
         return None
     network = ipaddress.IPv4Interface(f"{address}/{mask}").network
+    # Point-to-point networks (/31, /32) have no broadcast address.
     return str(network.broadcast_address) if network.prefixlen < 31 else None
 
 

@@ -72,6 +72,7 @@ class FileStore:
             return None
         if not stat.S_ISREG(found.st_mode) or found.st_size != size_bytes:
             return None
+        # Writing through another hard link changes the mtime, so the stamp no longer matches.
         if found.st_mtime_ns % _SECOND_NS != _stamp(sha256) and not self._is_intact(sha256):
             return None
         return path
@@ -90,7 +91,7 @@ class FileStore:
         try:
             os.link(path, place, follow_symlinks=False)
         except FileExistsError:
-            return True
+            return True  # the same content, already stored
         except OSError as error:
             if error.errno in _NO_LINK:
                 return False
@@ -107,6 +108,7 @@ class FileStore:
         partial, place = self.partial(file.sha256), self._prepare(file.sha256)
         with partial.open("rb") as written:
             os.fsync(written.fileno())
+        # Before the rename, so that a stored file has its list.
         self.keep_chunks(file)
         os.replace(partial, place)
         _seal(place, file.sha256)
@@ -139,6 +141,7 @@ class FileStore:
         if describe_small(file.size_bytes, file.sha256) is None:
             path = self._lists / _plain(file.sha256)[:2] / file.sha256
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Renamed in one step: a reader must not see a part of the list.
             half = path.with_name(f".{path.name}.{os.getpid()}")
             half.write_text(file.chunks, encoding="ascii")
             os.replace(half, path)
@@ -181,6 +184,7 @@ class FileStore:
             found = path.lstat()
             path.unlink()
             (self._lists / sha256[:2] / sha256).unlink(missing_ok=True)
+            # With other hard links, the content stays on the disk.
             return found.st_size if found.st_nlink == 1 else 0
         return 0
 
@@ -221,6 +225,7 @@ def _stamp(sha256: str) -> int:
 
 def _seal(path: Path, sha256: str) -> None:
     os.chmod(path, _READ_ONLY)
+    # Only the nanoseconds carry the stamp; the seconds are those of the file.
     modified_ns = int(path.stat().st_mtime) * _SECOND_NS + _stamp(sha256)
     os.utime(path, ns=(time.time_ns(), modified_ns))
 
@@ -253,7 +258,7 @@ def _copy(path: Path, name: str, folder: int) -> None:
                 if not done:
                     raise OSError(errno.EIO, "the file became shorter")
                 left -= done
-        except OSError:
+        except OSError:  # the kernel or the file system lacks copy_file_range
             source.seek(0)
             target.seek(0)
             shutil.copyfileobj(source, target)

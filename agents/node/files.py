@@ -91,6 +91,7 @@ def read_bundle_status(
         ExpectedError: a path is not allowed.
     """
     final = home.path.joinpath(*split_destination(destination))
+    # Checked here, too, so that nothing is sent that `receive` would refuse.
     if final.is_symlink():
         raise ExpectedError(f"{final} is a symbolic link, which is not followed.")
     base = final if final.is_dir() else _partial(final)
@@ -134,6 +135,7 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
     _require_room(home, coming)
     with _open_folder(home.path, parts[:-1]) as parent:
         busy = f"Another transfer writes {destination} on this node."
+        # Without a wait: the other transfer may take hours.
         with locked(final.with_name(f".partial-{final.name}.lock"), 0.0, busy):
             _refuse_link(final)
             # A complete bundle may have lost files since; they are restored in place.
@@ -141,6 +143,7 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
             with _open_folder_at(parent, [base]) as folder:
                 for entry in coming:
                     _store(folder, entry, source)
+                    # At once, so that an interrupted transfer has its finished files in the store.
                     if parts[0] in KEPT_ROOTS:
                         _keep(home, final.with_name(base), entry)
                 _share(home, final.with_name(base), folder, manifest)
@@ -161,6 +164,7 @@ def _read_header(source: BinaryIO) -> tuple[list[FileEntry], list[FileEntry]]:
             f"The transfer cannot be read: {reason}. The file names, sizes and hashes come first.",
             "Try again",
         ) from error
+    # All paths are checked before anything is written.
     for entry in (*coming, *manifest):
         split_path(entry.path, "The file name")
     return coming, manifest
@@ -283,6 +287,7 @@ def _share(home: Home, base: Path, folder: int, manifest: list[FileEntry]) -> No
                 os.fsync(place)
         except OSError as error:
             raise explain_os_error(error, f"storing {entry.path}") from error
+    # Checkpoints and wheels are deleted by name, so the store must not keep a second link.
     if base.relative_to(home.path).parts[0] not in KEPT_ROOTS:
         store.release(base)
 
@@ -377,7 +382,7 @@ def describe_file(base: Path, path: Path) -> FileEntry:
         with open_regular(path, base) as file:
             while block := file.read(BLOCK_BYTES):
                 digest.update(block)
-            size = file.tell()
+            size = file.tell()  # the bytes hashed, even if the file grows meanwhile
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
     return FileEntry(path=name, size_bytes=size, sha256=digest.hexdigest())

@@ -56,6 +56,7 @@ def show_snapshot(home: Home, model: str, snapshot: HubSnapshot, source: str) ->
             _give_name(folder / file.path, repository / "blobs" / file.blob)
             link = place / file.path
             link.parent.mkdir(parents=True, exist_ok=True)
+            # A relative link, like those of the hub's tools: the cache may be moved.
             with contextlib.suppress(FileExistsError):
                 link.symlink_to(os.path.relpath(repository / "blobs" / file.blob, link.parent))
         # Last, because the ref makes the revision visible to the hub's tools.

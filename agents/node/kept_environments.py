@@ -97,11 +97,12 @@ def _needs(home: Home) -> dict[str, str]:
     for python, user in used:
         environment = Path(python).parent.parent
         if environment.parent != home.environments:
-            continue
+            continue  # the user's own interpreter
         needs[_name("environment", environment)] = user
         wheels = home.path / STORE / read_marker(environment).wheels
         # Nodes that are set up later copy wheels from this node instead of downloading them.
         needs[_name("wheels", wheels)] = "other nodes, which get them from here"
+        # The environment's python is a link to the interpreter on which it was built.
         base = (environment / "bin" / "python").resolve()
         if (home.path / PYTHONS) in base.parents:
             brought = base.relative_to(home.path / PYTHONS).parts[0]
@@ -132,6 +133,7 @@ def _recent_attempts(home: Home) -> Iterator[tuple[AttemptFolder, str]]:
 
 
 def _age_s(folder: Path) -> float:
+    # By the newest file, because the folder's own mtime does not change with its files.
     written = [file.stat().st_mtime for file in folder.iterdir()]
     return time.time() - max(written, default=0.0)
 

@@ -21,6 +21,7 @@ from agents.contract.run_layout import MANIFEST_FILE
 from agents.contract.wire import WireError
 from agents.shared.files.folder_files import read_regular
 
+# Fixed: new fields require a seal.
 _UNSEALED = {
     "run_id",
     "attempt",
@@ -41,6 +42,7 @@ def write_manifest(folder: Path, fields: dict[str, Any]) -> Path:
     Raises:
         OSError: the disk is full or refuses.
     """
+    # The seal is added as text, because it covers the exact bytes before it.
     head = json.dumps(fields, indent=1).removesuffix("\n}").encode("ascii")
     seal = f',\n "sha256": "{hashlib.sha256(head).hexdigest()}"\n}}'
     path = folder / MANIFEST_FILE

@@ -96,6 +96,7 @@ def read_family(address: str) -> socket.AddressFamily:
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, ValueError):
             socket.inet_pton(family, address)
+            # Otherwise any host that reaches this PC could connect.
             if not is_many(address):
                 return family
             raise ExpectedError(
@@ -149,6 +150,7 @@ def _read_header(connection: socket.socket, greeting: bytes) -> int | None:
     """Return the number of bytes to come, or None for a wrong greeting."""
     _disable_delay(connection)
     said, num_bytes = HEADER.unpack(_receive(connection, HEADER.size))
+    # In constant time, so that the greeting cannot be guessed byte by byte.
     is_ours = hmac.compare_digest(said, greeting) and num_bytes <= MAX_BYTES
     return int(num_bytes) if is_ours else None
 
@@ -185,6 +187,7 @@ def probe_link(
     if not 0 < port < 1 << 16:
         raise ExpectedError(f"{port} is not a port; ports go from 1 to 65535.")
     with socket.socket(family, socket.SOCK_STREAM) as connection:
+        # A link that drops only large packets passes small segments, which shows a wrong MTU.
         if segment_bytes is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
         connection.settimeout(CONNECT_TIMEOUT_S)
@@ -238,6 +241,7 @@ def _transfer(connection: socket.socket, num_bytes: int, round_trip_s: float) ->
                 # The final acknowledgement takes a round trip, which is not transfer time.
                 taken_s = max(time.monotonic() - began_s - round_trip_s, 1e-6)
                 return _describe(connection, round_trip_s, num_bytes / taken_s)
+        # Not by the bytes sent, because the kernel buffers megabytes of them.
         now_s, arrived = time.monotonic(), sent - _count_unacknowledged(connection)
         if arrived > acknowledged:
             acknowledged, moved_s = arrived, now_s

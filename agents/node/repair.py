@@ -53,6 +53,7 @@ def apply(home: Home, order: RepairOrder, admin: Administrator, say: Say) -> Cha
     """
     log = ChangeLog(home)
     with log.owned():
+        # Before the first step, so that a wrong password changes nothing.
         if any(step.as_root for step in order.steps):
             admin.require()
         change = Change(
@@ -131,6 +132,7 @@ class _Applying(_Work):
         if step.edit is not None:
             self._edit(index, step, step.edit, sha256)
             return
+        # Recorded before the command: an interrupted step counts as possibly done.
         self._note(index, state="running")
         code, output = _run(self._admin, step.run, step, self._say)
         self._note(index, exit_code=code, output=output)
@@ -139,8 +141,10 @@ class _Applying(_Work):
         self._note(index, state="done")
 
     def _edit(self, index: int, step: RepairStep, edit: FileEdit, sha256: str) -> None:
+        # A link stays a link: its target is edited.
         path = os.path.realpath(edit.path)
         before = read_file(path, self._admin if step.as_root else None)
+        # The user has approved an edit of the text with this hash.
         if sha256 and before.sha256 != sha256:
             raise ExpectedError(
                 f"{path} has changed since it was shown; it was left alone.",
@@ -215,7 +219,7 @@ class _Undoing(_Work):
             self._note(index, undo_output=output)
             if code:
                 raise _StepFailed(f"Undoing '{step.says}': {_last_words(code, output)}.")
-        elif step.undo_note:
+        elif step.undo_note:  # the note says why nothing is left to undo
             self._note(index, undone="not needed")
             return ""
         else:
@@ -246,6 +250,7 @@ def _owner_of(before: FileState, step: RepairStep) -> tuple[int, int]:
 
 
 def _preview(step: RepairStep, admin: Administrator) -> StepPreview:
+    # A preview must not ask for a password.
     may_ask = admin.way in ("root", "passwordless")
     if step.done is not None:
         if step.done.as_root and not may_ask:
@@ -277,6 +282,7 @@ def _is_in_place(probe: Probe, admin: Administrator, *, ask_root: bool) -> bool:
         code, lines = admin.run(probe.argv, as_root=probe.as_root and ask_root, timeout_s=_PROBE_S)
     except (ExpectedError, TimeoutError):
         return False
+    # The whole output must match: a part of it could appear in an error message.
     return code == 0 and re.fullmatch(probe.shows, "\n".join(lines).strip()) is not None
 
 

@@ -40,6 +40,7 @@ def repair(source: BinaryIO) -> int:
     except WireError as error:
         return _fail(RepairFailure(message=f"The work cannot be read: {error}."))
     password = source.readline(_MAX_PASSWORD_BYTES).rstrip(b"\r\n")
+    # The parent waits for the exit code; if it is killed with the connection, the child continues.
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -48,7 +49,7 @@ def repair(source: BinaryIO) -> int:
     try:
         code = _work(home, work, password)
     finally:
-        os._exit(code)
+        os._exit(code)  # without the exit handlers of the parent
 
 
 def _work(home: Home, work: RepairWork, password: bytes) -> int:

@@ -77,6 +77,7 @@ def find_shared(home: Home, job: Path, silence_s: float = SILENCE_S) -> None:
             reported_s = time.monotonic()
             read_gb = search.num_read_bytes / 1e9
             _say("progress", message=f"comparing {search.folder}: {read_gb:.1f} GB read")
+    # Queries after the blocked one get the same answer: their server may be lost, too.
     answers = search.answers[:]
     silent = f"{search.folder} does not answer: nothing was read in {silence_s:.0f} s"
     answers += [PlaceAnswer(problem=silent)] * (len(queries) - len(answers))
@@ -109,7 +110,7 @@ def find_place(home: Home, query: PlaceQuery, search: Search) -> PlaceAnswer:
             # The mounts are read again: an automounter may have mounted the share meanwhile.
             share = find_share(os.path.realpath(folder), read_mounts())
             return PlaceAnswer(path=path, share=share.label if share is not None else folder)
-        problem = problem or found
+        problem = problem or found  # the first guess is the likeliest, so its problem is reported
     return PlaceAnswer(problem=problem)
 
 
@@ -133,6 +134,7 @@ def compare(folder: Path, query: PlaceQuery, memory: Path, tell: Callable[[int],
     there = wanted if query.member is not None else set(_list_used(folder, query))
     for name in sorted(wanted - there):
         return f"{folder} has no {name}"
+    # Additional files count, because training would use them.
     for name in sorted(there - wanted):
         return f"{folder} has {name} as well"
     # All sizes are compared before the first hash, which may take minutes.

@@ -154,6 +154,7 @@ def _find_places(home: Home) -> Iterator[_Found]:
             if path.name.startswith(".partial-"):
                 yield "partial", name, path, _newest(path), _need_of_partial(path)
             elif path.name[:1] != ".":
+                # A search in the intent's text finds a path in any of its fields.
                 named = [user for user in users if name in user.intent]
                 used_s = max([path.stat().st_mtime, *(user.used_s for user in named)])
                 yield kind, name, path, used_s, job or _need_of_bundle(top, path, named)
@@ -193,6 +194,7 @@ def _find_of_run(run: Path, job: str, is_active: bool) -> Iterator[_Found]:
 
 
 def _find_users(home: Home) -> list[_User]:
+    # Attempts are sorted by number, so the newest one stays.
     newest = {attempt.run_id: attempt for attempt in find_attempts(home)}
     found = []
     for attempt in newest.values():
@@ -301,6 +303,7 @@ def _need_now(home: Home, name: str) -> str:
 
 
 def _delete_folder(home: Home, folder: Path, is_bundle: bool) -> int:
+    # First, because links to the folder's files are found by its inodes.
     if is_bundle:
         FileStore(home.path).release(folder)
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")

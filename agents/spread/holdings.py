@@ -63,6 +63,7 @@ class Holdings:
         found = cls(files)
         with contextlib.ExitStack() as locks:
             try:
+                # Opened before the check of space: present chunks need no more of it.
                 first = 0
                 for index, file in enumerate(files):
                     found._open(index, first, store, locks)
@@ -70,7 +71,7 @@ class Holdings:
             except OSError as error:
                 raise explain_os_error(error, f"preparing {store.root}") from error
             found._require_room(store)
-            yield found
+            yield found  # the locks are held until the transfer ends
 
     @classmethod
     def of_files(cls, paths: Sequence[Path], files: Sequence[ChunkedFile]) -> Holdings:
@@ -234,6 +235,7 @@ class ChunkWriter:
         Raises:
             ExpectedError: the disk refuses.
         """
+        # Backpressure: a slow disk slows the sender down instead of filling the memory.
         while len(self._pending) >= WRITES_AHEAD:
             self._wait()
         self._pending.append(self._pool.submit(self._store, block, self._offset))
@@ -249,7 +251,7 @@ class ChunkWriter:
     def _store(self, block: memoryview, offset: int) -> None:
         # The pool has one thread, so blocks are hashed in order.
         self._digest.update(block)
-        while block:
+        while block:  # a write may be short
             done = os.pwrite(self._file, block, offset)
             block, offset = block[done:], offset + done
 

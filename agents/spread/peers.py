@@ -53,7 +53,7 @@ def listen(
             raise WireError("this port serves chunks only")
         try:
             supply = holdings.supply(wanted, BEAT_S)
-            stream.write(b"{}\n")
+            stream.write(b"{}\n")  # an empty answer: the frames follow
             for found in supply:
                 if found is None:
                     stream.write(_BEAT)
@@ -113,6 +113,7 @@ def receive_chunk(
         OSError: the stream fails.
         EOFError: the stream ends.
     """
+    # Checked before reading, so that a malicious node cannot make this one read any amount.
     if number >= len(holdings.chunks) or holdings.chunks[number].size_bytes != size_bytes:
         raise PeerError(f"chunk {number} with {size_bytes} bytes is not part of this transfer")
     writer = holdings.writing(number, pool)

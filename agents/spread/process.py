@@ -54,6 +54,7 @@ SYNC_S = 1.0
 def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
     """Take part in one transfer until `source` ends; return the exit code."""
     speaker = _Speaker(out)
+    # First, because the master chooses routes by the addresses of all nodes.
     speaker.say(SpreadHello(address=_own_address()))
     try:
         job = read_line(source.readline(MAX_LINE_BYTES))
@@ -70,7 +71,9 @@ def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
     except ExpectedError as error:
         speaker.say(SpreadFailed(message=error.message, hint=error.hint))
     except (WireError, DamagedChunk, PeerError) as error:
-        speaker.say(SpreadFailed(message=f"The transfer cannot continue: {error}.", hint="Try again"))
+        speaker.say(
+            SpreadFailed(message=f"The transfer cannot continue: {error}.", hint="Try again")
+        )
     except EOFError:
         return 1  # the connection to the master broke within a chunk
     # Drain the input: otherwise the master would block on writing and never read the reason.
@@ -111,7 +114,7 @@ def _read_folder(home: Home, store: FileStore, job: SpreadJob) -> _Folder:
             store.keep_chunks(found)
         except OSError as error:
             raise explain_os_error(error, f"reading {path}") from error
-        files.setdefault(found, path)
+        files.setdefault(found, path)  # files with the same content are sent once
         entries.append(FileEntry(path=name, size_bytes=found.size_bytes, sha256=found.sha256))
     if not entries:
         raise ExpectedError(f"There is nothing to send at {root} on this node.")
@@ -186,6 +189,7 @@ class _Part:
     def _listen(self) -> tuple[str, int]:
         if not self._job.credential:
             return "", 0
+        # The address on the route to the other nodes may differ from that of the SSH connection.
         address = find_route(self._job.toward) if self._job.toward else _own_address()
         try:
             listener = listen(
@@ -212,6 +216,7 @@ class _Part:
         except ExpectedError as error:
             self._speaker.say(SpreadFailed(message=error.message, hint=error.hint))
         except (PeerError, DamagedChunk, OSError, EOFError) as error:
+            # An empty address stands for the master itself.
             had_begun = self._holdings.received_bytes > before
             self._say_lost("", 0, str(error), had_begun=had_begun)
 
@@ -232,6 +237,7 @@ class _Part:
                 place = self._fetch_from
             assert place is not None
             before = self._holdings.received_bytes
+            # Names of nodes are known to the master only; the address serves as the name.
             peer = Peer(place.address, place.address, place.port, self._job.credential)
             try:
                 fetch(peer, self._holdings, self._pool, lambda: self._fetch_from is not place)  # noqa: B023
@@ -257,6 +263,7 @@ class _Part:
             # Sync every second, so that the last sync need not write gigabytes.
             while not self._holdings.wait_complete(index, SYNC_S):
                 self._holdings.sync(index)
+            # A file may have been stored already when the transfer began.
             if self._store.find(file.sha256, file.size_bytes) is None:
                 self._store.take_partial(file)
         self._say_progress(stored=True)

@@ -127,7 +127,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     intent = attempt.read_intent()
     started = read_json(attempt.file(STARTED_FILE)) or {}
     ended = read_json(attempt.file(EXIT_FILE))
-    supervisor = identity_from(started)
+    supervisor = identity_from(started)  # started.json contains the supervisor's identity
     processes = find_processes(attempt.tag, among=tagged)
     if ended is None and not (supervisor and supervisor.is_alive()):
         # Read again: it may have ended between the first read and the check for the supervisor.
@@ -149,12 +149,13 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
         started_s=started.get("started_s"),
         ended_s=(ended or {}).get("ended_s"),
         num_processes=len(processes),
+        # Missing in files of earlier versions, as are the next two.
         peer_lost=(ended or {}).get("peer_lost") is True,
         lost_nodes=tuple(map(str, (ended or {}).get("lost_nodes") or ())),
         cause=_read_cause(ended or {}),
         restarted_s=boot_time_s() if state == "lost" and _is_of_earlier_boot(supervisor) else None,
     )
-    if intent is None:
+    if intent is None:  # the file exists, but is unreadable
         return status
     owner = read_owner(attempt)
     generation = max((read_generation(attempt, rank.rank) for rank in status.ranks), default=0)
@@ -205,6 +206,7 @@ def read_regroup(attempt: AttemptFolder) -> Regroup | None:
 def find_group(attempt: AttemptFolder, generation: int) -> Regroup | None:
     """Return the group of ranks of this generation, or None for the initial group."""
     newest = read_regroup(attempt)
+    # The file may name a group that its ranks have not joined yet.
     return newest if newest is not None and newest.generation == generation else None
 
 
@@ -231,6 +233,7 @@ def is_over(attempt: AttemptFolder) -> bool:
     supervisor = attempt.read_supervisor()
     if supervisor is None:
         return not _is_launching(attempt)
+    # Living ranks without a supervisor are adopted, so the attempt continues.
     return not (supervisor.is_alive() or find_processes(attempt.tag))
 
 
@@ -242,6 +245,7 @@ def _recall_end(
         return None
     local = [place.rank for place in intent.ranks if place.node == intent.node]
     ends = {rank: read_rank_end(attempt, rank) for rank in local}
+    # If any rank left no record, the attempt is lost.
     if not ends or not all(end.reason for end in ends.values()):
         return None
     rows = started.get("ranks") or [{"rank": rank} for rank in local]
@@ -261,6 +265,7 @@ def _judge(
 ) -> tuple[AttemptState, str, str]:
     if ended is not None:
         state = ended.get("state")
+        # An unknown state, such as one of a newer version, counts as failed.
         known: AttemptState = state if state in STATES else "failed"
         return known, str(ended.get("message", "")), str(ended.get("hint", ""))
     if supervisor is not None and (supervisor.is_alive() or processes):
@@ -284,6 +289,7 @@ def _judge(
 
 
 def _is_of_earlier_boot(supervisor: Identity | None) -> bool:
+    # Not by the boot time, which moves when the wall clock is set.
     return supervisor is not None and supervisor.boot_id != boot_id()
 
 
@@ -298,7 +304,7 @@ def _is_launching(attempt: AttemptFolder) -> bool:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return bool(find_processes(attempt.tag))
     except BlockingIOError:
-        return True
+        return True  # the launch holds the lock exclusively
     finally:
         os.close(lock)
 
@@ -310,6 +316,7 @@ def _read_ranks(
     state: str,
     journal: Sequence[dict[str, Any]],
 ) -> tuple[RankStatus, ...]:
+    # exit.json is written by the last supervisor and has exit codes; started.json has pids only.
     rows = (ended or {}).get("ranks") or started.get("ranks") or []
     codes = {} if ended else _find_exit_codes(journal)
     # The monotonic clock restarts at boot, so only heartbeats of living ranks have an age.
@@ -344,6 +351,7 @@ def _find_exit_codes(journal: Sequence[dict[str, Any]]) -> dict[int, int | None]
 
 def _find_standstill(journal: Sequence[dict[str, Any]]) -> str:
     """Return the message about the rank that currently stands still, or an empty string."""
+    # "moving" ends the standstill that the last "standing" began.
     lines = [line for line in journal if line.get("kind") in ("standing", "moving")]
     newest = lines[-1] if lines else {}
     return str(newest.get("message", "")) if newest.get("kind") == "standing" else ""
@@ -357,6 +365,7 @@ def read_rank_line(attempt: AttemptFolder, rank: int, kind: str) -> dict[str, An
 
 def read_rank_end(attempt: AttemptFolder, rank: int) -> RankEnd:
     """Return a rank's own record of its end."""
+    # A failure after `finished`, such as during the clean-up, takes precedence.
     for kind, exit_code in (("failed", EXIT_USER_ERROR), ("finished", 0)):
         if line := read_rank_line(attempt, rank, kind):
             reason = str(line.get("reason", "")) if kind == "finished" else ""

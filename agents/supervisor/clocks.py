@@ -73,6 +73,7 @@ class ClockWatch:
         passed_s = now.boot_s - last.boot_s
         slept_s = passed_s - (now.monotonic_s - last.monotonic_s)
         set_s = now.wall_s - last.wall_s - passed_s
+        # Computed back from the wake-up, because this process did not run when the sleep began.
         sleep = Sleep(now.wall_s - slept_s, now.wall_s) if slept_s >= SLEPT_S else None
         if sleep is not None:
             self._sleep, self._woke_s = sleep, now.monotonic_s

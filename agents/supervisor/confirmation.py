@@ -22,6 +22,7 @@ def confirm(attempt: AttemptFolder, is_final: bool) -> None:
     """
     attempt.require()
     said = read_json(attempt.file(CONFIRMED_FILE)) or {}
+    # A late temporary confirmation must not revoke the final one.
     if said.get("is_final") is not True:
         count = said.get("count")
         number = count + 1 if isinstance(count, int) else 1

@@ -59,7 +59,7 @@ def claim_attempt(home: Home, run_id: str, attempt: int, replaces: int) -> Claim
     """
     run = home.run(run_id)
     busy = f"Run {run_id} is being launched."
-    if not run.is_dir():
+    if not run.is_dir():  # the run was deleted, or was never here
         return Claim(is_granted=False, fence=0)
     # A launch checks the fence and then writes its intent; a claim must not come in between.
     with locked(run / "launch.lock", CLAIM_TIMEOUT_S, busy):

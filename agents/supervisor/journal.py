@@ -35,7 +35,7 @@ class AttemptJournal:
         try:
             self._append(data)
         except OSError:
-            self._dropped += 1
+            self._dropped += 1  # the next line reports the gap
         else:
             self._dropped = 0
 

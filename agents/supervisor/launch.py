@@ -67,7 +67,7 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     with locked(run / "launch.lock", LOCK_TIMEOUT_S, f"Run {intent.run_id} is being launched."):
         _refuse_older(attempt, intent)
         if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
-            return
+            return  # a repeated request: the attempt has started already
         devices = [r.device_id for r in intent.ranks if r.node == intent.node]
         held = lease_devices(attempt.home, attempt.tag, devices, intent.node)
         try:

@@ -162,6 +162,7 @@ def find_uses(home: Home, device_ids: Sequence[str]) -> dict[str, Holder]:
 
 def is_any_held(home: Home) -> bool:
     """Return whether any device of this node is in use; takes no lock."""
+    # Not by trying the locks: a trial would make a concurrent launch see a busy device.
     for path in home.leases.glob("*.lock"):
         holder = identity_from(read_json(path))
         if holder is not None and holder.is_alive():
@@ -197,6 +198,7 @@ def _read_holder(home: Home, path: Path) -> Holder | None:
 def _read_master(home: Home, run_id: str, attempt: object) -> MasterIdentity | None:
     if not isinstance(attempt, int) or not is_safe_name(run_id):
         return None
+    # The id comes from a file, so it was checked before it became part of a path.
     intent = AttemptFolder(home, run_id, attempt).read_intent()
     return intent.master if intent else None
 

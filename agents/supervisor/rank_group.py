@@ -65,6 +65,7 @@ class RankGroup:
 
     def start(self, launcher: Launcher) -> AttemptOutcome | None:
         """Start all ranks; return the outcome if one cannot be started."""
+        # Before the first rank: started.json names the owner of whatever is started next.
         self._write_started()
         self._journal.write("launched", pid=self._identity.pid)
         for placement in self._placements():
@@ -159,6 +160,7 @@ class RankGroup:
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a signal or the timeout, then record the ranks that have ended."""
+        # select, because the wakeup descriptor of signals ends the sleep without a race.
         if select.select([self._wake], [], [], timeout_s)[0]:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
@@ -228,6 +230,7 @@ class MemoryKills:
                 self._lines[int(found[1])] = line.strip()
         if pid in self._lines:
             return f"the kernel killed it because memory ran out: {self._lines[pid]}"
+        # Without the log, the counters tell only that some process was killed meanwhile.
         if any(_read_count(path) != self._before[path] for path in self._counters):
             return "the kernel killed it because the memory of its control group ran out"
         count = _read_count(Path("/proc/vmstat"))

@@ -57,6 +57,7 @@ class RankProcess:
     @property
     def was_ended(self) -> bool:
         """True if a signal of the supervisor killed it, as before a rank has installed handlers."""
+        # Python reports death by signal N as exit code -N.
         return self.exit_code is not None and -self.exit_code in self._sent
 
     @property
@@ -72,6 +73,7 @@ class RankProcess:
         if self.has_ended:
             return
         self._sent.add(number)
+        # An adopted rank is not a child, so its pid may have been reused.
         if self.process is None:
             send_signal(self.attempt.tag, self.pid, number)
         else:
@@ -106,6 +108,7 @@ class RankProcess:
         try:
             with open(self.log_path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
+                # A rank may have printed gigabytes.
                 file.seek(max(0, size - LOG_TAIL_BYTES))
                 text = file.read().decode("utf-8", "replace")
         except OSError:

@@ -61,6 +61,7 @@ def read_local_ranks(attempt: AttemptFolder) -> LocalRanks:
     if not rows:
         return LocalRanks()
     steps = [int(beat.get("step") or 0) for beat in beats]
+    # All ranks of a node must be at the same point, or their states would differ.
     places = {(beat.get("phase"), beat.get("step"), beat.get("generation", 0)) for beat in beats}
     # Ranks that were asked to end will not join a group, even if they still wait.
     is_asked_to_end = any(attempt.file(name).exists() for name in (STOP_FILE, LOSS_FILE))
@@ -93,6 +94,7 @@ def join_group(attempt: AttemptFolder, wanted: Regroup) -> None:
         if newest > attempt.number:
             raise ExpectedError(f"This node has already granted attempt {newest}.")
         known, ranks = read_regroup(attempt), read_local_ranks(attempt)
+        # Each generation is joined once: a repeated or late request must not form a second group.
         is_next = wanted.generation == ranks.generation + 1
         if not ranks.waits or not is_next or (known and known.generation >= wanted.generation):
             raise ExpectedError(f"The ranks do not wait for generation {wanted.generation}.")
@@ -105,6 +107,7 @@ def give_up(attempt: AttemptFolder) -> None:
     Raises:
         ExpectedError: the disk is full; the ranks then end by their own timeout.
     """
+    # The same file as in `loss`: a thread of each rank saves and ends it.
     if not attempt.file(LOSS_FILE).exists():
         write_json(attempt.file(LOSS_FILE), {"requested_s": time.time()})
 
@@ -129,6 +132,7 @@ class RegroupWatch:
         if group is None or generation == self._generation:
             return False
         self._generation = generation
+        # Nodes that were left out must not be probed any more: they do not answer.
         kept = {name: a for name, a in self.intent.addresses.items() if name in group.nodes}
         self.intent = replace(self.intent, addresses=kept, master_port=group.port)
         return True
@@ -139,6 +143,7 @@ class RegroupWatch:
 
     def interrupt(self) -> bool:
         """Ask the ranks, once per generation, to leave their group; return whether it did."""
+        # Once per generation: if the ranks do not react, they hang and are ended.
         if not self._may_regroup or self._interrupted == self._generation:
             return False
         try:

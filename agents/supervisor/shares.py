@@ -55,6 +55,7 @@ def find_silent(places: Sequence[SharedPlace], probe_s: float) -> list[tuple[Sha
         probe_s: maximum time for all places, in seconds.
     """
     deadline = time.monotonic() + probe_s
+    # Processes, not threads: a thread blocked on a lost server could not be abandoned.
     asked = [(place, _start_probe(place.path)) for place in places]
     found = []
     for place, process in asked:

@@ -103,9 +103,11 @@ def follow(
         over = is_over(attempt)  # before reading, so that the last bytes are not missed
         moved = False
         for stream, size in list_streams(attempt).items():
+            # A smaller size, too: `read_chunk` reports a truncated stream as an error.
             if size != reached.get(stream, 0):
                 moved = True
                 _send_rest(attempt, stream, reached, send, ended)
+        # One more pass without new bytes after the end shows that everything was sent.
         if over and not moved:
             return
         if not moved:

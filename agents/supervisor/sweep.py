@@ -133,7 +133,7 @@ def _end(tag: Tag, number: int, patience_s: float, without: int | None) -> list[
                 signalled.add(pid)
         if left and time.monotonic() >= deadline:
             return left
-        time.sleep(0.05 if left else 0.01)
+        time.sleep(0.05 if left else 0.01)  # the second empty scan need not wait for long
 
 
 def describe_unkillable(pids: list[int], node: str) -> str:

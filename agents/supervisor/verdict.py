@@ -81,6 +81,7 @@ def judge_end(
 ) -> AttemptOutcome:
     """Return the outcome of ranks that ended by themselves or after a stop request (`is_stop`)."""
     failed = [rank for rank in ranks if rank.has_failed]
+    # After a stop, failures are expected: ranks lose each other as they end.
     if failed and not is_stop:
         return judge_failure(ranks, intent)
     reasons = {rank.read_last("finished").get("reason") for rank in ranks}
@@ -106,6 +107,7 @@ def judge_outside(
     if not is_node and not asked:
         return outcome  # the signal went to ranks of another node
     whom = "the run" if is_node else f"rank {asked[0].rank}"
+    # Ranks save after SIGTERM, too, so the user learns what was kept.
     saved = [line["step"] for rank in ranks if (line := rank.read_last("checkpoint"))]
     kept = f" Step {max(saved)} is saved." if saved else ""
     return AttemptOutcome(
@@ -150,6 +152,7 @@ def _classify_exit(rank: RankProcess) -> FailureCause:
     code = rank.exit_code
     if _read_failure(rank).get("cause") == "diverged":
         return "diverged"
+    # SIGVTALRM is sent by our own limit on computing time (`bounded_work`).
     if _read_failure(rank) or (code is not None and code >= 0) or code == -signal.SIGVTALRM:
         return "error"
     # No exit code: the supervisor was replaced. A rank that fails by itself leaves a record.
@@ -262,5 +265,6 @@ def _name_exit(exit_code: int, kill_cause: str) -> str:
         number = signal.Signals(-exit_code)
     except ValueError:
         return f"was ended by signal {-exit_code}"
+    # The kernel logs out-of-memory kills only; other signals have typical causes.
     cause = kill_cause if number == signal.SIGKILL else SIGNAL_CAUSES.get(number)
     return f"was ended by {number.name}" + (f" ({cause})" if cause else "")

@@ -43,6 +43,7 @@ class HeatJudge:
 
     def __init__(self, rule: HeatRule, slowdown_celsius: float | None) -> None:
         self.rule = rule
+        # Without a plausible limit, only the hardware's own slowdown counts.
         is_known = slowdown_celsius is not None and slowdown_celsius >= MIN_SLOWDOWN_CELSIUS
         self._slowdown_celsius = slowdown_celsius if is_known else None
         # Time in seconds and whether heat throttled the clock, per sample.
@@ -93,6 +94,7 @@ class HeatJudge:
 
     def _pause(self, celsius: float) -> HeatAct:
         self._num_hardware = 0
+        # Well below the start, or the pause would end at once and begin again.
         self.until_celsius = celsius - COOLER_CELSIUS
         return "pause"
 

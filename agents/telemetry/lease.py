@@ -29,6 +29,7 @@ def keep_recorder(home: Home, archive: str, replace: bool) -> None:
         # The path of the archive contains its hash, so it identifies the version.
         if not replace or state.get("archive") == archive:
             return
+        # The new recorder waits for the lock of this one.
         with contextlib.suppress(ProcessLookupError):
             os.kill(recorder.pid, signal.SIGTERM)
     _start(home)

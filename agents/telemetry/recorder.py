@@ -76,14 +76,17 @@ def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
     renewal, renewed_s = read_renewal(home), time.monotonic()
     due_s = time.monotonic()
     while True:
+        # An error of the disk must not end the recorder.
         with contextlib.suppress(OSError):
             ring.append(take_sample(host, gpus, ring.next_seq, find_uses(home, devices)))
         ownership.look()
         now_s = time.monotonic()
         newest = read_renewal(home)
+        # Compared, not subtracted: the file's time is of the wall clock, which may be set.
         if newest != renewal:
             renewal, renewed_s = newest, now_s
         elif now_s - renewed_s > LEASE_S:
+            # Training without a master still needs a recorder, which restarts supervisors.
             if not is_any_held(home):
                 return
             renewed_s = now_s
@@ -113,6 +116,7 @@ def _unpack_nvml(archive: str, folder: Path) -> None:
     source = folder / "pynvml.py"
     with zipfile.ZipFile(archive) as opened:
         data = opened.read("pynvml.py")
+    # The comparison also replaces a file that a full disk cut.
     if source.exists() and source.read_bytes() == data:
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,7 +136,7 @@ def take_sample(
     disk_rates = reading.disk_rates or (None, None)
     network_rates = reading.network_rates or (None, None)
     return Sample(
-        time_s=time.time(),
+        time_s=time.time(),  # the wall clock, so that samples of all nodes share an axis
         seq=seq,
         gpus=gpus.sample(),
         cpu_utilisation=reading.cpu_utilisation,

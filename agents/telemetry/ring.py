@@ -31,6 +31,7 @@ class RingWriter:
 
     def __init__(self, path: Path, num_gpus: int) -> None:
         slot_bytes = HOST_BYTES + GPU_BYTES * num_gpus
+        # Sequence numbers continue after a restart, so that readers can go by them.
         newest = RingReader(path).read_newest_seq()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,7 +50,9 @@ class RingWriter:
             place = 1 + sample.seq % NUM_SLOTS
             os.pwrite(self._file, record.ljust(self._slot_bytes, b" "), place * self._slot_bytes)
             # After the sample, so that a reader never sees a seq before its slot is written.
+            # The newest seq is in slot 0, behind the 256 bytes of the header.
             os.pwrite(self._file, _seal(b"%d" % sample.seq).ljust(64, b" "), 256)
+        # Also after a dropped sample: a reader sees a missing number and skips it.
         self.next_seq = sample.seq + 1
 
     def _format(self, slot_bytes: int) -> None:

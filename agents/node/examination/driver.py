@@ -80,6 +80,7 @@ def find_library_version(folders: tuple[str, ...]) -> str | None:
 
 
 def _has_module(name: str) -> bool | None:
+    # A container may have no /sys; then the module is unknown, not missing.
     return os.path.isdir(f"/sys/module/{name}") if os.path.isdir("/sys/module") else None
 
 
@@ -97,6 +98,7 @@ def _ask_smi() -> tuple[str | None, bool | None]:
     if answer is None:
         return None, None
     if answer.code:
+        # nvidia-smi prints most of its errors to stdout.
         said = (answer.problem or answer.output).splitlines()
         return (said[0][:300] if said else f"exit code {answer.code}"), None
     return "", parse_persistence(answer.output)

@@ -121,6 +121,7 @@ def find_kind(
     """
     if "wireless" in entries or "phy80211" in entries:
         return "wifi"
+    # The wireless folder is certain; names of other devices are conventions.
     for pattern, kind in _NAMES:
         if pattern.match(name):
             return kind
@@ -157,6 +158,7 @@ def _ask_device(name: str, request: int, data: bytearray) -> bool:
 
 def read_power_saving(name: str) -> bool | None:
     """Return whether a Wi-Fi card sleeps between packets."""
+    # iw asks by nl80211; the older ioctl below works without the program.
     answer = ask(["iw", "dev", name, "get", "power_save"])
     if answer is not None and answer.code == 0:
         return answer.output.endswith(": on")
@@ -193,10 +195,12 @@ def read_rdma(folder: str = RDMA_FOLDER) -> tuple[RdmaFacts, ...] | None:
 
 def read_firewall() -> Literal["ufw", "firewalld", "none"] | None:
     """Return the active firewall, or None if unknown."""
+    # Only root may run `ufw status`; any user may read its settings.
     settings = read_text("/etc/ufw/ufw.conf")
     if settings is not None and re.search(r"^ENABLED=yes", settings, re.MULTILINE | re.IGNORECASE):
         return "ufw"
     answer = ask(["systemctl", "is-active", "firewalld"])
+    # Without systemd, a readable ufw.conf at least shows that ufw is off.
     if answer is None or not answer.output:
         return "none" if settings is not None else None
     return "firewalld" if answer.output == "active" else "none"
@@ -221,6 +225,7 @@ def find_routes(addresses: Sequence[str]) -> Routes:
 
 def _find_route(address: str) -> Route:
     try:
+        # Parsed, because the address comes from another PC and becomes an argument.
         number = str(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
         return Route(address=address[:100])
@@ -235,6 +240,7 @@ def parse_route(address: str, output: str) -> Route:
     entry: Any = None
     with contextlib.suppress(ValueError, LookupError, TypeError):
         entry = json.loads(output)[0]
+    # The output of another version of ip may differ.
     if not isinstance(entry, dict):
         return Route(address=address)
     metrics = [item for item in entry.get("metrics") or () if isinstance(item, dict)]

@@ -75,6 +75,7 @@ def read_sudo() -> Sudo | None:
         return "root"
     if find_program("sudo") is None:
         return "none"
+    # -n: sudo fails instead of asking for a password.
     answer = ask(["sudo", "-n", "true"])
     if answer is None:
         return None
@@ -107,6 +108,7 @@ def try_execute(folder: Path) -> bool | None:
         with os.fdopen(handle, "w") as file:
             file.write("#!/bin/sh\nexit 0\n")
         os.chmod(name, stat.S_IRWXU)
+        # Started, not just checked: os.access does not know the mount option noexec.
         return _starts(name)
     except OSError:
         return None
@@ -221,6 +223,7 @@ def read_may_sleep(root: Path = Path("/")) -> bool | None:
     """Return whether a desktop on this PC may suspend it, or None without systemd."""
     if not (root / "run/systemd/system").is_dir():
         return None
+    # `systemctl mask` links a unit to /dev/null.
     masked = all(
         os.path.realpath(root / "etc/systemd/system" / name) == "/dev/null"
         for name in SLEEP_TARGETS

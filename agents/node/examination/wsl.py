@@ -59,6 +59,7 @@ def ask_windows() -> dict[str, Any]:
     )
     if answer is None or answer.code != 0:
         return {}
+    # PowerShell may print warnings around the line of JSON.
     for line in answer.output.splitlines():
         with contextlib.suppress(ValueError):
             found = json.loads(line)
@@ -72,6 +73,7 @@ def judge_firewall(windows: dict[str, Any]) -> bool | None:
     default = str(windows.get("default") or "")
     if not default:
         return None
+    # The value of the enum may arrive as its name or as its number.
     return default.lower() in ("allow", "2") or bool(_whole(windows.get("rules")))
 
 
@@ -101,6 +103,7 @@ def decode_config(path: str) -> tuple[str, ...] | None:
     with contextlib.suppress(OSError):
         with open(path, "rb") as file:
             data = file.read(1 << 16)
+        # Notepad and PowerShell write UTF-16 with a byte order mark.
         wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
         text = data.decode("utf-16" if wide else "utf-8-sig", "replace")
         return tuple(line[:MAX_TEXT_CHARACTERS] for line in text.splitlines()[:MAX_LISTED])
