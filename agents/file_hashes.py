@@ -14,15 +14,15 @@ from agents.state import read_json, write_json
 _BLOCK_BYTES = 1 << 20
 
 
-def hash_file(path: Path, tell: Callable[[int], None] | None = None) -> str:
-    """Return the sha256 of a file; `tell` is called with the size of each block read, in bytes."""
+def hash_file(path: Path, on_read: Callable[[int], None] | None = None) -> str:
+    """Return the sha256 of a file; `on_read` gets the size of each block read, in bytes."""
     digest = hashlib.sha256()
     try:
         with open_regular(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
-                if tell is not None:
-                    tell(len(block))
+                if on_read is not None:
+                    on_read(len(block))
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
     return digest.hexdigest()
@@ -47,10 +47,12 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
     return hashlib.sha256("".join(f"{each}\n" for each in hashes).encode("ascii")).hexdigest()
 
 
-def hash_cached(path: Path, memory: Path | None, tell: Callable[[int], None] | None = None) -> str:
+def hash_cached(
+    path: Path, memory: Path | None, on_read: Callable[[int], None] | None = None
+) -> str:
     """Return the sha256 of a file, from the cache if path, size, mtime and inode are unchanged."""
     if memory is None:
-        return hash_file(path, tell)
+        return hash_file(path, on_read)
     # Resolved, so that all links to a file share one entry.
     real = path.resolve()
     # The key is read before the file: a change meanwhile makes the entry invalid.
@@ -58,7 +60,7 @@ def hash_cached(path: Path, memory: Path | None, tell: Callable[[int], None] | N
     known = _recall(key, note)
     if known is not None:
         return known
-    sha256 = hash_file(real, tell)
+    sha256 = hash_file(real, on_read)
     _write(note, key, sha256)
     return sha256
 

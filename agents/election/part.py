@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
+from agents.contract import run_layout
 from agents.contract.election import (
     AttemptClaim,
     ClaimAnswer,
@@ -17,14 +18,6 @@ from agents.contract.election import (
 )
 from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import LOST_CAUSES, AttemptIntent, AttemptStatus, CheckpointInfo
-from agents.contract.run_layout import (
-    CLOSED_FILE,
-    EXIT_FILE,
-    KEPT_FILE,
-    STOP_FILE,
-    checkpoint_path,
-    rank_journal,
-)
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.election.channel import MAX_LINE_BYTES, Peer
 from agents.errors import ExpectedError
@@ -135,13 +128,13 @@ class Part:
     def _read_mark(self) -> float:
         # A master that watches the attempt touches this file every few seconds.
         try:
-            return self.attempt.file(KEPT_FILE).stat().st_mtime
+            return self.attempt.file(run_layout.KEPT_FILE).stat().st_mtime
         except OSError:
             return 0.0
 
     def _judge(self) -> NodeState:
         """Return the part's state, the newest step of its ranks, and the reason why they ended."""
-        closed = read_json(self.attempt.file(CLOSED_FILE))
+        closed = read_json(self.attempt.file(run_layout.CLOSED_FILE))
         if closed is not None:
             return self._closed(str(closed.get("reason", "")))
         # Launched, not just granted: a granted attempt may never start.
@@ -150,7 +143,8 @@ class Part:
             return self._closed(f"attempt {newest} has replaced it")
         supervisor = self.attempt.read_supervisor()
         # The cheap check comes first: a status reads the environment of every process of this PC.
-        if not self.attempt.file(EXIT_FILE).exists() and supervisor and supervisor.is_alive():
+        has_ended = self.attempt.file(run_layout.EXIT_FILE).exists()
+        if not has_ended and supervisor and supervisor.is_alive():
             return NodeState(node=self.node, part="active")
         status = read_status(self.attempt)
         step = max((rank.step or 0 for rank in status.ranks), default=0)
@@ -175,7 +169,7 @@ class Part:
         """Return whether an ended attempt was lost, and may therefore be recovered."""
         if status.state == "stopped":
             # A master sets `at_loss` when it stops the rest of a lost attempt to resume it.
-            return (read_json(self.attempt.file(STOP_FILE)) or {}).get("at_loss") is True
+            return (read_json(self.attempt.file(run_layout.STOP_FILE)) or {}).get("at_loss") is True
         if status.state != "failed" or status.cause in LOST_CAUSES:
             return status.state in ("lost", "failed")
         # If nodes started it and one of them was lost before all had started, the others retry.
@@ -243,7 +237,7 @@ class Part:
         """Return the newest steps that the ranks of this node report as saved."""
         steps = {self.intent.resume_step} if self.intent.resume_step else set()
         for place in self.intent.ranks:
-            lines = read_journal(self.attempt.file(rank_journal(place.rank)))
+            lines = read_journal(self.attempt.file(run_layout.rank_journal(place.rank)))
             saved = [line.get("step") for line in lines if line.get("kind") == "checkpoint"]
             steps.update(step for step in saved if isinstance(step, int))
         return tuple(sorted(steps)[-MAX_SAVED_STEPS:])
@@ -261,12 +255,12 @@ class Part:
             if wanted.node not in self.peers:
                 raise ExpectedError(f"{wanted.node} is not another node of this attempt.")
             with self.peers[wanted.node].receive("send", step=wanted.step) as stream:
-                path = checkpoint_path(self.attempt.run_id, wanted.step)
+                path = run_layout.checkpoint_path(self.attempt.run_id, wanted.step)
                 files.receive(self.home, path, _with_manifest(stream))
         return {}
 
     def _send(self, step: int, stream: BinaryIO) -> None:
-        path = checkpoint_path(self.attempt.run_id, step)
+        path = run_layout.checkpoint_path(self.attempt.run_id, step)
         if not (self.home.path / path).is_dir():
             raise ExpectedError(f"Node {self.node} has no checkpoint of step {step}.")
         stream.write(b"{}\n")  # an empty answer: the files follow

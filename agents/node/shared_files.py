@@ -114,7 +114,7 @@ def find_place(home: Home, query: PlaceQuery, search: Search) -> PlaceAnswer:
     return PlaceAnswer(problem=problem)
 
 
-def compare(folder: Path, query: PlaceQuery, memory: Path, tell: Callable[[int], None]) -> str:
+def compare(folder: Path, query: PlaceQuery, memory: Path, on_read: Callable[[int], None]) -> str:
     """Return the first difference between a folder and the master's files, or an empty string.
 
     Links must stay within the folder, and only files that training would use count.
@@ -123,7 +123,7 @@ def compare(folder: Path, query: PlaceQuery, memory: Path, tell: Callable[[int],
         folder: folder on this node.
         query: description of the master's files.
         memory: folder of cached hashes.
-        tell: called with the size of each block read, in bytes.
+        on_read: called with the size of each block read, in bytes.
 
     Raises:
         ForeignFile: a file is not a regular file, or a link leads out of the folder.
@@ -143,15 +143,15 @@ def compare(folder: Path, query: PlaceQuery, memory: Path, tell: Callable[[int],
             size = os.fstat(file.fileno()).st_size
         if size != entry.size_bytes:
             return f"{folder / entry.path} has {size} bytes instead of {entry.size_bytes}"
-    return _compare_content(folder, query.files, memory, tell)
+    return _compare_content(folder, query.files, memory, on_read)
 
 
 def _compare_content(
-    folder: Path, files: tuple[FileEntry, ...], memory: Path, tell: Callable[[int], None]
+    folder: Path, files: tuple[FileEntry, ...], memory: Path, on_read: Callable[[int], None]
 ) -> str:
     # Cached hashes first: they cost nothing and may already differ.
     for entry in sorted(files, key=lambda entry: not is_cached(folder / entry.path, memory)):
-        if hash_cached(folder / entry.path, memory, tell) != entry.sha256:
+        if hash_cached(folder / entry.path, memory, on_read) != entry.sha256:
             return f"{folder / entry.path} has different content"
     return ""
 

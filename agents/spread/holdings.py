@@ -17,13 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from agents.contract.chunks import (
-    ChunkedFile,
-    from_bitmap,
-    list_chunks,
-    num_chunks,
-    to_bitmap,
-)
+from agents.contract import chunks
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import FileStore
 from agents.shared.files.folder_files import open_regular
@@ -42,9 +36,9 @@ class DamagedChunk(Exception):
 class Holdings:
     """Chunks of `files`, numbered consecutively over all files; thread-safe."""
 
-    def __init__(self, files: Sequence[ChunkedFile]) -> None:
+    def __init__(self, files: Sequence[chunks.ChunkedFile]) -> None:
         self.files = files
-        self.chunks = list_chunks(files)
+        self.chunks = chunks.list_chunks(files)
         self.received_bytes = 0
         # Current path of each file, and its path once it is complete.
         self._paths: list[tuple[Path, Path]] = []
@@ -54,7 +48,7 @@ class Holdings:
 
     @classmethod
     @contextlib.contextmanager
-    def of_store(cls, store: FileStore, files: Sequence[ChunkedFile]) -> Iterator[Holdings]:
+    def of_store(cls, store: FileStore, files: Sequence[chunks.ChunkedFile]) -> Iterator[Holdings]:
         """Yield the complete and partial files of the store, locked within the block.
 
         Raises:
@@ -67,14 +61,14 @@ class Holdings:
                 first = 0
                 for index, file in enumerate(files):
                     found._open(index, first, store, locks)
-                    first += num_chunks(file.size_bytes)
+                    first += chunks.num_chunks(file.size_bytes)
             except OSError as error:
                 raise explain_os_error(error, f"preparing {store.root}") from error
             found._require_room(store)
             yield found  # the locks are held until the transfer ends
 
     @classmethod
-    def of_files(cls, paths: Sequence[Path], files: Sequence[ChunkedFile]) -> Holdings:
+    def of_files(cls, paths: Sequence[Path], files: Sequence[chunks.ChunkedFile]) -> Holdings:
         """Return the holdings of complete files, which the caller has just hashed."""
         found = cls(files)
         found._paths = [(path, path) for path in paths]
@@ -91,7 +85,7 @@ class Holdings:
             whole = store.find(file.sha256, file.size_bytes)
         self._paths.append((whole or partial, store.path(file.sha256)))
         if whole is None:
-            missing = set(self._find_missing(partial, first, num_chunks(file.size_bytes)))
+            missing = set(self._find_missing(partial, first, chunks.num_chunks(file.size_bytes)))
             self._missing |= missing
             self._missing_of[index] = len(missing)
 
@@ -130,12 +124,12 @@ class Holdings:
     def held(self) -> str:
         """Return the present chunks as a bitmap."""
         with self._changed:
-            return to_bitmap(n for n in range(len(self.chunks)) if n not in self._missing)
+            return chunks.to_bitmap(n for n in range(len(self.chunks)) if n not in self._missing)
 
     def wanted(self) -> str:
         """Return the missing chunks as a bitmap."""
         with self._changed:
-            return to_bitmap(sorted(self._missing))
+            return chunks.to_bitmap(sorted(self._missing))
 
     def wait_complete(self, index: int, timeout_s: float) -> bool:
         """Wait until all chunks of a file are present; return False after `timeout_s`."""
@@ -161,7 +155,7 @@ class Holdings:
             ValueError: a wanted chunk does not exist.
             OSError: the disk refuses.
         """
-        left = deque(sorted(from_bitmap(wanted)))
+        left = deque(sorted(chunks.from_bitmap(wanted)))
         if left and left[-1] >= len(self.chunks):
             raise ValueError(f"there is no chunk {left[-1]}")
         while left:

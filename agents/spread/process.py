@@ -17,23 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from agents.contract import spread as messages
 from agents.contract.chunks import ChunkedFile, hash_chunks
 from agents.contract.run import FileEntry
-from agents.contract.spread import (
-    MAX_LINE_BYTES,
-    ChunkHeader,
-    FetchFrom,
-    GiveChunk,
-    Message,
-    SourceLost,
-    SpreadFailed,
-    SpreadHello,
-    SpreadJob,
-    SpreadProgress,
-    SpreadReady,
-    read_line,
-    to_line,
-)
 from agents.contract.wire import WireError
 from agents.election.channel import Peer, PeerError
 from agents.errors import ExpectedError, explain_os_error
@@ -55,10 +41,10 @@ def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
     """Take part in one transfer until `source` ends; return the exit code."""
     speaker = _Speaker(out)
     # First, because the master chooses routes by the addresses of all nodes.
-    speaker.say(SpreadHello(address=_own_address()))
+    speaker.say(messages.SpreadHello(address=_own_address()))
     try:
-        job = read_line(source.readline(MAX_LINE_BYTES))
-        if not isinstance(job, SpreadJob):
+        job = messages.read_line(source.readline(messages.MAX_LINE_BYTES))
+        if not isinstance(job, messages.SpreadJob):
             raise WireError("a transfer must begin with its job")
         store = FileStore(home.path)
         if job.root is not None:
@@ -69,10 +55,12 @@ def spread(home: Home, source: BinaryIO, out: BinaryIO) -> int:
             _Part(job, holdings, store, speaker).run(source)
         return 0
     except ExpectedError as error:
-        speaker.say(SpreadFailed(message=error.message, hint=error.hint))
+        speaker.say(messages.SpreadFailed(message=error.message, hint=error.hint))
     except (WireError, DamagedChunk, PeerError) as error:
         speaker.say(
-            SpreadFailed(message=f"The transfer cannot continue: {error}.", hint="Try again")
+            messages.SpreadFailed(
+                message=f"The transfer cannot continue: {error}.", hint="Try again"
+            )
         )
     except EOFError:
         return 1  # the connection to the master broke within a chunk
@@ -96,7 +84,7 @@ class _Folder:
     holdings: Holdings
 
 
-def _read_folder(home: Home, store: FileStore, job: SpreadJob) -> _Folder:
+def _read_folder(home: Home, store: FileStore, job: messages.SpreadJob) -> _Folder:
     """Hash the files to send.
 
     Raises:
@@ -128,10 +116,10 @@ class _Speaker:
         self._out = out
         self._lock = threading.Lock()
 
-    def say(self, message: Message, data: bytes = b"") -> None:
+    def say(self, message: messages.Message, data: bytes = b"") -> None:
         with self._lock:
             try:
-                self._out.write(to_line(message) + data)
+                self._out.write(messages.to_line(message) + data)
                 self._out.flush()
             except OSError:
                 return  # the master is gone; the main thread sees the end of its input
@@ -141,14 +129,14 @@ class _Part:
     """This node's part of a transfer once its present chunks are known."""
 
     def __init__(
-        self, job: SpreadJob, holdings: Holdings, store: FileStore, speaker: _Speaker
+        self, job: messages.SpreadJob, holdings: Holdings, store: FileStore, speaker: _Speaker
     ) -> None:
         self._job = job
         self._holdings = holdings
         self._store = store
         self._speaker = speaker
         self._pool = ThreadPoolExecutor(1)  # one thread, because hashes need the blocks in order
-        self._fetch_from: FetchFrom | None = None
+        self._fetch_from: messages.FetchFrom | None = None
         self._directed = threading.Condition()
 
     def run(self, source: BinaryIO, entries: tuple[FileEntry, ...] = ()) -> None:
@@ -164,7 +152,7 @@ class _Part:
             DamagedChunk: a chunk from the master does not match its hash.
         """
         address, port = self._listen()
-        ready = SpreadReady(
+        ready = messages.SpreadReady(
             address=address,
             port=port,
             held=self._holdings.held(),
@@ -174,15 +162,15 @@ class _Part:
         self._speaker.say(ready)
         for work in (self._fetch_all, self._store_all, self._report):
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
-        while line := source.readline(MAX_LINE_BYTES):
-            message = read_line(line)
-            if isinstance(message, FetchFrom):
+        while line := source.readline(messages.MAX_LINE_BYTES):
+            message = messages.read_line(line)
+            if isinstance(message, messages.FetchFrom):
                 with self._directed:
                     self._fetch_from = message
                     self._directed.notify()
-            elif isinstance(message, GiveChunk):
+            elif isinstance(message, messages.GiveChunk):
                 self._give(message.chunk)
-            elif isinstance(message, ChunkHeader):
+            elif isinstance(message, messages.ChunkHeader):
                 size_bytes = message.size_bytes
                 receive_chunk(self._holdings, message.chunk, size_bytes, source, self._pool)
 
@@ -206,7 +194,7 @@ class _Part:
             data = self._holdings.read(number)
         except OSError as error:
             raise explain_os_error(error, "reading a file to send") from error
-        self._speaker.say(ChunkHeader(chunk=number, size_bytes=len(data)), data)
+        self._speaker.say(messages.ChunkHeader(chunk=number, size_bytes=len(data)), data)
 
     def _take_offered(self, stream: BinaryIO) -> None:
         """Receive chunks from the master; if this fails, the master continues through SSH."""
@@ -214,7 +202,7 @@ class _Part:
         try:
             receive_frames(stream, self._holdings, self._pool, lambda: False)
         except ExpectedError as error:
-            self._speaker.say(SpreadFailed(message=error.message, hint=error.hint))
+            self._speaker.say(messages.SpreadFailed(message=error.message, hint=error.hint))
         except (PeerError, DamagedChunk, OSError, EOFError) as error:
             # An empty address stands for the master itself.
             had_begun = self._holdings.received_bytes > before
@@ -224,10 +212,10 @@ class _Part:
         try:
             work()
         except ExpectedError as error:
-            self._speaker.say(SpreadFailed(message=error.message, hint=error.hint))
+            self._speaker.say(messages.SpreadFailed(message=error.message, hint=error.hint))
         except OSError as error:
             explained = explain_os_error(error, f"storing files in {self._store.root}")
-            self._speaker.say(SpreadFailed(message=explained.message, hint=explained.hint))
+            self._speaker.say(messages.SpreadFailed(message=explained.message, hint=explained.hint))
 
     def _fetch_all(self) -> None:
         """Fetch from the node that the master names; after a loss, from the next one named."""
@@ -245,7 +233,7 @@ class _Part:
                 has_begun = self._holdings.received_bytes > before
                 self._report_lost(place, str(error), had_begun=has_begun)
 
-    def _report_lost(self, place: FetchFrom, reason: str, *, had_begun: bool) -> None:
+    def _report_lost(self, place: messages.FetchFrom, reason: str, *, had_begun: bool) -> None:
         with self._directed:
             if self._fetch_from is not place:
                 return  # the master has named another node meanwhile
@@ -255,7 +243,9 @@ class _Part:
     def _say_lost(self, address: str, port: int, reason: str, *, had_begun: bool) -> None:
         held = self._holdings.held()
         self._speaker.say(
-            SourceLost(address=address, port=port, reason=reason, had_begun=had_begun, held=held)
+            messages.SourceLost(
+                address=address, port=port, reason=reason, had_begun=had_begun, held=held
+            )
         )
 
     def _store_all(self) -> None:
@@ -275,4 +265,6 @@ class _Part:
 
     def _say_progress(self, *, stored: bool) -> None:
         held, received = self._holdings.held_bytes(), self._holdings.received_bytes
-        self._speaker.say(SpreadProgress(held_bytes=held, received_bytes=received, stored=stored))
+        self._speaker.say(
+            messages.SpreadProgress(held_bytes=held, received_bytes=received, stored=stored)
+        )

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+from agents.contract import run_layout
 from agents.contract.json_text import parse_json
 from agents.contract.names import is_safe_name
 from agents.contract.regroup import Regroup, may_regroup
@@ -29,20 +30,6 @@ from agents.contract.run import (
     FailureCause,
     MasterIdentity,
     RankStatus,
-)
-from agents.contract.run_layout import (
-    ATTEMPTS,
-    CONFIRMED_FILE,
-    EXIT_FILE,
-    INTENT_FILE,
-    OWNER_FILE,
-    REGROUP_FILE,
-    STARTED_FILE,
-    STOP_FILE,
-    SUPERVISOR_JOURNAL,
-    attempt_of_folder,
-    rank_heartbeat,
-    rank_journal,
 )
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
@@ -87,26 +74,26 @@ class AttemptFolder:
 
     def read_intent(self) -> AttemptIntent | None:
         """Return the intent of the attempt, or None if it is missing or unreadable."""
-        value = read_json(self.file(INTENT_FILE))
+        value = read_json(self.file(run_layout.INTENT_FILE))
         try:
             return None if value is None else from_wire(AttemptIntent, value)
         except WireError:
             return None
 
     def read_supervisor(self) -> Identity | None:
-        return identity_from(read_json(self.file(STARTED_FILE)))
+        return identity_from(read_json(self.file(run_layout.STARTED_FILE)))
 
     def require(self) -> None:
         """Raise ExpectedError unless this node knows the attempt."""
-        if not self.file(INTENT_FILE).exists():
+        if not self.file(run_layout.INTENT_FILE).exists():
             raise ExpectedError(f"This node has no attempt {self.number} of run {self.run_id}.")
 
 
 def find_attempts(home: Home) -> list[AttemptFolder]:
     """Return all attempts on this node, sorted by run and number."""
     found = []
-    for path in home.runs.glob(f"*/{ATTEMPTS}/*/{INTENT_FILE}"):
-        number, run_id = attempt_of_folder(path.parent.name), path.parents[2].name
+    for path in home.runs.glob(f"*/{run_layout.ATTEMPTS}/*/{run_layout.INTENT_FILE}"):
+        number, run_id = run_layout.attempt_of_folder(path.parent.name), path.parents[2].name
         # Folders of runs that are being deleted are hidden, and hidden names are not safe names.
         if number is not None and is_safe_name(run_id):
             found.append(AttemptFolder(home, run_id, number))
@@ -125,17 +112,17 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     """
     attempt.require()
     intent = attempt.read_intent()
-    started = read_json(attempt.file(STARTED_FILE)) or {}
-    ended = read_json(attempt.file(EXIT_FILE))
+    started = read_json(attempt.file(run_layout.STARTED_FILE)) or {}
+    ended = read_json(attempt.file(run_layout.EXIT_FILE))
     supervisor = identity_from(started)  # started.json contains the supervisor's identity
     processes = find_processes(attempt.tag, among=tagged)
     if ended is None and not (supervisor and supervisor.is_alive()):
         # Read again: it may have ended between the first read and the check for the supervisor.
-        ended = read_json(attempt.file(EXIT_FILE))
+        ended = read_json(attempt.file(run_layout.EXIT_FILE))
         if ended is None and supervisor is not None and not processes:
             ended = _recall_end(attempt, intent, started)
     # Before exit.json exists, only the journal has exit codes and standstills.
-    journal = [] if ended else read_journal(attempt.file(SUPERVISOR_JOURNAL))
+    journal = [] if ended else read_journal(attempt.file(run_layout.SUPERVISOR_JOURNAL))
     state, message, hint = _judge(attempt, supervisor, ended, processes, journal)
     status = AttemptStatus(
         run_id=attempt.run_id,
@@ -184,21 +171,21 @@ def _read_cause(ended: dict[str, Any]) -> FailureCause:
 def read_owner(attempt: AttemptFolder) -> MasterIdentity | None:
     """Return the master that took over the attempt since its launch, or None."""
     try:
-        return from_wire(MasterIdentity, read_json(attempt.file(OWNER_FILE)))
+        return from_wire(MasterIdentity, read_json(attempt.file(run_layout.OWNER_FILE)))
     except WireError:
         return None
 
 
 def read_generation(attempt: AttemptFolder, rank: int) -> int:
     """Return how often a rank's group has regrouped; see `agents.contract.regroup`."""
-    generation = (read_json(attempt.file(rank_heartbeat(rank))) or {}).get("generation")
+    generation = (read_json(attempt.file(run_layout.rank_heartbeat(rank))) or {}).get("generation")
     return generation if isinstance(generation, int) else 0
 
 
 def read_regroup(attempt: AttemptFolder) -> Regroup | None:
     """Return the newest group that this node was asked to join, or None for the initial group."""
     try:
-        return from_wire(Regroup, read_json(attempt.file(REGROUP_FILE)))
+        return from_wire(Regroup, read_json(attempt.file(run_layout.REGROUP_FILE)))
     except WireError:
         return None
 
@@ -217,18 +204,18 @@ def write_owner(attempt: AttemptFolder, master: MasterIdentity) -> None:
         ExpectedError: this node has no such attempt, or the disk is full.
     """
     attempt.require()
-    write_json(attempt.file(OWNER_FILE), to_wire(master))
+    write_json(attempt.file(run_layout.OWNER_FILE), to_wire(master))
 
 
 def is_confirmed(attempt: AttemptFolder, intent: AttemptIntent) -> bool:
     """Return whether the master has confirmed that all parts run, or need not confirm it."""
-    said = read_json(attempt.file(CONFIRMED_FILE)) or {}
+    said = read_json(attempt.file(run_layout.CONFIRMED_FILE)) or {}
     return intent.confirm_s is None or said.get("is_final") is True
 
 
 def is_over(attempt: AttemptFolder) -> bool:
     """Return whether the attempt has ended or was lost, with as few reads as possible."""
-    if attempt.file(EXIT_FILE).exists():
+    if attempt.file(run_layout.EXIT_FILE).exists():
         return True
     supervisor = attempt.read_supervisor()
     if supervisor is None:
@@ -270,9 +257,9 @@ def _judge(
         return known, str(ended.get("message", "")), str(ended.get("hint", ""))
     if supervisor is not None and (supervisor.is_alive() or processes):
         standing = _find_standstill(journal)
-        if attempt.file(STOP_FILE).exists():
+        if attempt.file(run_layout.STOP_FILE).exists():
             return "stopping", standing, ""
-        ranks = (read_json(attempt.file(STARTED_FILE)) or {}).get("ranks")
+        ranks = (read_json(attempt.file(run_layout.STARTED_FILE)) or {}).get("ranks")
         return ("running" if ranks else "starting"), standing, ""
     if supervisor is None and _is_launching(attempt):
         return "starting", "", ""
@@ -328,7 +315,7 @@ def _read_rank(
     attempt: AttemptFolder, row: dict[str, Any], codes: dict[int, int | None], alive: bool
 ) -> RankStatus:
     rank = int(row["rank"])
-    beat = read_json(attempt.file(rank_heartbeat(rank))) or {}
+    beat = read_json(attempt.file(run_layout.rank_heartbeat(rank))) or {}
     exit_code = row.get("exit_code", codes.get(rank))
     age_s = None
     if alive and rank not in codes and isinstance(beat.get("monotonic_s"), (int, float)):
@@ -359,7 +346,7 @@ def _find_standstill(journal: Sequence[dict[str, Any]]) -> str:
 
 def read_rank_line(attempt: AttemptFolder, rank: int, kind: str) -> dict[str, Any]:
     """Return the newest line of this kind in a rank's journal, or an empty dict."""
-    lines = read_journal(attempt.file(rank_journal(rank)))
+    lines = read_journal(attempt.file(run_layout.rank_journal(rank)))
     return next((line for line in reversed(lines) if line.get("kind") == kind), {})
 
 

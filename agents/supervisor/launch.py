@@ -12,15 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
+from agents.contract import run_layout
 from agents.contract.run import AttemptIntent, AttemptStatus
-from agents.contract.run_layout import (
-    ATTEMPTS,
-    CHECKPOINTS,
-    EXIT_FILE,
-    INTENT_FILE,
-    STARTED_FILE,
-    checkpoint_name,
-)
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, require_name, write_json
@@ -66,7 +59,9 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         raise explain_os_error(error, f"making the folder {run}") from error
     with locked(run / "launch.lock", LOCK_TIMEOUT_S, f"Run {intent.run_id} is being launched."):
         _refuse_older(attempt, intent)
-        if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
+        if any(
+            attempt.file(name).exists() for name in (run_layout.STARTED_FILE, run_layout.EXIT_FILE)
+        ):
             return  # a repeated request: the attempt has started already
         devices = [r.device_id for r in intent.ranks if r.node == intent.node]
         held = lease_devices(attempt.home, attempt.tag, devices, intent.node)
@@ -98,7 +93,7 @@ def _check(home: Home, intent: AttemptIntent) -> None:
             raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
     choose_interface(intent)
     if intent.resume_step is not None:
-        folder = home.checkpoints(intent.run_id) / checkpoint_name(intent.resume_step)
+        folder = home.checkpoints(intent.run_id) / run_layout.checkpoint_name(intent.resume_step)
         if not folder.is_dir():
             raise ExpectedError(
                 f"Node {node} has no checkpoint of step {intent.resume_step}: {folder}"
@@ -121,7 +116,7 @@ def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     is_new = not attempt.folder.exists()
     try:
         attempt.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(attempt.file(INTENT_FILE), to_wire(intent))
+        write_json(attempt.file(run_layout.INTENT_FILE), to_wire(intent))
     except OSError as error:
         raise explain_os_error(error, f"making the folder {attempt.folder}") from error
     except ExpectedError:
@@ -132,5 +127,5 @@ def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
 
 def _remove_empty(run: Path) -> None:
     """Remove the folder of a run that was never launched on this node."""
-    if not (run / ATTEMPTS).exists() and not (run / CHECKPOINTS).exists():
+    if not (run / run_layout.ATTEMPTS).exists() and not (run / run_layout.CHECKPOINTS).exists():
         shutil.rmtree(run, ignore_errors=True)

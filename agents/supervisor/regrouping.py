@@ -10,16 +10,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from agents.contract import run_layout
 from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import AttemptIntent
-from agents.contract.run_layout import (
-    INTERRUPT_FILE,
-    LOSS_FILE,
-    REGROUP_FILE,
-    STARTED_FILE,
-    STOP_FILE,
-    rank_heartbeat,
-)
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.state import boot_id, identity_from, locked, read_json, write_json
@@ -52,11 +45,11 @@ class LocalRanks:
 
 def read_local_ranks(attempt: AttemptFolder) -> LocalRanks:
     """Return the current state of this node's ranks."""
-    rows = (read_json(attempt.file(STARTED_FILE)) or {}).get("ranks") or []
+    rows = (read_json(attempt.file(run_layout.STARTED_FILE)) or {}).get("ranks") or []
     beats, alive = [], []
     for row in rows:
         identity = identity_from({**row, "boot_id": boot_id()})
-        beats.append(read_json(attempt.file(rank_heartbeat(row["rank"]))) or {})
+        beats.append(read_json(attempt.file(run_layout.rank_heartbeat(row["rank"]))) or {})
         alive.append(identity is not None and identity.is_alive())
     if not rows:
         return LocalRanks()
@@ -64,7 +57,9 @@ def read_local_ranks(attempt: AttemptFolder) -> LocalRanks:
     # All ranks of a node must be at the same point, or their states would differ.
     places = {(beat.get("phase"), beat.get("step"), beat.get("generation", 0)) for beat in beats}
     # Ranks that were asked to end will not join a group, even if they still wait.
-    is_asked_to_end = any(attempt.file(name).exists() for name in (STOP_FILE, LOSS_FILE))
+    is_asked_to_end = any(
+        attempt.file(name).exists() for name in (run_layout.STOP_FILE, run_layout.LOSS_FILE)
+    )
     return LocalRanks(
         step=max(steps),
         generation=max(read_generation(attempt, row["rank"]) for row in rows),
@@ -98,7 +93,7 @@ def join_group(attempt: AttemptFolder, wanted: Regroup) -> None:
         is_next = wanted.generation == ranks.generation + 1
         if not ranks.waits or not is_next or (known and known.generation >= wanted.generation):
             raise ExpectedError(f"The ranks do not wait for generation {wanted.generation}.")
-        write_json(attempt.file(REGROUP_FILE), to_wire(wanted))
+        write_json(attempt.file(run_layout.REGROUP_FILE), to_wire(wanted))
 
 
 def give_up(attempt: AttemptFolder) -> None:
@@ -108,8 +103,8 @@ def give_up(attempt: AttemptFolder) -> None:
         ExpectedError: the disk is full; the ranks then end by their own timeout.
     """
     # The same file as in `loss`: a thread of each rank saves and ends it.
-    if not attempt.file(LOSS_FILE).exists():
-        write_json(attempt.file(LOSS_FILE), {"requested_s": time.time()})
+    if not attempt.file(run_layout.LOSS_FILE).exists():
+        write_json(attempt.file(run_layout.LOSS_FILE), {"requested_s": time.time()})
 
 
 class RegroupWatch:
@@ -125,7 +120,7 @@ class RegroupWatch:
 
     def look(self) -> bool:
         """Return whether the ranks have joined another group since the last call."""
-        if not self._may_regroup or not self._attempt.file(REGROUP_FILE).exists():
+        if not self._may_regroup or not self._attempt.file(run_layout.REGROUP_FILE).exists():
             return False
         generation = read_local_ranks(self._attempt).generation
         group = find_group(self._attempt, generation)
@@ -148,7 +143,7 @@ class RegroupWatch:
             return False
         try:
             asked = {"generation": self._generation, "requested_s": time.time()}
-            write_json(self._attempt.file(INTERRUPT_FILE), asked)
+            write_json(self._attempt.file(run_layout.INTERRUPT_FILE), asked)
         except ExpectedError:  # the disk is full
             return False
         self._interrupted = self._generation

@@ -19,14 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agents.contract import run_layout
 from agents.contract.run import AttemptIntent
-from agents.contract.run_layout import (
-    EXIT_FILE,
-    INTENT_FILE,
-    STOP_FILE,
-    SUPERVISOR_JOURNAL,
-    SUPERVISOR_LOG,
-)
 from agents.disk_space import HeldSpace
 from agents.errors import ExpectedError
 from agents.shared.files.secrets import format_trace, hide_secrets
@@ -83,12 +77,12 @@ def supervise(folder: str, lease_fds: str = "") -> int:
     attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
     lock = os.open(path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     # A repeated launch may start a second supervisor; the lock is held until this process ends.
-    if not take_lock(lock, 0.0) or attempt.file(EXIT_FILE).exists():
+    if not take_lock(lock, 0.0) or attempt.file(run_layout.EXIT_FILE).exists():
         return 0
     intent = attempt.read_intent()
     identity = identify(os.getpid())
     if intent is None or identity is None:
-        raise SystemExit(f"{folder}: {INTENT_FILE} or /proc cannot be read")
+        raise SystemExit(f"{folder}: {run_layout.INTENT_FILE} or /proc cannot be read")
     for number in leases:
         # Ranks must not inherit the leases: a leftover rank would keep its device locked.
         os.set_inheritable(number, False)
@@ -115,7 +109,7 @@ class Supervisor:
         self._attempt = attempt
         self._intent = intent
         self._launcher = launcher
-        self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
+        self._journal = AttemptJournal(attempt.file(run_layout.SUPERVISOR_JOURNAL))
         # Signals received that ask for the end.
         self._asked: set[int] = set()
         # Rank last reported as standing still, or None.
@@ -170,7 +164,7 @@ class Supervisor:
             state="failed",
             message=f"A fault in the supervisor on node {self._intent.node}: "
             + hide_secrets(f"{type(bug).__name__}: {bug}."),
-            hint=f"Please report it with the file {self._attempt.file(SUPERVISOR_LOG)}",
+            hint=f"Please report it with the file {self._attempt.file(run_layout.SUPERVISOR_LOG)}",
         )
 
     def _take_ranks(self) -> AttemptOutcome | None:
@@ -343,22 +337,22 @@ class Supervisor:
     def _read_grace_s(self) -> float:
         if self._is_stop_at_loss():
             return FAILURE_GRACE_S  # the ranks have saved already, or cannot save
-        value = (read_json(self._attempt.file(STOP_FILE)) or {}).get("grace_s")
+        value = (read_json(self._attempt.file(run_layout.STOP_FILE)) or {}).get("grace_s")
         return float(value) if isinstance(value, (int, float)) else GRACE_S
 
     def _ask_stop(self, number: int) -> None:
         self._asked.add(number)
 
     def _is_stop_asked(self) -> bool:
-        return bool(self._asked) or self._attempt.file(STOP_FILE).exists()
+        return bool(self._asked) or self._attempt.file(run_layout.STOP_FILE).exists()
 
     def _is_stop_wanted(self) -> bool:
         """Return whether the user or a master asked for the stop, not the system."""
-        return signal.SIGINT in self._asked or self._attempt.file(STOP_FILE).exists()
+        return signal.SIGINT in self._asked or self._attempt.file(run_layout.STOP_FILE).exists()
 
     def _is_stop_at_loss(self) -> bool:
         """Return whether a master ends this part because another part was lost."""
-        return (read_json(self._attempt.file(STOP_FILE)) or {}).get("at_loss") is True
+        return (read_json(self._attempt.file(run_layout.STOP_FILE)) or {}).get("at_loss") is True
 
     def _let_save(self) -> None:
         """Let surviving ranks save their state, unless the user stops the run."""
@@ -406,7 +400,7 @@ class Supervisor:
         # Without exit.json, the attempt would look lost, so wait for space before giving up.
         for _ in range(20):
             try:
-                write_json(self._attempt.file(EXIT_FILE), value)
+                write_json(self._attempt.file(run_layout.EXIT_FILE), value)
                 return
             except ExpectedError:
                 time.sleep(1.0)
