@@ -249,7 +249,8 @@ def _transfer(connection: socket.socket, num_bytes: int, round_trip_s: float) ->
             reason = f"{acknowledged} of {sent} bytes arrived, then none for {STALL_S:g} s"
             return LinkProbe(round_trip_s=round_trip_s, failure="stalled", reason=reason)
         if now_s - began_s > MAX_SEND_S and acknowledged and now_s - moved_s < 4 * _POLL_S:
-            _end_at_once(connection)
+            # A linger time of 0 discards unsent data, which would disturb the next measurement.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
             return _describe(connection, round_trip_s, acknowledged / (now_s - began_s))
 
 
@@ -268,11 +269,6 @@ def _count_unacknowledged(connection: socket.socket) -> int:
     """Return the number of bytes that the other side has not acknowledged."""
     answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
     return int(struct.unpack("=i", answer)[0])
-
-
-def _end_at_once(connection: socket.socket) -> None:
-    # A linger time of 0 discards unsent data, which would disturb the next measurement.
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
 
 
 def _disable_delay(connection: socket.socket) -> None:

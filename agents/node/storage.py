@@ -204,13 +204,10 @@ def _find_users(home: Home) -> list[_User]:
         except FileNotFoundError:  # the run is being deleted
             continue
         has_ended = is_over(attempt)
-        is_done = has_ended and _has_finished(read_json(attempt.file(EXIT_FILE)))
+        ended = read_json(attempt.file(EXIT_FILE)) or {}
+        is_done = has_ended and ended.get("state") == "done"
         found.append(_User(attempt.run_id, text, used_s, not has_ended, is_done))
     return found
-
-
-def _has_finished(ended: object) -> bool:
-    return isinstance(ended, dict) and ended.get("state") == "done"
 
 
 def _of_place(

@@ -19,15 +19,12 @@ def copy_sockets(*, listening: bool) -> list[socket.socket]:
                 socket.AF_INET,
                 socket.AF_INET6,
             )
-            if is_tcp and bool(_listens(copy)) == listening:
+            listens = is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
+            if is_tcp and listens == listening:
                 found.append(copy)
             else:
                 copy.close()
     return found
-
-
-def _listens(candidate: socket.socket) -> int:
-    return candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def _is_socket(descriptor: int) -> bool:

@@ -16,8 +16,8 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from agents.contract import run_layout
 from agents.contract.run import AttemptIntent
@@ -119,7 +119,7 @@ class Supervisor:
         self._regroups = RegroupWatch(attempt, intent)
         self._clocks = ClockWatch()
         self._disk = FullDiskWatch(attempt.folder)
-        wake = _listen_to_signals(self._ask_stop)
+        wake = _listen_to_signals(self._asked.add)
         self._group = RankGroup(attempt, intent, identity, self._journal, wake)
 
     def run(self) -> None:
@@ -340,9 +340,6 @@ class Supervisor:
         value = (read_json(self._attempt.file(run_layout.STOP_FILE)) or {}).get("grace_s")
         return float(value) if isinstance(value, (int, float)) else GRACE_S
 
-    def _ask_stop(self, number: int) -> None:
-        self._asked.add(number)
-
     def _is_stop_asked(self) -> bool:
         return bool(self._asked) or self._attempt.file(run_layout.STOP_FILE).exists()
 
@@ -406,7 +403,7 @@ class Supervisor:
                 time.sleep(1.0)
 
 
-def _listen_to_signals(on_stop: Any) -> int:
+def _listen_to_signals(on_stop: Callable[[int], None]) -> int:
     """Return a descriptor that is readable after a signal; SIGTERM and SIGINT call `on_stop`."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
