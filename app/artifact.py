@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 from agents.contract.run import FileEntry
 from agents.contract.run_layout import checkpoint_path
 from app.text import count_of, show_list

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.contract.artifacts import ChatAnswer, ChatOpened
+from agents.contract.requests.chats import ChatAnswer, ChatOpened
 from app.text import show_duration
 
 MOST_PROMPTS = 100

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -185,6 +185,8 @@ class StepRecord:
     step_s: float | None
     wait_s: float | None
     eta: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the objective reports besides the loss, by the name of its row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,9 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,9 @@ from typing import Any
 import tomllib
 from packaging.utils import canonicalize_name
 
+from app.provisioning import resolver
 from app.provisioning.lock_text import COOLING_OFF, NoWheel, lock_text
+from app.provisioning.resolver import Unreachable, Unresolvable
 from app.provisioning.torch_build import PYTORCH_INDEX
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,8 +87,9 @@ LOCKS = {
         ),
         Lock(
             path=NODES / "uv.lock",
-            about="What builds the environment of a node that has no uv of its own.",
+            about="What builds environments of nodes, and locks a build of torch at first need.",
             needs="uv",
+            windows=True,
         ),
         Lock(
             path=NODES / "pip.lock",
@@ -144,10 +145,6 @@ LOCKS = {
 }
 
 
-class Unreachable(Exception):
-    """The index of a lock does not answer."""
-
-
 # ---------------------------------------------------------------- direct needs and pins
 
 
@@ -201,43 +198,20 @@ def pins_for(lock: Lock, upgrade: bool) -> dict[str, str]:
 # ---------------------------------------------------------------- resolving
 
 
-def resolve(lock: Lock, upgrade: bool) -> list[dict[str, Any]]:
+def packages_of(lock: Lock, upgrade: bool) -> list[dict[str, Any]]:
     """Return the packages that uv finds for a lock, in PEP 751's form.
 
     Raises:
         Unreachable: the index does not answer.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        wanted, pins, found = (Path(folder, n) for n in ("in.txt", "pins.txt", "pylock.toml"))
-        wanted.write_text("\n".join(direct_needs(lock)) + "\n", encoding="utf-8")
-        kept = pins_for(lock, upgrade)
-        pins.write_text("".join(f"{n}=={v}\n" for n, v in kept.items()), encoding="utf-8")
-        argv = ["uv", "--no-config", "--quiet", "pip", "compile", "--universal"]
-        argv += [
-            "--python-version",
-            "3.11",
-            "--fork-strategy",
-            "fewest",
-            "--constraints",
-            str(pins),
-        ]
-        argv += ["--no-deps"] if lock.complete else ["--only-binary", ":all:"]
-        argv += ["--exclude-newer", f"{COOLING_OFF.days} days"] if upgrade else []
-        argv += ["--index", PYTORCH_INDEX + lock.build] if lock.build else []
-        done = subprocess.run(
-            [*argv, "--output-file", str(found), str(wanted)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "UV_NO_PROGRESS": "1"},
-        )
-        if done.returncode != 0:
-            # uv has one exit code for all; its words alone tell a network's fault from a conflict.
-            if re.search(r"dns error|error sending request|Failed to fetch", done.stderr):
-                raise Unreachable(done.stderr.strip().splitlines()[-1].strip())
-            raise SystemExit(f"uv cannot resolve {lock.path.name}:\n{done.stderr}")
-        packages: list[dict[str, Any]] = tomllib.loads(found.read_text("utf-8"))["packages"]
-        return packages
+    options = ["--no-deps"] if lock.complete else ["--only-binary", ":all:"]
+    options += ["--exclude-newer", f"{COOLING_OFF.days} days"] if upgrade else []
+    options += ["--index", PYTORCH_INDEX + lock.build] if lock.build else []
+    pins = pins_for(lock, upgrade)
+    try:
+        return resolver.resolve("uv", direct_needs(lock), pins, options, environ=os.environ)
+    except Unresolvable as error:
+        raise SystemExit(f"uv cannot resolve {lock.path.name}: {error}") from error
 
 
 # ---------------------------------------------------------------- writing
@@ -267,7 +241,7 @@ def renew(names: Sequence[str], *, upgrade: bool, check: bool) -> int:
     for name in names:
         lock = LOCKS[name]
         try:
-            text = text_of(lock, resolve(lock, upgrade))
+            text = text_of(lock, packages_of(lock, upgrade))
         except Unreachable as error:
             print(f"{name}: left as it is, its index cannot be reached ({error})", file=sys.stderr)
             failed = True

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.namespaces import Cluster
+from tests.draws import BASE_SEED, seed_global_generators
 from tests.fakes.uv import fetch_uv, unpack_uv
 
 MARKER = "RACKLESS_TEST_SESSION"
@@ -39,9 +40,11 @@ os.environ.update(
 )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the user's own Rackless out of reach of every test."""
-    del config
+    """Keep the user's own Rackless out of reach of every test, and give hypothesis its seed."""
+    if config.getoption("hypothesis_seed") is None:
+        config.option.hypothesis_seed = str(BASE_SEED)
     home = tempfile.mkdtemp(prefix="rackless-tests-")
     os.environ["RACKLESS_TEST_HOME"] = home
     os.environ["RACKLESS_HOME"] = f"{home}/master"
@@ -55,13 +58,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function on an event loop of its own."""
+    """Seed the test's draws; run a coroutine function on an event loop of its own."""
+    seed_global_generators(pyfuncitem.nodeid)
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
     names = inspect.signature(test).parameters
     asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> None:
+    """Seed a fixture's draws by its own name: a module's would else follow from the first test."""
+    seed_global_generators(f"{request.node.nodeid}/{fixturedef.argname}")
 
 
 def why_no_namespaces() -> str:

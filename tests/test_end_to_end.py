@@ -185,11 +185,18 @@ def test_a_run_outlives_the_killed_master(cluster: Cluster, master: Master, run_
         found = {run["run_id"]: run["state"] for run in master.answer("runs", "list")}
     assert found == {run_id: "running"}
 
-    follow = master.rackless("runs", "logs", run_id, "--follow", timeout_s=90)
+    (master.home / "rackless.sqlite3").unlink()
+    followers = [master.start("runs", "logs", run_id, "--follow") for _ in range(2)]
+    for follower in followers:
+        with ended_after(follower):
+            _, problem = follower.communicate(timeout=90)
+        assert follower.returncode == 0, problem
     shown = master.answer("runs", "show", run_id)
 
-    assert follow.code == 0
     assert (shown["state"], shown["step"], shown["attempt"]) == ("done", NUM_STEPS, 1)
+    assert shown["spec"]["batch_sequences"] == 6
+    known = [node["name"] for node in master.answer("nodes", "list")]
+    assert known == [node.name for node in cluster.nodes]
     for rank in range(3):
         assert steps_of(rank_journal(cluster, run_id, rank)) == list(range(1, NUM_STEPS + 1))
     assert 0 < mirrored_at_kill < rank_journal(cluster, run_id).stat().st_size

@@ -50,7 +50,7 @@ NEWER_THAN_3_10 = {
 MAX_CLASS_LINES = 250
 ORDER = {
     "app": (
-        "text troubleshooting program errors paths filelock"
+        "text troubleshooting program errors paths filelock progress"
         " | settings private_home artifact conversation interruption"
         " | planning runfile | events | presentation hub integrations storage"
         " | library nodes telemetry | provisioning | runs | forecasts recovery scheduling"
@@ -58,7 +58,7 @@ ORDER = {
         " | __main__"
     ),
     "app.nodes": (
-        "node archive credential endpoints own_address ssh_words"
+        "node archive credential endpoints own_address"
         " | ssh_config | ssh_hosts transport discovery"
         " | bootstrap | channel | link copied_keys | client watch identity finder key_copy wake"
         " | fleet files"
@@ -91,9 +91,13 @@ ORDER = {
 the left. `*` is everything that the order does not name."""
 
 
+OF_AGENT = ("agents", "packaging", "pynvml", "__future__")
+"""Modules in the archive that nodes get, and what is no module."""
+
+
 def third_party_in_agent(found: Import) -> bool:
     first = found.name.split(".")[0]
-    return first not in sys.stdlib_module_names and first not in ("agents", "pynvml", "__future__")
+    return first not in sys.stdlib_module_names and first not in OF_AGENT
 
 
 RULES: dict[str, Callable[[Import], bool]] = {
@@ -113,7 +117,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
     "only agents/trainer and agents/quantizers import torch": lambda i: (
         within(i.name, *TORCH) and not within(i.module, *TORCH_FOLDERS)
     ),
-    "the rest of agents has the standard library and pynvml only": lambda i: (
+    "the rest of agents has the standard library and its archive only": lambda i: (
         within(i.module, "agents")
         and not within(i.module, *TORCH_FOLDERS)
         and third_party_in_agent(i)
@@ -316,7 +320,7 @@ SAMPLES = [
         1,
     ),
     (
-        "the rest of agents has the standard library and pynvml only",
+        "the rest of agents has the standard library and its archive only",
         "agents/telemetry/gpu.py",
         "import os, psutil\n",
         1,

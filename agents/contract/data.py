@@ -5,23 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.contract.spec import RunSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreviewJob:
-    """Request to preview data as a run would read it; needs the model's tokenizer, and no GPU."""
-
-    python: str
-    spec: RunSpec
-    model_path: str
-    """Folder on this node (its tokenizer is enough), or the hub id."""
-    train_path: str
-    held_out_from: str | None = None
-    """The run's training data, where `train_path` is what it is evaluated with."""
-    whole: bool = True
-    """Whether to tokenize all rows and keep the tokens for the run; False: only the first rows."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedRow:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.names import check_name, check_number, check_text
-from agents.contract.wheel_tags import WheelTarget
+from agents.contract.wheel_target import WheelTarget
 
 _MAX_BYTES = 2**60
 _MAX_KEPT = 10_000

@@ -69,31 +69,6 @@ class HubSnapshot:
             raise ValueError(f"{self.revision[:80]!a} is no revision")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubModel:
-    """A model that a node shall look for, or download."""
-
-    model: str
-    """Hub id."""
-
-    def check_foreign(self) -> None:
-        check_hub_id(self.model)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotPlace:
-    """A snapshot in the cache of a node, and a folder of the same files below its agent's home."""
-
-    model: str
-    """Hub id."""
-    snapshot: HubSnapshot
-    folder: str
-
-    def check_foreign(self) -> None:
-        check_hub_id(self.model)
-        check_inside(self.folder)
-
-
 def check_hub_id(model: str) -> None:
     """Check a hub id, which becomes a part of a path.
 

@@ -45,15 +45,6 @@ class PlaceQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlaceQueries:
-    queries: tuple[PlaceQuery, ...]
-
-    def check_foreign(self) -> None:
-        if len(self.queries) > MAX_QUERIES:
-            raise ValueError(f"queries has {len(self.queries)} items; at most {MAX_QUERIES} fit")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceAnswer:
     """Where a node can use the files; one answer for each query, in their order."""
 
@@ -70,11 +61,6 @@ class PlaceAnswer:
             check_text(name, getattr(self, name) or "")
         if self.path is not None and not self.path.startswith("/"):
             raise ValueError(f"path is {self.path[:80]!a}, which is not absolute")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlaceAnswers:
-    answers: tuple[PlaceAnswer, ...]
 
 
 def may_have(queries: Sequence[PlaceQuery], mounts: Sequence[Mount]) -> bool:

@@ -1,81 +1,9 @@
-"""Every message that crosses between the master and a node, in one file.
+"""Envelopes of the messages between the master and a node.
 
 One message is one line of JSON. Three kinds of envelope: Request (master to node), Response
-(exactly one per request) and Event (node to master, unasked or following a request). Payloads
-are dataclasses of the other modules of this package. `None` means "not known" everywhere.
-
-The kinds of request, with their arguments (dataclass or names) and results:
-
-    ping              {}                              -> {wall_s, monotonic_s}
-    facts             {}                              -> NodeFacts
-    node.examine      {}                              -> Examination
-    node.routes       RouteQuery                      -> Routes
-    node.wake         WakeTarget                      -> {value}: number of packets that it sent
-    telemetry.follow  {after_s: float | None}         -> {}; then events `telemetry.sample` (Sample)
-    environment.find  EnvironmentQuery                -> EnvironmentReport
-    environment.build EnvironmentBuild                -> EnvironmentReport; events `progress`
-    environment.tools {}                              -> EnvironmentTools
-    environment.uv    WheelQuery                      -> EnvironmentTools; unpacks uv from its wheel
-    environment.python {}                             -> EnvironmentTools; brings a Python by uv
-    environment.try   {}                              -> EnvironmentReport; events `progress`
-    environment.kept  {}                              -> KeptItems
-    environment.prune {names}                         -> {freed_bytes}
-    storage.list      {}                              -> StorageReport
-    storage.delete    {names}                         -> {freed_bytes}
-    wheels.look       WheelQuery                      -> WheelReport
-    wheels.fetch      WheelQuery                      -> WheelReport; events `progress`
-    packages.build    PackagesBuild                   -> PackagesReport; events `progress`
-    port.choose       {address}                       -> {port}
-    probe.listen      {address, timeout_s}            -> {port}
-    probe.connect     {address, port, num_bytes, segment_bytes} -> LinkProbe
-    probe.allreduce   AllReduceProbe                  -> AllReduceResult
-    attempt.launch    AttemptIntent                   -> AttemptStatus
-    attempt.status    {run_id, attempt}               -> AttemptStatus
-    attempt.list      {}                              -> {attempts: [AttemptStatus]}, the newest of
-                      each run with its spec; the oldest are left out when they do not fit
-    attempt.stop      {run_id, attempt, grace_s, at_loss: bool} -> AttemptStatus, when no process is
-                      left; `at_loss`: another node was lost, so the ranks save by themselves
-    attempt.keep      {run_id, attempt, is_closed}    -> {}; this master recovers it if it is
-                      lost, or (`is_closed`) nobody does: its nodes leave it alone
-    attempt.wish      {run_id, attempt, wish: ControlRequest} -> {}; to the node of rank 0, whose
-                      journal records as `wish` after which step all ranks act on it
-    stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
-    stream.read       {run_id, attempt, stream, offset, max_bytes} -> StreamChunk
-    stream.follow     {run_id, attempt, offsets: {name: offset}} -> {follow}; events `stream.data`,
-                      then one `stream.end` {follow, state, error: RemoteError | None}
-    stream.unfollow   {follow}                        -> {}
-    checkpoint.list   {run_id: str | None}            -> {checkpoints: [CheckpointInfo]}
-    checkpoint.verify {run_id, step}                  -> CheckpointInfo (verified filled in)
-    checkpoint.delete {run_id, step}                  -> {}
-    run.fence         {run_id, attempt}               -> {attempt}
-    run.claim         {run_id, attempt, replaces}     -> Claim; grants each number once
-    run.delete        {run_id}                        -> {freed_bytes}
-    bundle.status     {destination, files: [FileEntry]} -> BundleStatus
-    files.places      PlaceQueries                    -> PlaceAnswers: where files of the master
-                      lie on shares; events `progress` while their content is compared
-    artifact.hash     {path}                          -> {files: [FileEntry]}
-    artifact.delete   {path}                          -> {freed_bytes}
-    export.merged     MergeJob                        -> {path, files}; events `progress`
-    export.made       MakeJob                         -> {path, files}; events `progress`
-    chat.open         ChatJob                         -> ChatOpened; events `progress`
-    chat.ask          chat, turn: ChatTurn            -> ChatReply; events `progress`: its pieces
-    chat.stop         chat                            -> {}; the answer ends where it is
-    chat.close        chat                            -> {}
-    data.preview      PreviewJob                      -> DataPreview; events `progress`
-    gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
-    model.config      {model}                         -> {config: dict | None}
-    hub.token         TokenWish                       -> {place: NodeTokenPlace}
-    hub.snapshot      HubModel                        -> {snapshot: HubSnapshot | None}
-    hub.fetch         HubModel                        -> {snapshot: HubSnapshot | None}: None where
-                      what the node has now cannot be copied; events `progress`
-    hub.offer         SnapshotPlace                   -> {}; a folder of what the cache has
-    hub.show          SnapshotPlace                   -> {}; the cache has what is in that folder
-    cancel            {request}                       -> {}; ends the programs of that request,
-                      whose own response then says so
-    shutdown          {}                              -> {}; the agent process ends
-
-Raw bytes do not travel as messages: `receive` and `send` are own commands of the archive, each on a
-channel of its own (see agents/node/files.py).
+(exactly one per request) and Event (node to master, unasked or following a request). The kinds of
+request, with their arguments and answers, are the classes of `agents.contract.requests`. `None`
+means "not known" everywhere.
 """
 
 from __future__ import annotations

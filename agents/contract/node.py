@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from agents.contract.environments import EnvironmentTrial
 from agents.contract.names import (
     MAX_ATTEMPT,
-    MAX_WAIT_S,
     check_name,
     check_number,
     check_text,
     check_time,
 )
-from agents.contract.wheel_tags import WheelTarget
 
 MAX_GPUS = 128
 """Number of GPUs of a PC, beyond any mainboard."""
@@ -233,31 +231,6 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentQuery:
-    lock_sha256: str
-    requirements: dict[str, str]
-    """Exact version of each distribution by its name."""
-    python: str | None = None
-    """Interpreter to inspect; None: the one adopted or built before."""
-    adopt: bool = False
-    """Whether to keep `python` as this node's environment if it fits."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentBuild:
-    """Order to build an environment from wheels that are on the node already."""
-
-    lock_sha256: str
-    lock_text: str
-    """A lock: exact versions with the hashes of their files."""
-    requirements: dict[str, str]
-    target: WheelTarget
-    """Interpreter that the wheels were chosen for."""
-    python: str
-    """Path of that interpreter."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentReport:
     python: str | None = None
     """Path of the interpreter; None: there is no environment."""
@@ -330,28 +303,6 @@ class LinkProbe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllReduceProbe:
-    python: str
-    rank: int
-    world_size: int
-    master_address: str
-    master_port: int
-    interface: str | None = None
-    """Network interface of this node to listen on; None: the one on the way to rank 0."""
-    credential: str = field(default="", repr=False)
-    """Private key and certificate of this check, in PEM, as an attempt has."""
-    num_values: int = 262144
-    """Number of fp32 values that are summed over all ranks."""
-    with_nccl: bool = False
-    """Whether the first GPUs of all ranks sum them with NCCL, too."""
-    timeout_s: float = 60.0
-
-    def check_foreign(self) -> None:
-        check_number("num_values", self.num_values, 1, 1 << 28)
-        check_number("timeout_s", self.timeout_s, 0, MAX_WAIT_S)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TorchFacts:
     """What torch in a training environment says of itself."""
 
@@ -384,24 +335,6 @@ class AllReduceResult:
 
     def check_foreign(self) -> None:
         check_text("nccl_problem", self.nccl_problem)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CalibrationJob:
-    """Measurement of one GPU's real speed: takes about 20 seconds, with no other work on the
-    GPU.
-    """
-
-    python: str
-    device: str
-    """Device in the node's own order, such as `cuda:0`."""
-    device_id: str
-    """GPU uuid, which is leased meanwhile."""
-    seconds: float = 20.0
-    """Maximum duration of all measurements, without the start of torch, in seconds."""
-
-    def check_foreign(self) -> None:
-        check_number("seconds", self.seconds, 0, MAX_WAIT_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -454,18 +387,3 @@ class ModelRefusal:
     """What is wrong and where, without a capital and a full stop."""
     hint: str = ""
     """What to do, without a full stop."""
-
-
-NodeTokenPlace = Literal["none", "same", "other"]
-"""Whether a node has a hub token: none, the one asked about, or another one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenWish:
-    """Request to find, keep or forget the hub token on a node."""
-
-    deed: Literal["find", "keep", "forget"]
-    token: str = field(default="", repr=False)
-    """Token to keep; empty otherwise."""
-    digest: str = ""
-    """SHA-256 of the token to find or forget, in hex."""

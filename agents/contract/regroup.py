@@ -20,6 +20,7 @@ from typing import Literal
 
 from agents.contract.election import NodeState, is_majority
 from agents.contract.names import check_name, check_number, check_text
+from agents.contract.parallel import find_mode
 from agents.contract.run import MAX_GENERATION, MAX_PORT, AttemptIntent
 
 
@@ -49,7 +50,7 @@ def may_regroup(intent: AttemptIntent) -> bool:
     They have to know each other, and each rank has to hold the whole state.
     """
     spec = intent.spec
-    is_whole = intent.parallel != "pipeline" and spec.compression == "none"
+    is_whole = find_mode(intent.parallel).keeps_whole_state and spec.compression == "none"
     knows_others = intent.election is not None and bool(intent.credential)
     return spec.recovery == "auto" and is_whole and knows_others
 

@@ -153,13 +153,6 @@ class RepairOrder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RepairQuery:
-    """Steps to preview."""
-
-    steps: tuple[RepairStep, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class UndoOrder:
     """Changes to take back, by number; empty: all."""
 

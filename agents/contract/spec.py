@@ -4,20 +4,30 @@ Plain dataclasses, because nodes have only the standard library. The app reads r
 through pydantic, a node through `agents.contract.wire`. Defaults are those of a run file that sets
 only `model` and `data`. Limits are checked here and nowhere else; every message names the field,
 its value and the limit.
+
+Each field is annotated with its Key: a new key of the run file is one new field here, which is why
+this file is long. The fields are in the order of the form, of the guide and of written files.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from agents.contract.parallel import ParallelMode
+from agents.contract.key import MAX_COUNT, Key, RunKey, check_limits, keys_of
+from agents.contract.objectives import (
+    OBJECTIVES,
+    ROW_FORMATS,
+    DataFormat,
+    Objective,
+    join_or,
+    list_owners,
+    refuse_format,
+)
+from agents.contract.parallel import PARALLEL, ParallelMode, find_mode
 
-DataFormat = Literal["auto", "chat", "alpaca", "text", "preference"]
-Objective = Literal["sft", "dpo"]
 AdapterKind = Literal["lora", "qlora", "full"]
 OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 Parallel = Literal["auto", ParallelMode]
@@ -27,20 +37,6 @@ Compression = Literal["none", "bf16", "powersgd"]
 ActivationBits = Literal[8, 16]
 MAX_SEED = 2**63 - 1
 """Maximum seed, which every random number generator of the trainer accepts."""
-MAX_COUNT = 10**15
-"""Maximum of every other count. Far beyond any use, so that no arithmetic of a plan overflows."""
-MOST: dict[str, float] = {
-    "adapter.rank": 32_768,
-    "adapter.alpha": 1_000_000,
-    "dpo_beta": 1_000,
-    "sequence_tokens": 10_000_000,
-    "batch_sequences": 1_000_000,
-    "epochs": 1_000_000,
-    "learning_rate": 1,
-    "weight_decay": 10,
-    "memory_gib": MAX_COUNT,
-}
-"""Largest value of a number by its key; beyond it no run can learn anything."""
 MAX_PATTERN = 400
 """Maximum length of a regular expression in `targets`, in characters."""
 MAX_REPEATS = 4
@@ -49,35 +45,19 @@ MAX_REPEATS = 4
 _REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
 _REPEAT = re.compile(r"(?<!\\)[*+{]")
 
+# ---------------------------------------------------------------- sections of the form
 
-def _at_least(name: str, value: float, limit: float) -> None:
-    if value < limit:
-        raise ValueError(f"{name} is {_shown(value)}; it must be at least {limit}")
+MODEL, METHOD, BATCH, WHERE = (
+    "Model and data", "Training method", "Batch and length", "Where to run",
+)  # fmt: skip
+DATA, ADAPTER, OPTIMIZATION = "Data and evaluation", "Adapter", "Optimization"
+MEMORY, DEVICES, CHECKPOINTS = "Memory and speed", "Multiple devices", "Checkpoints"
+BASIC_GROUPS = (MODEL, METHOD, BATCH, WHERE)
+"""Sections of the form that are always visible; the others are collapsed."""
+GROUPS = (*BASIC_GROUPS, DATA, ADAPTER, OPTIMIZATION, MEMORY, DEVICES, CHECKPOINTS)
+_WITH_ADAPTER = ("adapter.kind", ("lora", "qlora"))
 
-
-def _at_most(name: str, value: float, limit: float, reason: str = "") -> None:
-    if value > limit:
-        raise ValueError(f"{name} is {_shown(value)}; it must be at most {limit:,}{reason}")
-
-
-def _shown(value: float) -> str:
-    # The text of a longer number would fill the screen, and Python refuses one of 5,000 digits.
-    is_long = isinstance(value, int) and value.bit_length() > 200
-    return "a number of more than 60 digits" if is_long else str(value)
-
-
-def _is_count(name: str, value: int, minimum: int, section: str = "") -> None:
-    _at_least(name, value, minimum)
-    _at_most(name, value, MOST.get(section + name, MAX_COUNT))
-
-
-def _are_finite(spec: Any) -> None:
-    """Refuse infinity and not-a-number, which no comparison with a limit catches."""
-    for one in fields(spec):
-        value = getattr(spec, one.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, float) and not math.isfinite(number):
-                raise ValueError(f"{one.name} is {number}; it must be a finite number")
+# ---------------------------------------------------------------- rules of their own
 
 
 def _are_distinct(name: str, values: Iterable[str]) -> None:
@@ -108,17 +88,60 @@ def refuse_pattern(pattern: str) -> str:
     return ""
 
 
+# ---------------------------------------------------------------- keys
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSpec:
-    train: str
-    """Path of the training file on the master, or a hub dataset id."""
-    eval: str | None = None
-    """Path of the evaluation file; None: no evaluation."""
-    format: DataFormat = "auto"
-    """Layout of a row; `auto` is decided from the first rows."""
-    ignore_columns: tuple[str, ...] = ()
-    """Columns of rows and keys of messages to read the data without. A column that changes what a
-    row means is otherwise refused where it is not trained."""
+    train: Annotated[
+        str,
+        Key(
+            label="Training data",
+            help="JSONL, JSON, CSV, TSV, Parquet or text file on this PC, copied to each node "
+            "once. Or the id of a public data set, which each node downloads.",
+            group=MODEL,
+            placeholder="chats.jsonl",
+            names="file",
+            may_change=True,  # the content has a hash of its own
+        ),
+    ]
+    eval: Annotated[
+        str | None,
+        Key(
+            label="Evaluation data",
+            help="Rows that the model never trains on. Leave empty to skip evaluation.",
+            group=DATA,
+            placeholder="none",
+            names="file",
+            may_change=True,
+        ),
+    ] = None
+    format: Annotated[
+        DataFormat,
+        Key(
+            label="Data format",
+            help="How each row is turned into text for the model.",
+            group=DATA,
+            choices=(
+                ("auto", "Detect from the first rows"),
+                *((row.name, row.summary) for row in ROW_FORMATS.values()),
+            ),
+        ),
+    ] = "auto"
+    ignore_columns: Annotated[
+        tuple[str, ...],
+        Key(
+            label="Columns to ignore",
+            help="Names separated by commas. The data is read as if it had no such columns.",
+            group=DATA,
+            details="Keys of messages count, too: `[label]`. See "
+            "[Data](data.md#columns-that-are-not-trained).",
+            placeholder="none",
+            is_wide=True,
+            is_later=True,
+        ),
+    ] = ()
+    """A column that changes what a row means is refused where it is neither trained nor ignored."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -133,33 +156,106 @@ PATTERN_SIGNS = frozenset("*^$|()[]\\+?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
-    kind: AdapterKind = "lora"
-    rank: int = 16
-    """Inner dimension r of the two LoRA matrices (Hu et al. 2021, arXiv:2106.09685)."""
-    alpha: float = 32.0
-    """LoRA scale: the update is multiplied by alpha / rank."""
-    dropout: float = 0.05
-    """Share of the adapter's inputs that training sets to zero, from 0 to below 1."""
-    targets: str | tuple[str, ...] = "all-linear"
-    """Linear layers that get an adapter: `all-linear`, their names, or a regular expression that
-    matches their full names, such as `.*layers[.][01][.].*q_proj`."""
-    rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732)."""
-    dora: bool = False
-    """Train magnitude and direction of each weight column separately (Liu et al. 2024,
-    arXiv:2402.09353)."""
-    experts: bool = False
-    """Whether the experts of a mixture get an adapter, too: matrices of their own for each expert,
-    in the layout of PEFT's `target_parameters`, which has neither dropout nor DoRA."""
+    kind: Annotated[
+        AdapterKind,
+        Key(
+            label="Method",
+            help="LoRA suits most fine-tuning. Choose QLoRA if the model does not fit in VRAM.",
+            group=METHOD,
+            details="QLoRA's 4 bits are NF4 with double quantization.",
+            choices=(
+                ("lora", "LoRA: train small matrices, the model stays frozen"),
+                ("qlora", "QLoRA: LoRA on a 4-bit model, a quarter of the memory"),
+                ("full", "Full: train every weight, needs the most memory"),
+            ),
+            is_wide=True,
+        ),
+    ] = "lora"
+    rank: Annotated[
+        int,
+        Key(
+            label="Rank",
+            help="Size of the adapter, usually 8 to 64. Larger learns more and needs more memory.",
+            group=METHOD,
+            details="Inner dimension of LoRA's two matrices "
+            "([arXiv:2106.09685](https://arxiv.org/abs/2106.09685)).",
+            minimum=1,
+            maximum=32_768,
+            only_with=_WITH_ADAPTER,
+        ),
+    ] = 16
+    alpha: Annotated[
+        float,
+        Key(
+            label="Alpha",
+            help="Strength of the adapter. Twice the rank is a good start.",
+            group=METHOD,
+            details="The update is multiplied by alpha / rank.",
+            above=0,
+            maximum=1_000_000,
+            only_with=_WITH_ADAPTER,
+        ),
+    ] = 32.0
+    dropout: Annotated[
+        float,
+        Key(
+            label="Dropout",
+            help="Share of the adapter's input set to zero in training, to reduce overfitting.",
+            group=ADAPTER,
+            minimum=0,
+            below=1,
+            after="adapter.targets",
+            only_with=_WITH_ADAPTER,
+        ),
+    ] = 0.05
+    targets: Annotated[
+        str | tuple[str, ...],
+        Key(
+            label="Layers with an adapter",
+            help="all-linear, or linear layers separated by commas: q_proj, v_proj.",
+            group=ADAPTER,
+            details="Full names such as `layers.31.self_attn.q_proj` and a regular expression that "
+            "matches them, such as `.*layers[.][01][.].*q_proj`, work as well. Each stage of a "
+            "pipeline needs one.",
+            is_wide=True,
+            only_with=_WITH_ADAPTER,
+        ),
+    ] = "all-linear"
+    rslora: Annotated[
+        bool,
+        Key(
+            label="rsLoRA: scale by the square root of the rank",
+            help="Keeps updates equally strong at large ranks. Meant for large ranks.",
+            group=ADAPTER,
+            details="[arXiv:2312.03732](https://arxiv.org/abs/2312.03732)",
+            only_with=_WITH_ADAPTER,
+        ),
+    ] = False
+    dora: Annotated[
+        bool,
+        Key(
+            label="DoRA: separate magnitude and direction",
+            help="Often better at a small rank. The plan shows what a step then takes.",
+            group=ADAPTER,
+            details="[arXiv:2402.09353](https://arxiv.org/abs/2402.09353)",
+            only_with=_WITH_ADAPTER,
+        ),
+    ] = False
+    experts: Annotated[
+        bool,
+        Key(
+            label="Adapters on the experts of a mixture, too",
+            help="Matrices for each expert, which take much memory. Needs dropout 0, and no DoRA.",
+            group=ADAPTER,
+            details="See [below](#mixtures-of-experts).",
+            only_with=_WITH_ADAPTER,
+            is_later=True,
+        ),
+    ] = False
+    """In the layout of PEFT's `target_parameters`, which has neither dropout nor DoRA."""
 
     def __post_init__(self) -> None:
-        _are_finite(self)
-        _is_count("rank", self.rank, 1, "adapter.")
-        if self.alpha <= 0:
-            raise ValueError(f"alpha is {self.alpha}; it must be above 0")
-        _at_most("alpha", self.alpha, MOST["adapter.alpha"])
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
+        check_limits(self)
         if not self.targets:
             raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
         # One form per meaning: equal specs have to compare and hash equal (frozen, so by object).
@@ -190,160 +286,467 @@ class AdapterSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
-    every_minutes: float | None = 10.0
-    """Minutes between two periodic checkpoints; None: none by time."""
-    every_steps: int | None = None
-    """Optimizer steps between two periodic checkpoints; None: none by steps."""
-    keep: int = 3
-    """Number of newest checkpoints that stay on a node."""
-    copies: int = 2
-    """Number of nodes that keep each checkpoint."""
+    every_minutes: Annotated[
+        float | None,
+        Key(
+            label="Save every",
+            help="A power cut loses at most this much work.",
+            group=CHECKPOINTS,
+            unit="minutes",
+            placeholder="not by time",
+            above=0,
+            may_change=True,
+        ),
+    ] = 10.0
+    every_steps: Annotated[
+        int | None,
+        Key(
+            label="And every",
+            help="Also save after this many steps. Empty: only by time.",
+            group=CHECKPOINTS,
+            unit="steps",
+            placeholder="not by steps",
+            minimum=1,
+            may_change=True,
+        ),
+    ] = None
+    keep: Annotated[
+        int,
+        Key(
+            label="Checkpoints to keep",
+            help="Older checkpoints are deleted once a newer one is saved.",
+            group=CHECKPOINTS,
+            minimum=1,
+            may_change=True,
+        ),
+    ] = 3
+    copies: Annotated[
+        int,
+        Key(
+            label="Copies",
+            help="Number of nodes that keep each checkpoint, in case a disk fails.",
+            group=CHECKPOINTS,
+            minimum=1,
+            may_change=True,
+        ),
+    ] = 2
 
     def __post_init__(self) -> None:
-        _are_finite(self)
-        if self.every_minutes is not None and self.every_minutes <= 0:
-            raise ValueError(f"every_minutes is {self.every_minutes}; it must be above 0")
-        if self.every_steps is not None:
-            _is_count("every_steps", self.every_steps, 1)
-        _is_count("keep", self.keep, 1)
-        _is_count("copies", self.copies, 1)
+        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    model: str
-    """Hub id (`org/name`), or a folder on the master or on the nodes."""
+    name: Annotated[
+        str,
+        Key(
+            label="Name",
+            help="Name shown in lists and run files.",
+            group=MODEL,
+            is_wide=True,
+            may_change=True,
+        ),
+    ] = "run"
+    model: Annotated[
+        str,
+        Key(
+            label="Model",
+            help="Hugging Face id, or a folder on this PC, which is copied to each node once.",
+            group=MODEL,
+            details="The folder has safetensors, and may also be at the same path on every node. "
+            "One PC downloads a hub id for all nodes.",
+            placeholder="meta-llama/Llama-2-7b-hf, or a folder",
+            names="folder",
+            may_change=True,  # its files have hashes of their own
+        ),
+    ]
     data: DataSpec
-    name: str = "run"
-    objective: Objective = "sft"
-    dpo_beta: float = 0.1
-    """Strength of the pull towards the reference model in DPO (Rafailov et al. 2023,
-    arXiv:2305.18290)."""
+    objective: Annotated[
+        Objective,
+        Key(
+            label="Objective",
+            help="SFT needs chats, instructions or text. DPO needs pairs of a chosen and a "
+            "rejected answer, and usually follows SFT.",
+            group=METHOD,
+            details="SFT is supervised fine-tuning, DPO direct preference optimization "
+            "([arXiv:2305.18290](https://arxiv.org/abs/2305.18290)).",
+            choices=tuple((row.name, row.summary) for row in OBJECTIVES.values()),
+            is_wide=True,
+        ),
+    ] = "sft"
     adapter: AdapterSpec = field(default_factory=AdapterSpec)
-    sequence_tokens: int = 2048
-    """Longest sequence, in tokens; longer rows are cut and counted."""
-    packing: bool = False
-    """Whether several short rows share a sequence, without attention between them. SFT only."""
-    batch_sequences: int = 24
-    """Sequences (rows, packs of rows, or pairs) per optimizer step, over all GPUs together."""
-    epochs: float = 3.0
-    max_steps: int | None = None
-    """Maximum number of optimizer steps; None: `epochs` decides."""
-    learning_rate: float = 2.0e-4
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_share: float = 0.03
-    """Share of all steps in which the learning rate rises from 0."""
-    weight_decay: float = 0.0
-    max_gradient_norm: float = 1.0
-    """Maximum L2 norm of the gradients; larger ones are scaled down to it."""
-    optimizer: OptimizerKind = "adamw"
-    precision: Precision = "auto"
-    """Number format of the model; auto: bf16 on GPUs that support it, else fp16; fp32 on CPUs."""
-    recompute: Recompute = "auto"
-    """Layers that recompute their activations; auto: as few as memory requires."""
-    compile: Literal["auto", "off"] = "auto"
-    """Whether layers are compiled; auto: on GPUs of nodes with a C compiler."""
-    exact: bool = True
-    """Whether sums are always taken in one order, so that a resumed run is bit-exact; false: in the
-    fastest order, which changes the last bits."""
-    memory_gib: float | None = None
-    """Maximum GPU memory of a rank, in GiB; None: what is free."""
-    seed: int = 42
-    nodes: Literal["all"] | tuple[str, ...] = "all"
-    parallel: Parallel = "auto"
-    shares: tuple[float, ...] | None = None
+    dpo_beta: Annotated[
+        float,
+        Key(
+            label="Beta",
+            help="How closely DPO stays to the model it starts from. Lower values allow larger "
+            "changes.",
+            group=METHOD,
+            above=0,
+            maximum=1_000,
+            only_with=("objective", list_owners("dpo_beta")),
+        ),
+    ] = 0.1
+    sequence_tokens: Annotated[
+        int,
+        Key(
+            label="Sequence length",
+            help="Longer rows are cut. Longer sequences need more memory.",
+            group=BATCH,
+            details="Rows lose their end, and are counted.",
+            unit="tokens",
+            minimum=8,
+            maximum=10_000_000,
+        ),
+    ] = 2048
+    batch_sequences: Annotated[
+        int,
+        Key(
+            label="Batch",
+            help="Sequences per step (pairs with DPO), divided over all devices by their speed.",
+            group=BATCH,
+            unit="sequences",
+            minimum=1,
+            maximum=1_000_000,
+        ),
+    ] = 24
+    epochs: Annotated[
+        float,
+        Key(
+            label="Epochs",
+            help="How often each row is seen.",
+            group=BATCH,
+            above=0,
+            maximum=1_000_000,
+        ),
+    ] = 3.0
+    learning_rate: Annotated[
+        float,
+        Key(
+            label="Learning rate",
+            help="2e-4 suits LoRA and QLoRA, 2e-5 full fine-tuning, 5e-6 DPO.",
+            group=BATCH,
+            above=0,
+            maximum=1,
+            reason=": a step moves every weight by about as much, and weights are about 0.02",
+            may_change=True,  # a run that diverged continues with a lower one
+        ),
+    ] = 2.0e-4
+    packing: Annotated[
+        bool,
+        Key(
+            label="Pack short rows",
+            help="Puts several rows in one sequence, kept separate from each other. Each batch "
+            "holds more rows, so there are fewer steps.",
+            group=BATCH,
+            details="SFT only.",
+        ),
+    ] = False
+    nodes: Annotated[
+        Literal["all"] | tuple[str, ...],
+        Key(
+            label="Nodes",
+            help="PCs that train together. They can have different GPUs.",
+            group=WHERE,
+            names="node",
+            may_change=True,
+        ),
+    ] = "all"
+    evaluate_every_steps: Annotated[
+        int | None,
+        Key(
+            label="Evaluate every",
+            help="Empty: after each epoch and at the end.",
+            group=DATA,
+            unit="steps",
+            placeholder="after each epoch",
+            minimum=1,
+            after="data.eval",
+            may_change=True,
+        ),
+    ] = None
+    optimizer: Annotated[
+        OptimizerKind,
+        Key(
+            label="Optimizer",
+            help="8-bit saves memory in full fine-tuning. An adapter's state is small anyway.",
+            group=OPTIMIZATION,
+            choices=(
+                ("adamw", "AdamW"),
+                ("adamw_8bit", "AdamW, 8-bit"),
+                ("paged_adamw_8bit", "AdamW, 8-bit, paged to RAM when VRAM is short"),
+            ),
+            is_wide=True,
+        ),
+    ] = "adamw"
+    schedule: Annotated[
+        Literal["cosine", "linear", "constant"],
+        Key(
+            label="Learning rate schedule",
+            help="How the learning rate changes after the warm-up.",
+            group=OPTIMIZATION,
+            choices=(
+                ("cosine", "Cosine decay"),
+                ("linear", "Linear decay"),
+                ("constant", "Constant"),
+            ),
+        ),
+    ] = "cosine"
+    warmup_share: Annotated[
+        float,
+        Key(
+            label="Warm-up",
+            help="Share of the steps in which the learning rate rises from 0: 0.03 is 3 %.",
+            group=OPTIMIZATION,
+            unit="of all steps",
+            minimum=0,
+            below=1,
+        ),
+    ] = 0.03
+    max_gradient_norm: Annotated[
+        float,
+        Key(
+            label="Gradient clipping",
+            help="Maximum gradient norm, so that one unusual batch does no harm.",
+            group=OPTIMIZATION,
+            details="Larger gradients are scaled down to this L2 norm.",
+            above=0,
+        ),
+    ] = 1.0
+    weight_decay: Annotated[
+        float,
+        Key(
+            label="Weight decay",
+            help="How strongly weights are pulled towards 0. Fine-tuning mostly uses 0.",
+            group=OPTIMIZATION,
+            details="Of matrices only.",
+            minimum=0,
+            maximum=10,
+        ),
+    ] = 0.0
+    max_steps: Annotated[
+        int | None,
+        Key(
+            label="Max steps",
+            help="Ends the run before its epochs are complete. Empty: no limit.",
+            group=OPTIMIZATION,
+            placeholder="no limit",
+            minimum=1,
+        ),
+    ] = None
+    seed: Annotated[
+        int,
+        Key(
+            label="Seed",
+            help="Sets the row order and all randomness: the same seed gives the same run.",
+            group=OPTIMIZATION,
+            minimum=0,
+            maximum=MAX_SEED,
+        ),
+    ] = 42
+    precision: Annotated[
+        Precision,
+        Key(
+            label="Precision",
+            help="Best is bf16 on GPUs that support it, fp16 on other GPUs, and fp32 on CPUs.",
+            group=MEMORY,
+            choices=(
+                ("auto", "Best for each device"),
+                ("bf16", "bf16"),
+                ("fp16", "fp16 with loss scaling"),
+                ("fp32", "fp32: exact, slow on GPUs"),
+            ),
+        ),
+    ] = "auto"
+    recompute: Annotated[
+        Recompute,
+        Key(
+            label="Recompute activations",
+            help="Saves memory but takes time. Decided for each GPU.",
+            group=MEMORY,
+            choices=(
+                ("auto", "Only when memory requires"),
+                ("none", "Never: fastest"),
+                ("all", "In all layers: least memory"),
+            ),
+            may_change=True,
+        ),
+    ] = "auto"
+    compile: Annotated[
+        Literal["auto", "off"],
+        Key(
+            label="Compile layers",
+            help="Faster steps, but the first start of a model on a node takes longer.",
+            group=MEMORY,
+            choices=(("auto", "On GPUs, if a compiler is installed"), ("off", "Never")),
+            may_change=True,
+        ),
+    ] = "auto"
+    memory_gib: Annotated[
+        float | None,
+        Key(
+            label="GPU memory limit",
+            help="Limit per GPU, to leave some for the desktop.",
+            group=MEMORY,
+            unit="GiB",
+            placeholder="all that is free",
+            above=0,
+            maximum=MAX_COUNT,
+            may_change=True,
+        ),
+    ] = None
+    exact: Annotated[
+        bool,
+        Key(
+            label="Bit-exact resume",
+            help="A resumed run gives exactly the same result. Some GPUs are faster without it.",
+            group=MEMORY,
+            details="Numbers are added in the same order every time.",
+            may_change=True,
+        ),
+    ] = True
+    parallel: Annotated[
+        Parallel,
+        Key(
+            label="Parallelism",
+            help="How devices share the work. A model that fits on no single device needs a "
+            "pipeline or streamed weights.",
+            group=DEVICES,
+            details="See [How big a model can I train?](big-models.md) Modes without a summary are "
+            "planned, and cannot train yet.",
+            choices=(
+                ("auto", "Automatic"),
+                *((row.name, row.summary) for row in PARALLEL.values() if row.runnable),
+            ),
+            is_wide=True,
+            may_change=True,
+        ),
+    ] = "auto"
+    rebalance: Annotated[
+        bool,
+        Key(
+            label="Rebalance shares during the run",
+            help="Adapts when a GPU gets slower or faster. Turn off for a bit-exact resume even if "
+            "speeds vary.",
+            group=DEVICES,
+            may_change=True,
+        ),
+    ] = True
+    """New shares change the last bits of the loss. Those given in `shares` never change."""
+    shares: Annotated[
+        tuple[float, ...] | None,
+        Key(
+            label="Batch shares",
+            help="One number per device, such as 2, 1, 1.",
+            group=DEVICES,
+            placeholder="measured",
+            may_change=True,
+        ),
+    ] = None
     """Relative share of each rank in a batch, in rank order; None: measured."""
-    rebalance: bool = True
-    """Whether shares are measured again during training, to follow ranks that become slower or
-    faster. New shares change the last bits of the loss: false keeps a resumed run bit-exact even
-    where speeds vary. Shares given in `shares` never change."""
-    compression: Compression = "none"
-    """Format of gradients on the network; none: fp32, exact. Lossy ones suit slow links, and add
-    the error to the next step: bf16 (half the bytes), powersgd (matrices as products of rank 4)."""
-    activation_bits: ActivationBits = 16
-    """Bits of a feature between the stages of a pipeline; 16: as the stages compute. 8 halves what
-    crosses the network, rounds by up to 1/254 of the largest of 64 features, and changes results.
-    """
-    evaluate_every_steps: int | None = None
-    """Steps between two evaluations; None: after each epoch and at the end."""
+    compression: Annotated[
+        Compression,
+        Key(
+            label="Gradient compression",
+            help="For slow links. What compression loses is added back in the next step.",
+            group=DEVICES,
+            choices=(
+                ("none", "None: fp32, exact"),
+                ("bf16", "bf16: half the data"),
+                ("powersgd", "PowerSGD: far less data"),
+            ),
+        ),
+    ] = "none"
+    activation_bits: Annotated[
+        ActivationBits,
+        Key(
+            label="Pipeline features",
+            help="What the stages of a pipeline send each other. 8 bits change results a little.",
+            group=DEVICES,
+            details="A feature is rounded by up to 1/254 of the largest of 64; the events of a run "
+            "say by how much.",
+            choices=(("16", "16 bits: as computed"), ("8", "8 bits: half the data")),
+            is_later=True,
+        ),
+    ] = 16
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
-    recovery: Literal["auto", "resume", "off"] = "auto"
-    """What follows by itself when a run loses a rank or a node. auto: the ranks that are left go on
-    in their processes where they can, else the run is resumed; resume: it is always resumed, by the
-    master, or by its nodes while no master is there."""
-    rejoin: Literal["auto", "always", "off"] = "auto"
-    """Whether nodes of the run that come back join it at a checkpoint by themselves; auto: where
-    the rest of the run is longer than a restart. Never with `recovery: off`."""
+    recovery: Annotated[
+        Literal["auto", "resume", "off"],
+        Key(
+            label="After a loss",
+            help="Of three or more nodes, those that are left continue in their processes. "
+            "Otherwise this window, rackless watch or the nodes resume the run from the newest "
+            "checkpoint.",
+            group=CHECKPOINTS,
+            details="See [Recovery](recovery.md).",
+            choices=(
+                ("auto", "Continue, or resume"),
+                ("resume", "Always resume"),
+                ("off", "Wait for me"),
+            ),
+            may_change=True,
+        ),
+    ] = "auto"
+    rejoin: Annotated[
+        Literal["auto", "always", "off"],
+        Key(
+            label="When a node returns",
+            help="Stops the run at a checkpoint and resumes it on all of its nodes. It pays off "
+            "where the rest of the run is longer than a restart.",
+            group=CHECKPOINTS,
+            details="Never with `recovery: off`.",
+            choices=(
+                ("auto", "Join if it pays off"),
+                ("always", "Always join"),
+                ("off", "Continue without it"),
+            ),
+            may_change=True,
+        ),
+    ] = "auto"
+    divergence: Annotated[
+        Literal["wait", "retry"],
+        Key(
+            label="If the loss is not finite",
+            help="Halving resumes from the newest checkpoint, up to three times.",
+            group=CHECKPOINTS,
+            choices=(("wait", "Wait for me"), ("retry", "Halve the learning rate")),
+            may_change=True,
+        ),
+    ] = "wait"
 
-    divergence: Literal["wait", "retry"] = "wait"
-    """What follows a loss that is not finite; retry: the master resumes the run by itself from its
-    newest checkpoint at half the learning rate."""
-
-    def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
-        _are_finite(self)
+    def __post_init__(self) -> None:
+        check_limits(self)
         if not self.model:
             raise ValueError("model is empty; it must be a hub id or a folder")
-        if self.dpo_beta <= 0:
-            raise ValueError(f"dpo_beta is {self.dpo_beta}; it must be above 0")
-        _at_most("dpo_beta", self.dpo_beta, MOST["dpo_beta"])
-        if self.packing and self.objective == "dpo":
-            raise ValueError("packing is true; it must be false with objective dpo")
-        pairs, wanted = ("auto", "preference"), self.data.format
-        if self.objective == "dpo" and wanted not in pairs:
-            raise ValueError(
-                f"data.format is {wanted}; with objective dpo it must be auto or preference"
-            )
-        if self.objective == "sft" and wanted == "preference":
-            raise ValueError(
-                "data.format is preference; with objective sft it must be auto, chat, alpaca or "
-                "text, or set objective: dpo"
-            )
+        if self.packing and not OBJECTIVES[self.objective].packs:
+            raise ValueError(f"packing is true; it must be false with objective {self.objective}")
+        if refusal := refuse_format(self.objective, self.data.format):
+            raise ValueError(f"data.format is {refusal}")
         if self.precision == "fp64" and self.adapter.kind == "qlora":
             raise ValueError(
                 "precision is fp64; with kind qlora it must be auto, fp32, bf16 or fp16, which "
                 "4-bit weights are made of"
             )
-        if self.memory_gib is not None and self.memory_gib <= 0:
-            raise ValueError(f"memory_gib is {self.memory_gib}; it must be above 0")
-        if self.memory_gib is not None:
-            _at_most("memory_gib", self.memory_gib, MOST["memory_gib"])
-        if self.evaluate_every_steps is not None:
-            _is_count("evaluate_every_steps", self.evaluate_every_steps, 1)
-        _is_count("sequence_tokens", self.sequence_tokens, 8)
-        _is_count("batch_sequences", self.batch_sequences, 1)
-        if self.epochs <= 0:
-            raise ValueError(f"epochs is {self.epochs}; it must be above 0")
-        _at_most("epochs", self.epochs, MOST["epochs"])
-        if self.max_steps is not None:
-            _is_count("max_steps", self.max_steps, 1)
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
-        reason = ": a step moves every weight by about as much, and weights are about 0.02"
-        _at_most("learning_rate", self.learning_rate, MOST["learning_rate"], reason)
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup_share is {self.warmup_share}; it must be from 0 to below 1")
-        _at_least("weight_decay", self.weight_decay, 0)
-        _at_most("weight_decay", self.weight_decay, MOST["weight_decay"])
-        if self.max_gradient_norm <= 0:
-            raise ValueError(f"max_gradient_norm is {self.max_gradient_norm}; it must be above 0")
-        _at_least("seed", self.seed, 0)
-        _at_most("seed", self.seed, MAX_SEED)
         if not self.nodes:
             raise ValueError("nodes is empty; it must be all, or name at least one node")
         if self.nodes != "all":
             _are_distinct("nodes", self.nodes)
-        if self.parallel == "pipeline" and (refusal := self.refuse_pipeline()):
+        if refusal := self.refuse_mode(self.parallel):
             raise ValueError(refusal)
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
             raise ValueError(f"shares is {self.shares}; every share must be above 0")
 
-    def refuse_pipeline(self) -> str:
-        """Return why a pipeline does not train this run; empty: it does."""
-        must = "; with parallel pipeline it must be"
-        if self.adapter.kind == "full":
-            return f"adapter.kind is full{must} lora or qlora: stages keep all other weights as is"
-        if self.optimizer != "adamw":
-            return f"optimizer is {self.optimizer}{must} adamw, whose state other cuts continue"
-        if self.compression != "none":
-            return f"compression is {self.compression}{must} none"
+    def refuse_mode(self, parallel: str) -> str:
+        """Return why a parallel mode does not train this run; empty: its row allows it."""
+        for need in find_mode(parallel).needs:
+            section, _, name = need.key.rpartition(".")
+            value = getattr(getattr(self, section) if section else self, name)
+            if value not in need.values:
+                must = f"; with parallel {parallel} it must be {join_or(need.values)}"
+                return f"{need.key} is {value}{must}{need.reason}"
         return ""
+
+
+def run_keys() -> Mapping[str, RunKey]:
+    """Return every key of the run file by its dotted name, such as `adapter.rank`."""
+    return keys_of(RunSpec)

@@ -11,16 +11,16 @@ import os
 import re
 import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agents.children import Children
 from agents.contract.environments import EnvironmentTools, WheelQuery
-from agents.contract.wheel_tags import SUPPORTED_PYTHONS, this_target
+from agents.contract.wheel_target import SUPPORTED_PYTHONS, this_target
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.wheels import wheel_set
 from agents.shared.files.python_child import python_variables
+from agents.shared.packages.wheel_store import unpack_program
 from agents.state import Home
 
 TOOLS = "tools"
@@ -103,17 +103,9 @@ def unpack_uv(home: Home, query: WheelQuery, children: Children) -> EnvironmentT
     if wheel is None:
         raise ExpectedError("The wheel of uv is not on this node, or not the locked one.")
     folder = home.path / TOOLS / f"uv-{wheels.name}"
-    half = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        half.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with zipfile.ZipFile(wheel) as packed:
-            (name,) = (one for one in packed.namelist() if one.endswith(".data/scripts/uv"))
-            (half / "uv").write_bytes(packed.read(name))
-        (half / "uv").chmod(0o700)
-        shutil.rmtree(folder, ignore_errors=True)
-        half.rename(folder)
+        unpack_program(wheel, "uv", folder)
     except OSError as error:
-        shutil.rmtree(half, ignore_errors=True)
         raise explain_os_error(error, f"unpacking uv to {folder}") from error
     return find_tools(home, children)
 

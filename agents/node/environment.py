@@ -16,10 +16,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.children import Children
 from agents.contract.environments import EnvironmentTrial, WheelQuery
-from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
+from agents.contract.node import EnvironmentReport
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.build_tools import find_uv
@@ -28,6 +29,9 @@ from agents.node.wheels import wheel_set
 from agents.shared.files.python_child import python_variables
 from agents.shared.packages.wheel_store import WheelSet
 from agents.state import Home, locked, read_json, require_name, write_json
+
+if TYPE_CHECKING:  # the facts, which are asked for first, need neither
+    from agents.contract.requests.environment import EnvironmentBuild, EnvironmentQuery
 
 COMPLETE = "complete"
 """Marker file of a complete environment; it names the tool that built it and the wheels."""
@@ -172,6 +176,8 @@ def build(
     Raises:
         ExpectedError: a wheel is missing or wrong, or uv or pip failed; the message says which.
     """
+    from agents.contract.requests.environment import EnvironmentQuery
+
     require_name(job.lock_sha256, "The lock's hash")
     wheels = wheel_set(home, WheelQuery(lock_text=job.lock_text, target=job.target))
     # The hash of the whole text: the same versions with other hashes are another environment.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.contract.hub import digest_of, read_file, read_token, token_path
-from agents.contract.node import NodeTokenPlace
+from agents.contract.requests.hub import NodeTokenPlace
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import write_bytes
 

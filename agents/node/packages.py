@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents.children import Children
-from agents.contract.artifacts import PackagesBuild, PackagesReport
+from agents.contract.requests.environment import PackagesBuild, PackagesReport
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.environment import is_version, look
 from agents.node.installer import run_pip

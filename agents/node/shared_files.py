@@ -14,15 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.contract.in_place import (
-    MODEL_SUFFIXES,
-    PlaceAnswer,
-    PlaceAnswers,
-    PlaceQueries,
-    PlaceQuery,
-    guess_folders,
-)
+from agents.contract.in_place import MODEL_SUFFIXES, PlaceAnswer, PlaceQuery, guess_folders
 from agents.contract.messages import to_wire
+from agents.contract.requests.shared import PlaceAnswers, PlaceQueries
 from agents.contract.run import FileEntry
 from agents.contract.shares import find_share, read_mounts
 from agents.contract.wire import from_wire

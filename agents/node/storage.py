@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.contract.names import MAX_TIME_S, is_safe_name
+from agents.contract.requests.storage import MAX_ITEMS, StorageItem, StorageKind, StorageReport
 from agents.contract.run_layout import CHECKPOINTS, EXIT_FILE, INTENT_FILE, step_of_checkpoint
-from agents.contract.storage import MAX_ITEMS, StorageItem, StorageKind, StorageReport
 from agents.disk_space import freed_bytes, walk_files
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.file_store import STORE, FileStore

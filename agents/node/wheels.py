@@ -31,7 +31,7 @@ def wheel_set(home: Home, query: WheelQuery) -> WheelSet:
     try:
         lock = read_lock_text(query.lock_text)
         wheels = WheelSet(store=home.path / STORE, lock=lock, target=query.target)
-        _ = wheels.packages  # reads the markers
+        _ = [one.key for one in wheels.packages]  # reads markers and versions
     except ValueError as error:
         raise ExpectedError(
             f"On this node no environment was begun: {error}.",

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agents.contract.artifacts import ChatJob, ChatTurn
+from agents.contract.requests.chats import ChatJob, ChatTurn
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.quantizers.generation import Speaker, load_speaker

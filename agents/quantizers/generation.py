@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
-from agents.contract.artifacts import ChatAnswer, ChatJob, ChatTurn
+from agents.contract.requests.chats import ChatAnswer, ChatJob, ChatTurn
 from agents.errors import ExpectedError
 from agents.quantizers.inference.models import LIKELIEST, load_model, name_transformers
 from agents.quantizers.merge import copy_values, has_adapter

@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import PROOF_FILE, MakeJob
 from agents.contract.formats import EXPORTS
+from agents.contract.requests.exports import PROOF_FILE, MakeJob
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.quantizers.formats import calibrated

@@ -28,6 +28,7 @@ from agents.contract.messages import (
     decode,
     encode,
 )
+from agents.contract.requests.connection import Cancel, Clock, Ping, Shutdown
 from agents.contract.wire import WireError, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import remove_half_made, remove_job_folders
@@ -108,13 +109,13 @@ class Server:
         self._channel.send(Event(kind="bad_line", data=to_wire(error)))
 
     def _start(self, request: Request) -> None:
-        if request.kind == "ping":
-            now = {"wall_s": time.time(), "monotonic_s": time.monotonic()}
-            self._channel.send(Response(id=request.id, result=now))
-        elif request.kind == "shutdown":
+        if request.kind == Ping.kind:
+            now = Clock(wall_s=time.time(), monotonic_s=time.monotonic())
+            self._channel.send(Response(id=request.id, result=to_wire(now)))
+        elif request.kind == Shutdown.kind:
             self._channel.send(Response(id=request.id, result={}))
             self._ending = True
-        elif request.kind == "cancel":
+        elif request.kind == Cancel.kind:
             self._channel.send(Response(id=request.id, result={}))
             number = request.args.get("request")
             children = self._children.get(number) if isinstance(number, int) else None
@@ -159,7 +160,9 @@ class Server:
                 message = f"this agent does not know the request {request.kind!r}"
                 error = RemoteError(kind="unknown_request", message=message)
             else:
-                response = Response(id=request.id, result=to_wire(handler(call)))
+                answer = handler(call)
+                result = {} if answer is None else to_wire(answer)
+                response = Response(id=request.id, result=result)
                 encode(response)  # a result that is too long must become an error here
                 return response
         except ExpectedError as known:

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from agents.contract.node import AllReduceProbe, TorchFacts
+from agents.contract.node import TorchFacts
+from agents.contract.requests.probes import AllReduceProbe
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.rendezvous.client import StoreError

@@ -20,7 +20,8 @@ from statistics import median
 import torch
 from torch import nn
 
-from agents.contract.node import Calibration, CalibrationJob
+from agents.contract.node import Calibration
+from agents.contract.requests.jobs import CalibrationJob
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.disk_speed import measure_disk

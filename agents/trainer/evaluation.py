@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from agents.trainer.data.examples import Examples
-from agents.trainer.objectives.objective import LOSS
-from agents.trainer.objectives.registry import OBJECTIVES, name_metrics
 from agents.trainer.parallel.strategy import Strategy
 
 # Largest exponent whose exp() a float64 can hold (709.8), rounded down. A loss beyond it has no
@@ -21,19 +20,19 @@ class Evaluation:
     """Result of one evaluation."""
 
     means: tuple[float, ...]
-    """Mean of each of `objective.SUMS`, per token that counts or per pair."""
+    """Mean of each of the objective's `sums`, per token that counts or per row."""
 
     def describe(self, objective: str) -> dict[str, float | None]:
         """Return the fields of the journal's record: the loss, and what it means.
 
-        >>> fields = Evaluation(means=(1.0, 0.0, 0.0)).describe("sft")
+        >>> fields = Evaluation(means=(1.0,)).describe("sft")
         >>> {name: round(value, 3) for name, value in fields.items()}
         {'loss': 1.0, 'perplexity': 2.718}
         """
-        loss = self.means[LOSS]
-        fields: dict[str, float | None] = {"loss": loss, **name_metrics(objective, self.means)}
-        if OBJECTIVES[objective].weighs_tokens:
-            fields["perplexity"] = compute_perplexity(loss)
+        row = OBJECTIVES[objective]
+        fields: dict[str, float | None] = dict(zip(row.sums, self.means, strict=True))
+        if row.weighs_tokens:
+            fields["perplexity"] = compute_perplexity(self.means[0])
         return fields
 
 

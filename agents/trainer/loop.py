@@ -35,7 +35,6 @@ from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
 from agents.trainer.metrics.stopwatch import StepTimes, Stopwatch
-from agents.trainer.objectives.objective import SUMS
 from agents.trainer.optim.loss_scale import LossScale, begin_scaling
 from agents.trainer.optim.schedule import learning_rate_at
 from agents.trainer.parallel.batch import Batch
@@ -49,7 +48,8 @@ from agents.trainer.step_result import StepResult, read_result
 from agents.trainer.streaming.disk_reader import DamagedLayer
 from agents.trainer.training_state import TrainingState
 
-_SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
+# After the sums of the objective.
+_SUMS = (*SLOTS, "weight", "due", "uncommitted")
 # The last two are those of the step before: a GPU knows its times only when a step is over.
 _SETTING = ("micro_tokens", "num_recomputed", "num_moved", "is_repeating")
 _PER_RANK = (*_SETTING, "compute_s", "compute_tokens")
@@ -205,7 +205,10 @@ class Loop:
     def _make_layout(self) -> StatsLayout:
         group = self._context.group
         return StatsLayout(
-            sums=_SUMS, per_rank=_PER_RANK, rank=group.rank, world_size=group.world_size
+            sums=(*self._state.objective.sums, *_SUMS),
+            per_rank=_PER_RANK,
+            rank=group.rank,
+            world_size=group.world_size,
         )
 
     def _is_periodic(self, step: int) -> bool:
@@ -331,7 +334,7 @@ class Loop:
         self._settled = self._watch.settle()
         setting = self._settled.setting if self._settled else read_setting(executor)
         return {
-            **dict(zip(SUMS, executor.sums, strict=True)),
+            **dict(zip(self._state.objective.sums, executor.sums, strict=True)),
             "weight": batch.my_weight,
             **self._context.control.poll(),
             "due": self._saver.is_due(),

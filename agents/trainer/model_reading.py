@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from agents.contract.parallel import find_mode
 from agents.errors import ExpectedError
 from agents.file_hashes import is_cached
 from agents.shared.files.folder_files import open_regular
@@ -64,7 +65,8 @@ def start_reading(attempt: RankAttempt) -> Future[str] | None:
 
 def _streams_quantized(attempt: RankAttempt) -> bool:
     """Return whether layers come from files that an earlier run has most likely written."""
-    return attempt.intent.parallel == "streamed" and attempt.intent.spec.adapter.kind == "qlora"
+    intent = attempt.intent
+    return find_mode(intent.parallel).streams and intent.spec.adapter.kind == "qlora"
 
 
 def read_ahead(paths: Sequence[Path]) -> None:

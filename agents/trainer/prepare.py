@@ -14,11 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
-from agents.contract.parallel import refuse_parallel, refuse_trained_weights
+from agents.contract.objectives import OBJECTIVES
+from agents.contract.parallel import find_mode, refuse_parallel, refuse_trained_weights
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.file_hashes import hash_files
@@ -42,7 +44,11 @@ from agents.trainer.model.model import (
 from agents.trainer.objectives.objective import Objective
 from agents.trainer.objectives.passing import PassOn
 from agents.trainer.objectives.reference_model import ReferenceTable
-from agents.trainer.objectives.registry import OBJECTIVES, make_objective, needs_reference_table
+from agents.trainer.objectives.registry import (
+    KnownOfRows,
+    make_objective,
+    needs_reference_table,
+)
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import explain_out_of_memory
@@ -61,9 +67,9 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
     refusal = refuse_parallel(spec.parallel)
     if refusal := refusal or refuse_trained_weights(spec.parallel, spec.adapter.kind):
         raise ExpectedError(f"{refusal[0]}.", refusal[1])
-    if spec.parallel == "single" and world_size > 1:
+    if find_mode(spec.parallel).uses_one_gpu and world_size > 1:
         raise ExpectedError(
-            f"parallel: single is for one GPU, but the run has {world_size} ranks.",
+            f"parallel: {spec.parallel} is for one GPU, but the run has {world_size} ranks.",
             "Name one node with one GPU in nodes, or use parallel: data",
         )
     if spec.shares is not None and len(spec.shares) != world_size:
@@ -191,7 +197,7 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         train=train,
         evaluation=evaluation,
         model=model,
-        objective=_make_objective(spec, model, forward, reference),
+        objective=_make_objective(spec, model, forward, reference, train, evaluation),
         reference=reference,
         parameters=parameters,
         hashes=hashes,
@@ -266,12 +272,28 @@ def _make_forward(model: TrainedModel, device: torch.device, sequence_tokens: in
 
 
 def _make_objective(
-    spec: RunSpec, model: TrainedModel, forward: Forward, reference: ReferenceTable | None
+    spec: RunSpec,
+    model: TrainedModel,
+    forward: Forward,
+    reference: ReferenceTable | None,
+    train: ExampleSet,
+    evaluation: ExampleSet | None,
 ) -> Objective:
     """Return what this rank minimizes; a stage without the last layers has no loss of its own."""
     if model.stage is not None and not model.stage.is_last:
-        return PassOn(forward, has_reference=OBJECTIVES[spec.objective].has_reference)
-    return make_objective(spec, forward, reference.table_P2 if reference else None)
+        return PassOn(forward, OBJECTIVES[spec.objective])
+    known = KnownOfRows(
+        reference=reference.table_RK if reference else None, labels=_join_labels(train, evaluation)
+    )
+    return make_objective(spec, forward, known)
+
+
+def _join_labels(train: ExampleSet, evaluation: ExampleSet | None) -> Tensor | None:
+    """Return the labels of all rows, training first; None: the data gives none."""
+    if train.labels is None:
+        return None
+    known = [train.labels, *([] if evaluation is None else [evaluation.labels])]
+    return torch.from_numpy(np.concatenate([one for one in known if one is not None]))
 
 
 def _read_versions() -> dict[str, str]:

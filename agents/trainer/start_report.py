@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agents.contract.parallel import find_mode
 from agents.contract.run import AttemptIntent
 from agents.shared.data.findings import hint_for, say_finding
 from agents.trainer.data.store import ExampleSet
@@ -69,7 +70,7 @@ def find_shortages(
     of_rows = " of rows" if intent.spec.packing else ""
     is_one = num_examples == 1
     num_workers, workers, hint = world_size, "ranks", "Use one GPU: with so few rows it is as fast"
-    if intent.parallel == "pipeline":
+    if find_mode(intent.parallel).has_stages:
         num_workers = max(1, intent.cut.num_replicas) if intent.cut is not None else 1
         workers = "pipelines"
         hint = "Name fewer GPUs in nodes: with so few rows they are as fast"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from agents.contract.objectives import LOSS, OBJECTIVES
 from agents.errors import Diverged
 from agents.trainer.data.order import hash_rows
 from agents.trainer.metrics.step_statistics import Stats
-from agents.trainer.objectives.objective import LOSS, SUMS
-from agents.trainer.objectives.registry import name_metrics
 from agents.trainer.parallel.batch import Batch
 from agents.trainer.rank.step_control import StepControl
 
@@ -20,7 +19,7 @@ class StepResult:
 
     loss: float
     metrics: dict[str, float]
-    """What the objective reports beside the loss."""
+    """What the objective reports besides the loss, by name."""
     gradient_norm: float
     """Norm before clipping; not finite: the step was skipped (fp16)."""
     samples: str
@@ -50,8 +49,8 @@ def read_result(batch: Batch, stats: Stats, objective: str, *, scales: bool) -> 
     weight = stats.sums["weight"]
     if weight != batch.weight:
         raise RuntimeError(f"a weight of {weight} was computed, {batch.weight} planned")
-    means = [stats.sums[name] / batch.weight for name in SUMS]
-    loss = means[LOSS]
+    metrics = {name: stats.sums[name] / batch.weight for name in OBJECTIVES[objective].sums}
+    loss = metrics.pop(LOSS)
     (norm,) = stats.local
     skipped = scales and not math.isfinite(norm)
     if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
@@ -63,7 +62,7 @@ def read_result(batch: Batch, stats: Stats, objective: str, *, scales: bool) -> 
         )
     return StepResult(
         loss=loss,
-        metrics=name_metrics(objective, means),
+        metrics=metrics,
         gradient_norm=norm,
         samples=hash_rows(batch.row_numbers),
         control=StepControl.read(stats.sums),

@@ -11,7 +11,7 @@ from agents.trainer.data.tokens import TEXT_RULES
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.objective import Objective
 from agents.trainer.objectives.reference_model import ReferenceTable
-from agents.trainer.optim.flat_parameters import FlatParameters
+from agents.trainer.optim.flat_parameters import TrainedParameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class TrainingState:
     objective: Objective
     reference: ReferenceTable | None
     """Log-probabilities that the objective compares with; None: it needs no table."""
-    parameters: FlatParameters
+    parameters: TrainedParameters
     """Trained parameters of this rank, as the strategy placed them."""
     hashes: dict[str, str]
     """`spec_sha256`, `data_sha256` and `model_sha256`."""

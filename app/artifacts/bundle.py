@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import PROOF_FILE, Origin
 from agents.contract.formats import EXPORTS
+from agents.contract.requests.exports import PROOF_FILE, Origin
 from agents.contract.wire import from_wire
 from agents.shared.files.folder_files import ForeignFile, list_own
 from app.artifact import Verdict

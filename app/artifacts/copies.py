@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.contract.requests.runs import DeleteArtifact, HashArtifact
 from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.artifacts.verification import compare_files, hash_folder
@@ -18,16 +19,15 @@ from app.library.bundles import Source, safe_name
 from app.nodes.files.local_copy import copy_folder
 from app.paths import whole_path
 from app.presentation.result_text import say_bytes, say_transfers
+from app.progress import OnMessage
 from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
 from app.storage.artifacts import content_sha256
 from app.text import show_bytes, show_list
 
-Tell = Callable[[str], None]
-
 
 async def copy_artifact(
-    services: Services, artifact: ArtifactSnapshot, to: str, tell: Tell
+    services: Services, artifact: ArtifactSnapshot, to: str, tell: OnMessage
 ) -> ArtifactCopy:
     """Copy an artifact to a node by its name, else to a new folder on this PC.
 
@@ -72,7 +72,7 @@ def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:
 
 
 async def push_artifact(
-    services: Services, artifact: ArtifactSnapshot, hub_id: str, private: bool, tell: Tell
+    services: Services, artifact: ArtifactSnapshot, hub_id: str, private: bool, tell: OnMessage
 ) -> ArtifactCopy:
     """Push an artifact from this PC to the hub.
 
@@ -99,7 +99,7 @@ async def _copy_to_node(
     artifact: ArtifactSnapshot,
     source: ArtifactCopy,
     node: str,
-    tell: Tell,
+    tell: OnMessage,
 ) -> ArtifactCopy:
     if source.kind == "node":
         return await _copy_between(services, artifact, source, node, tell)
@@ -111,7 +111,7 @@ async def _copy_to_node(
 
 
 async def _copy_between(
-    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str, tell: Tell
+    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str, tell: OnMessage
 ) -> ArtifactCopy:
     """Copy from a node to another one; a copy that lies there already is looked at."""
     agent = services.pool.agent(node)
@@ -120,9 +120,9 @@ async def _copy_between(
         progress = say_transfers(tell, f"copying {artifact.label}")
         for note in await services.pool.copy(source.place, [node], source.path, progress):
             tell(note)
-    if not _is_whole(artifact, await agent.hash_artifact(source.path)):
+    if not _is_whole(artifact, (await agent.ask(HashArtifact(path=source.path))).files):
         if source.place != node:
-            await agent.delete_artifact(source.path)
+            await agent.ask(DeleteArtifact(path=source.path))
         raise _tell_damage(services, artifact, source)
     now_s = time.time()
     return replace(source, place=node, made_s=now_s, checked_s=now_s, state="whole", problem="")
@@ -130,9 +130,9 @@ async def _copy_between(
 
 async def _clear_damaged(agent: NodeAgent, artifact: ArtifactSnapshot, path: str) -> None:
     """Delete what lies there if it is damaged: files of the right size are not sent again."""
-    here = await agent.hash_artifact(path)
+    here = (await agent.ask(HashArtifact(path=path))).files
     if here and not _is_whole(artifact, here):
-        await agent.delete_artifact(path)
+        await agent.ask(DeleteArtifact(path=path))
 
 
 def _is_whole(artifact: ArtifactSnapshot, files: Sequence[FileEntry]) -> bool:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.contract.requests.runs import DeleteArtifact
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import is_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
@@ -94,7 +95,8 @@ async def _delete_copy(
     if copy.kind == "node":
         if copy.place not in services.pool.names():
             return 0, f"{copy.place} is no longer a node; its files stay there"
-        return await services.pool.agent(copy.place).delete_artifact(copy.path), ""
+        agent = services.pool.agent(copy.place)
+        return (await agent.ask(DeleteArtifact(path=copy.path))).freed_bytes, ""
     return await asyncio.to_thread(_delete_folder, Path(copy.place), artifact.files)
 
 

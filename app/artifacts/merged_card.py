@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -6,11 +6,12 @@ Before a checkpoint or an artifact is deleted, the files of another copy are has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from agents.contract.storage import StorageReport
+from agents.contract.requests.environment import PruneKept
+from agents.contract.requests.runs import DeleteCheckpoint, ListCheckpoints
+from agents.contract.requests.storage import DeleteStorage, ListStorage
 from app.artifacts.deletion import delete_artifact
 from app.artifacts.storage_rules import (
     BUILT,
@@ -24,21 +25,10 @@ from app.artifacts.storage_rules import (
 )
 from app.artifacts.verification import check_artifact
 from app.errors import RacklessError
+from app.nodes.client import NodeClient
+from app.progress import OnMessage
 from app.runs.checkpoints import Copy, verify_copies
 from app.runs.services import Services
-
-Tell = Callable[[str], None]
-
-
-class StorageNode(Protocol):
-    """One node, as far as its disk is concerned: `app.nodes.client.NodeClient`."""
-
-    name: str
-
-    async def storage(self) -> StorageReport: ...
-    async def delete_storage(self, names: Sequence[str]) -> int: ...
-    async def prune_environments(self, names: Sequence[str]) -> int: ...
-    async def checkpoint_delete(self, run_id: str, step: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +42,7 @@ class FreedStorage:
     """Items that stay after all, each with the reason."""
 
 
-async def list_storage(services: Services, client: StorageNode) -> NodeStorage:
+async def list_storage(services: Services, client: NodeClient) -> NodeStorage:
     """Return what lies on a node; other nodes are asked for copies.
 
     Raises:
@@ -62,7 +52,7 @@ async def list_storage(services: Services, client: StorageNode) -> NodeStorage:
 
 
 async def free_storage(
-    services: Services, client: StorageNode, names: Sequence[str], tell: Tell
+    services: Services, client: NodeClient, names: Sequence[str], tell: OnMessage
 ) -> FreedStorage:
     """Delete items by name; those that may not be deleted by now stay.
 
@@ -93,8 +83,8 @@ async def free_storage(
     )
 
 
-async def _look(services: Services, client: StorageNode) -> tuple[NodeStorage, Knowledge]:
-    report = await client.storage()
+async def _look(services: Services, client: NodeClient) -> tuple[NodeStorage, Knowledge]:
+    report = await client.ask(ListStorage())
     known = Knowledge(node=client.name)
     if any(item.kind in ("checkpoint", "artifact") for item in report.items):
         known = await _ask_others(services, client.name)
@@ -110,7 +100,7 @@ async def _look(services: Services, client: StorageNode) -> tuple[NodeStorage, K
 async def _ask_others(services: Services, node: str) -> Knowledge:
     async def ask(name: str) -> tuple[Copy, ...] | None:
         try:
-            infos = await services.pool.agent(name).checkpoint_list()
+            infos = (await services.pool.agent(name).ask(ListCheckpoints())).checkpoints
         except RacklessError:
             return None
         return tuple(Copy(node=name, info=info) for info in infos)
@@ -131,20 +121,20 @@ async def _ask_others(services: Services, node: str) -> Knowledge:
 
 
 async def _delete(
-    services: Services, client: StorageNode, item: StoredItem, known: Knowledge, tell: Tell
+    services: Services, client: NodeClient, item: StoredItem, known: Knowledge, tell: OnMessage
 ) -> tuple[int, str]:
     """Return the bytes that were freed, and the reason why the item stays; empty: it is gone."""
     if item.kind in BUILT:
-        return await client.prune_environments([item.name]), ""
+        return (await client.ask(PruneKept(names=(item.name,)))).freed_bytes, ""
     if item.kind == "checkpoint":
         return await _delete_checkpoint(services, client, item, known, tell)
     if item.kind == "artifact":
         return await _delete_artifact(services, item, known, tell)
-    return await client.delete_storage([item.name]), ""
+    return (await client.ask(DeleteStorage(names=(item.name,)))).freed_bytes, ""
 
 
 async def _delete_checkpoint(
-    services: Services, client: StorageNode, item: StoredItem, known: Knowledge, tell: Tell
+    services: Services, client: NodeClient, item: StoredItem, known: Knowledge, tell: OnMessage
 ) -> tuple[int, str]:
     copy = find_checkpoint(item.name, known)
     assert copy is not None  # else it is protected
@@ -158,12 +148,12 @@ async def _delete_checkpoint(
     ]
     if not whole:
         return 0, "no other copy is whole"
-    await client.checkpoint_delete(copy.info.run_id, copy.info.step)
+    await client.ask(DeleteCheckpoint(run_id=copy.info.run_id, step=copy.info.step))
     return item.size_bytes, ""
 
 
 async def _delete_artifact(
-    services: Services, item: StoredItem, known: Knowledge, tell: Tell
+    services: Services, item: StoredItem, known: Knowledge, tell: OnMessage
 ) -> tuple[int, str]:
     artifact = find_artifact(item.name, known)
     assert artifact is not None  # else it is protected

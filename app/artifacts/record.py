@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import PROOF_FILE, Origin
 from agents.contract.messages import WireError, from_wire
+from agents.contract.requests.exports import PROOF_FILE, Origin
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import ForeignFile, read_regular, walk_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot

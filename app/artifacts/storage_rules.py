@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from agents.contract.environments import KeptKind
-from agents.contract.storage import StorageItem, StorageKind
+from agents.contract.requests.storage import StorageItem, StorageKind
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.errors import UserError
 from app.events import ACTIVE_STATES, RunState

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.contract.requests.runs import HashArtifact
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import require_own
 from app.artifact import ArtifactCopy, ArtifactSnapshot, CopyState
 from app.errors import UserError
 from app.hub import hub
+from app.progress import OnMessage
 from app.runs.services import Services
 from app.storage.hashes import hash_file
 from app.text import show_list
 
-Tell = Callable[[str], None]
-
 
 async def check_artifact(
-    services: Services, artifact: ArtifactSnapshot, tell: Tell
+    services: Services, artifact: ArtifactSnapshot, tell: OnMessage
 ) -> tuple[ArtifactCopy, ...]:
     """Read every copy whole, compare it with the hashes, and store the state of each."""
     found = []
@@ -40,7 +40,7 @@ async def _check(
         if copy.kind == "folder":
             actual = await asyncio.to_thread(hash_folder, Path(copy.place), artifact.files)
         elif copy.kind == "node":
-            actual = await services.pool.agent(copy.place).hash_artifact(copy.path)
+            actual = (await services.pool.agent(copy.place).ask(HashArtifact(path=copy.path))).files
         else:
             actual = await asyncio.to_thread(hub.read_files, copy.place, artifact.files)
     except UserError as error:

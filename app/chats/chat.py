@@ -11,13 +11,22 @@ import asyncio
 import itertools
 import os
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agents.contract.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatTurn
 from agents.contract.formats import EXPORTS
 from agents.contract.node import NodeFacts
+from agents.contract.requests.chats import (
+    AskChat,
+    ChatAnswer,
+    ChatDevice,
+    ChatJob,
+    ChatOpened,
+    ChatTurn,
+    CloseChat,
+    StopChat,
+)
+from agents.contract.requests.node import ReadFacts
 from agents.contract.run_layout import checkpoint_path
 from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
 from app.artifacts.exports.export import bring_packages, find_whole
@@ -31,12 +40,11 @@ from app.conversation import (
     to_markdown,
 )
 from app.errors import RacklessError, UsageError, UserError
+from app.progress import OnMessage, messages
 from app.provisioning.environment import python_of
 from app.runs.inputs.run_inputs import recall_inputs, send
 from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
-
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -56,7 +64,7 @@ class Chats:
         # Locks that allow one answer at a time per node, so that measured speeds compare.
         self._queues: dict[str, asyncio.Lock] = {}
 
-    async def open(self, subject: Subject, tell: Say) -> Loaded:
+    async def open(self, subject: Subject, tell: OnMessage) -> Loaded:
         """Load a model.
 
         Raises:
@@ -66,7 +74,7 @@ class Chats:
         self._talks[found.key] = _Talk(subject, found)
         return found
 
-    async def ask(self, key: int, turn: ChatTurn, tell: Say, say: Say) -> ChatAnswer:
+    async def ask(self, key: int, turn: ChatTurn, tell: OnMessage, say: OnMessage) -> ChatAnswer:
         """Return the answer of a loaded model; `say` is called with each piece.
 
         A cancelled call stops the answer on the node too.
@@ -82,7 +90,9 @@ class Chats:
                 talk.is_asked = True
                 try:
                     agent = self._services.pool.agent(node)
-                    reply = await agent.chat_ask(talk.loaded.chat, turn, say)
+                    reply = await agent.ask(
+                        AskChat(chat=talk.loaded.chat, turn=turn), messages(say)
+                    )
                 except asyncio.CancelledError:
                     # Before `is_asked` is reset, or `stop` would do nothing; shielded, because
                     # this task is already being cancelled.
@@ -105,7 +115,7 @@ class Chats:
         """Stop the answer that is being generated."""
         talk = self._talk(key)
         if talk.is_asked:
-            await self._services.pool.agent(talk.loaded.node).chat_stop(talk.loaded.chat)
+            await self._services.pool.agent(talk.loaded.node).ask(StopChat(chat=talk.loaded.chat))
 
     async def close(self, key: int) -> None:
         """Unload a model; a node that does not answer unloads it by itself."""
@@ -113,7 +123,7 @@ class Chats:
         if talk is None:
             return
         try:
-            await self._services.pool.agent(talk.loaded.node).chat_close(talk.loaded.chat)
+            await self._services.pool.agent(talk.loaded.node).ask(CloseChat(chat=talk.loaded.chat))
         # Nothing to do: the model ends with the agent's connection, or when it is idle.
         except RacklessError:
             return
@@ -124,7 +134,7 @@ class Chats:
         return self._talks[key]
 
 
-async def _load(services: Services, subject: Subject, tell: Say, key: int) -> Loaded:
+async def _load(services: Services, subject: Subject, tell: OnMessage, key: int) -> Loaded:
     folder = await asyncio.to_thread(find_folder, services, subject.what)
     if folder is not None:
         return await _load_artifact(services, folder, subject, tell, key)
@@ -190,7 +200,7 @@ def write_comparison(project: Project, found: AnswerComparison, path: Path) -> N
 
 
 async def _load_run(
-    services: Services, run_id: str, subject: Subject, tell: Say, key: int
+    services: Services, run_id: str, subject: Subject, tell: OnMessage, key: int
 ) -> Loaded:
     if subject.type is not None:
         raise UsageError("a run has no types; only an artifact has", "Leave --type out.")
@@ -202,7 +212,7 @@ async def _load_run(
     checkpoint = checkpoint_path(run.run_id, copy.info.step)
     what = "base" if subject.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")
-    facts = await services.pool.agent(copy.node).facts()
+    facts = await services.pool.agent(copy.node).ask(ReadFacts())
     job = replace(
         _make_job(copy.node, facts, model),
         checkpoint=None if subject.of_base else checkpoint,
@@ -216,7 +226,7 @@ async def _load_run(
 
 
 async def _load_artifact(
-    services: Services, folder: Path, subject: Subject, tell: Say, key: int
+    services: Services, folder: Path, subject: Subject, tell: OnMessage, key: int
 ) -> Loaded:
     if subject.of_base:
         raise UsageError(
@@ -251,13 +261,13 @@ def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
     )
 
 
-async def _open(agent: NodeAgent, job: ChatJob, tell: Say) -> ChatOpened:
+async def _open(agent: NodeAgent, job: ChatJob, tell: OnMessage) -> ChatOpened:
     """Load the model; if the caller is cancelled meanwhile, unload it again."""
     try:
-        return await agent.chat_open(job, tell)
+        return await agent.ask(job, messages(tell))
     except asyncio.CancelledError:
         # The id is ours, so it can be unloaded although the answer never came.
-        await asyncio.shield(agent.chat_close(job.chat))
+        await asyncio.shield(agent.ask(CloseChat(chat=job.chat)))
         raise
 
 
@@ -269,7 +279,7 @@ async def _choose_node(services: Services, wanted: str | None) -> tuple[str, Nod
     problem = UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     for name in (wanted,) if wanted is not None else names:
         try:
-            facts = await services.pool.agent(name).facts()
+            facts = await services.pool.agent(name).ask(ReadFacts())
             python_of(name, facts)
         except UserError as error:
             problem = error

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from agents.contract.artifacts import ChatAnswer, ChatMessage, ChatTurn
+from agents.contract.requests.chats import ChatAnswer, ChatMessage, ChatTurn
 from app.chats.chat import Chats
 from app.conversation import AnswerComparison, Compared, Subject
 from app.errors import RacklessError, UsageError, UserError
+from app.progress import OnMessage
 
 
 async def compare_models(
     chats: Chats,
     subjects: Sequence[Subject],
     prompts: Sequence[str],
-    tell: Callable[[str], None],
+    tell: OnMessage,
     *,
     max_tokens: int = 256,
 ) -> AnswerComparison:
@@ -51,7 +52,7 @@ async def _compare(
     subject: Subject,
     prompts: Sequence[str],
     max_tokens: int,
-    tell: Callable[[str], None],
+    tell: OnMessage,
 ) -> Compared:
     loaded = await chats.open(subject, tell)
     try:
@@ -62,7 +63,7 @@ async def _compare(
 
 
 async def _ask(
-    chats: Chats, key: int, prompt: str, max_tokens: int, tell: Callable[[str], None]
+    chats: Chats, key: int, prompt: str, max_tokens: int, tell: OnMessage
 ) -> ChatAnswer | None:
     turn = ChatTurn(messages=(ChatMessage(role="user", content=prompt),), max_tokens=max_tokens)
     try:

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,7 @@ from app.doctor.scrub import find_people, scrub, scrub_json
 from app.doctor.this_pc import collect_this_pc
 from app.errors import UserError
 from app.paths import Paths, open_private
-
-OnMessage = Callable[[str], None]
+from app.progress import OnMessage
 
 _README = """Report of Rackless, made {made}.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agents.contract.artifacts import ChatMessage, ChatTurn
 from agents.contract.formats import EXPORTS
+from agents.contract.requests.chats import ChatMessage, ChatTurn
 from app.artifact import ArtifactSnapshot
 from app.conversation import Subject
 from app.events import CheckpointSnapshot, RunSnapshot

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.contract.messages import to_wire
+from agents.contract.spec import run_keys
 from app.events import RunSnapshot
-from app.flows.new_run_fields import FIELDS
 from app.text import DASH, show_duration, show_loss, show_rate
 
 MOST_RUNS = 8
@@ -34,11 +34,11 @@ def list_differences(runs: Sequence[RunSnapshot]) -> list[CompareRow]:
     flat = [dict(_flatten(to_wire(run.spec))) for run in runs]
     # Of all runs: an older one may lack settings. A dict keeps their order, a set would not.
     keys = dict.fromkeys(key for one in flat for key in one)
-    rows = []
+    rows, known = [], run_keys()
     for key in keys:
         values = tuple(_show(one.get(key)) for one in flat)
         if len(set(values)) > 1 and key not in _UNSAID:
-            rows.append(CompareRow(_label(key), values))
+            rows.append(CompareRow(known[key].about.label if key in known else key, values))
     return rows
 
 
@@ -61,15 +61,6 @@ def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flatten(part, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
-
-
-def _label(key: str) -> str:
-    """Return the label of a setting in the New run form, else its key in run files."""
-    asked = {"adapter.kind": "adapter"}.get(key, key)
-    for one in FIELDS:
-        if one.key in (asked, key.rpartition(".")[2]):
-            return one.label
-    return key
 
 
 def _show(value: Any) -> str:

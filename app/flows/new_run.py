@@ -1,39 +1,38 @@
 """New run: the meaning of each answer, its problems, and the resulting RunSpec.
 
 Known facts are not asked: nodes come from the cluster, shares of a batch are measured at the start.
-The questions are in new_run_fields.py and new_run_advanced.py, the conversion of answers to a spec
-and back in new_run_answers.py, the checks in new_run_problems.py.
+The questions are the keys of `agents/contract/spec.py`. The conversion of answers to a spec and
+back is in new_run_answers.py, the checks are in new_run_problems.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from agents.contract.key import RunKey
 from agents.contract.node import NodeFacts
-from agents.contract.spec import DataSpec, RunSpec
+from agents.contract.objectives import OBJECTIVES
+from agents.contract.parallel import find_mode
+from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, run_keys
 from app.events import NodeSnapshot
 from app.flows.new_run_answers import (
     ALL_NODES,
     RunAnswers,
-    read_shares,
+    is_asked,
     read_whole,
     split_names,
     to_answers,
     to_spec,
+    usual_answers,
 )
-from app.flows.new_run_fields import FIELDS
-from app.flows.new_run_problems import find_problems, is_asked
+from app.flows.new_run_problems import find_problems
 from app.planning.advice.changes import apply_change
 from app.runfile.advice import advise
 from app.runs.placement import keep_single, place_ranks
 from app.text import count_of, show_list
-
-# Key of a run file -> key of its question, where they differ.
-_ANSWER_OF = {"adapter.kind": "adapter"}
-
 
 LOOKING_FOR_NODES = "Looking for your nodes\u2026"
 """Words while the nodes are not known yet, which does not mean that there are none."""
@@ -51,11 +50,11 @@ class RunReview:
     """Result of checking the answers."""
 
     findings: Mapping[str, Finding] = field(default_factory=dict)
-    """Field key -> its problem."""
+    """Key -> its problem."""
     asked: frozenset[str] = frozenset()
-    """Keys of the fields that apply, given the other answers."""
+    """Keys that apply, given the other answers."""
     changed: frozenset[str] = frozenset()
-    """Keys of collapsed fields that differ from their recommended values."""
+    """Collapsed keys whose answers differ from their defaults."""
     spec: RunSpec | None = None
     """Spec of the run; None while there is an error."""
     summary: tuple[tuple[str, str], ...] = ()
@@ -64,6 +63,17 @@ class RunReview:
     def is_error(self, key: str) -> bool:
         """Return whether the answer of a field keeps the run from starting."""
         return key in self.findings and self.findings[key].severity != "warning"
+
+
+def list_questions(*, advanced: bool) -> tuple[RunKey, ...]:
+    """Return the keys that the form asks for, in its order; `advanced`: the collapsed ones."""
+    keys = [k for k in run_keys().values() if (k.about.group not in BASIC_GROUPS) == advanced]
+    ordered = [key for key in keys if not key.about.after]
+    for key in keys:
+        if key.about.after:
+            names = [one.name for one in ordered]
+            ordered.insert(names.index(key.about.after) + 1, key)
+    return tuple(sorted(ordered, key=lambda key: GROUPS.index(key.about.group)))
 
 
 def review(
@@ -78,7 +88,7 @@ def review(
     Args:
         answers: current answers.
         nodes: nodes of the cluster.
-        missing: field key -> reason why its path cannot be used, as last checked. Only a warning:
+        missing: key -> reason why its path cannot be used, as last checked. Only a warning:
             the file may appear before the start, which checks again.
         are_known: whether `nodes` were read already; no node may just be one not read yet.
     """
@@ -99,7 +109,7 @@ def review(
         findings.setdefault(key, Finding(severity="warning", text=text))
     return RunReview(
         findings=findings,
-        asked=frozenset(asked.key for asked in FIELDS if is_asked(asked.key, answers)),
+        asked=frozenset(k.name for k in run_keys().values() if is_asked(k, answers)),
         changed=_changed(answers),
         spec=None if failed else to_spec(answers),
         summary=_summary(answers, nodes, findings),
@@ -107,23 +117,23 @@ def review(
 
 
 def name_paths(answers: RunAnswers) -> dict[str, str]:
-    """Return the model and data that the answers name: field key -> path or hub id.
+    """Return the model and data that the answers name: key -> path or hub id.
 
-    >>> name_paths(RunAnswers(model=" m ", train="t.jsonl"))
-    {'model': 'm', 'train': 't.jsonl'}
+    >>> name_paths({**usual_answers(), "model": " m ", "data.train": "t.jsonl"})
+    {'model': 'm', 'data.train': 't.jsonl'}
     """
-    named = {key: getattr(answers, key).strip() for key in ("model", "train", "eval")}
-    return {key: name for key, name in named.items() if name}
+    paths = [key.name for key in run_keys().values() if key.about.names in ("file", "folder")]
+    return {key: answers[key].strip() for key in paths if answers[key].strip()}
 
 
 def preview_spec(answers: RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = (
-        *("model", "train", "objective", "format", "ignore_columns"),
+        *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
         *("sequence_tokens", "packing", "nodes"),
     )
     # All other answers keep their defaults, so that a mistake there does not block a preview.
-    chosen = RunAnswers(**{key: getattr(answers, key) for key in asked})
+    chosen = {**usual_answers(), **{key: answers[key] for key in asked}}
     return None if find_problems(chosen) else to_spec(chosen)
 
 
@@ -131,7 +141,7 @@ def plan_spec(
     answers: RunAnswers, nodes: tuple[NodeSnapshot, ...], *, are_known: bool = True
 ) -> tuple[RunSpec | None, str]:
     """Return a spec that suffices for a plan; None and the reason while something is missing."""
-    if not answers.model.strip():
+    if not answers["model"].strip():
         return None, "Choose a model to see its plan."
     if not are_known:
         return None, LOOKING_FOR_NODES
@@ -140,7 +150,7 @@ def plan_spec(
     named = _named(answers)
     if find_problems(named):
         return None, "Correct the marked fields to see the plan."
-    if answers.nodes != ALL_NODES and not chosen_nodes(answers, nodes):
+    if answers["nodes"] != ALL_NODES and not chosen_nodes(answers, nodes):
         return None, "Choose at least one node to see the plan."
     return to_spec(named), ""
 
@@ -148,21 +158,19 @@ def plan_spec(
 def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers:
     """Return the answers after following a plan's advice.
 
-    >>> answers = RunAnswers(model="m", sequence_tokens="2048")
-    >>> take_advice(answers, {"sequence_tokens": 1024, "adapter.kind": "qlora"}).adapter
+    >>> answers = {**usual_answers(), "model": "m"}
+    >>> take_advice(answers, {"sequence_tokens": 1024, "adapter.kind": "qlora"})["adapter.kind"]
     'qlora'
     """
     # The answers may lack a name or data; placeholders make them a valid spec.
     advised = to_answers(apply_change(to_spec(_named(answers)), change))
-    keys = [_ANSWER_OF.get(key, key.rpartition(".")[2]) for key in change]
-    return replace(answers, **{key: getattr(advised, key) for key in keys})
+    return {**answers, **{key: advised[key] for key in change}}
 
 
 def _named(answers: RunAnswers) -> RunAnswers:
     """Return the answers with placeholders for a missing name or data."""
-    return replace(
-        answers, name=answers.name.strip() or "-", train=answers.train.strip() or "the data"
-    )
+    named = {"name": answers["name"].strip() or "-"}
+    return {**answers, **named, "data.train": answers["data.train"].strip() or "the data"}
 
 
 def usable_nodes(nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
@@ -172,9 +180,9 @@ def usable_nodes(nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
 
 def chosen_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
     """Return the snapshots of the nodes that would train."""
-    if answers.nodes == ALL_NODES:
+    if answers["nodes"] == ALL_NODES:
         return nodes
-    names = split_names(answers.nodes)
+    names = split_names(answers["nodes"])
     return tuple(node for node in nodes if node.name in names)
 
 
@@ -187,7 +195,7 @@ def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[
             return ()
         facts[node.name] = node.facts
     ranks = place_ranks(facts)
-    if answers.parallel == "single":
+    if find_mode(answers["parallel"]).uses_one_gpu:
         ranks = keep_single(ranks)
     return tuple(place.device for place in ranks)
 
@@ -215,7 +223,7 @@ def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Findin
     connecting = [node.name for node in chosen_nodes(answers, nodes) if node.state == "connecting"]
     if connecting:
         return Finding(severity="waiting", text=f"Connecting to {show_list(connecting)}\u2026")
-    if answers.nodes == ALL_NODES:
+    if answers["nodes"] == ALL_NODES:
         if not usable_nodes(nodes):
             return Finding(severity="error", text="No node is online.")
         lost = [node.name for node in nodes if node.state != "online"]
@@ -223,7 +231,7 @@ def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Findin
             text = f"{show_list(lost)} cannot be reached now, and 'all' needs every node."
             return Finding(severity="error", text=text)
         return None
-    chosen = split_names(answers.nodes)
+    chosen = split_names(answers["nodes"])
     if not chosen:
         return Finding(severity="error", text="Choose at least one node.")
     states = {node.name: node.state for node in nodes}
@@ -237,7 +245,7 @@ def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Findin
 
 
 def _check_shares(answers: RunAnswers, devices: tuple[str, ...]) -> str:
-    num_shares = len(read_shares(answers.shares))
+    num_shares = len(split_names(answers["shares"]))
     if not num_shares or not devices or num_shares == len(devices):
         return ""
     ranks = count_of(len(devices), "device")
@@ -245,26 +253,19 @@ def _check_shares(answers: RunAnswers, devices: tuple[str, ...]) -> str:
 
 
 def _advice(answers: RunAnswers, devices: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return (field key, advice), even while the model is not chosen yet."""
-    whole = replace(
-        answers,
-        name=answers.name.strip() or "-",
-        model=answers.model.strip() or "-",
-        train=answers.train.strip() or "-",
-    )
+    """Return (key, advice), even while the model is not chosen yet."""
+    whole = {**_named(answers), "model": answers["model"].strip() or "-"}
     if find_problems(whole):
         return []
-    return [(a.key.rpartition(".")[2], a.text) for a in advise(to_spec(whole), devices)]
+    return [(a.key, a.text) for a in advise(to_spec(whole), devices)]
 
 
 def _changed(answers: RunAnswers) -> frozenset[str]:
-    usual = to_answers(RunSpec(model="-", data=DataSpec(train="-")))
+    usual = usual_answers()
     return frozenset(
-        asked.key
-        for asked in FIELDS
-        if asked.advanced
-        and is_asked(asked.key, answers)
-        and getattr(answers, asked.key).strip() != getattr(usual, asked.key)
+        key.name
+        for key in list_questions(advanced=True)
+        if is_asked(key, answers) and answers[key.name].strip() != usual[key.name]
     )
 
 
@@ -282,14 +283,14 @@ def _summary(
         ("Devices", describe_devices(chosen)),
     ]
     if "batch_sequences" not in findings and "sequence_tokens" not in findings:
-        tokens = read_whole(answers.batch_sequences) * read_whole(answers.sequence_tokens)
-        tokens *= 2 if answers.objective == "dpo" else 1  # a pair is two sequences
+        tokens = read_whole(answers["batch_sequences"]) * read_whole(answers["sequence_tokens"])
+        tokens *= OBJECTIVES[answers["objective"]].num_segments
         rows.append(("Tokens per step", f"up to {tokens:,}"))
     if "shares" not in findings:
-        rows.append(("Shares", answers.shares.strip() or "measured when the run starts"))
-    if "max_steps" not in findings and answers.max_steps.strip():
-        rows.append(("Ends after", f"{read_whole(answers.max_steps):,} steps at most"))
+        rows.append(("Shares", answers["shares"].strip() or "measured when the run starts"))
+    if "max_steps" not in findings and answers["max_steps"].strip():
+        rows.append(("Ends after", f"{read_whole(answers['max_steps']):,} steps at most"))
     elif "epochs" not in findings:
-        epochs = answers.epochs.strip()
+        epochs = answers["epochs"].strip()
         rows.append(("Ends after", f"{epochs} epoch{'' if epochs == '1' else 's'}"))
     return tuple(rows)

@@ -6,76 +6,37 @@ Answers are texts as typed, so that an unfinished number is an answer too and no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any
 
-from agents.contract.spec import PATTERN_SIGNS, AdapterSpec, CheckpointSpec, DataSpec, RunSpec
-from app.flows.field import NO, YES
+from agents.contract.key import RunKey
+from agents.contract.spec import PATTERN_SIGNS, DataSpec, RunSpec, run_keys
+from app.planning.advice.changes import apply_change
 from app.text import shorten, show_exponent
 
-Read = TypeVar("Read")
+RunAnswers = Mapping[str, str]
+"""Key of the run file -> its answer, for every key."""
 ALL_NODES = "all"
+YES, NO = "true", "false"
+"""Answers of a checkbox, written as in a run file."""
 MOST_REPEATED = 20
 """Maximum length of an answer that a message quotes, in characters."""
 # Digits, in one piece or in groups of three.
 _WHOLE = re.compile(r"[+-]?(\d+|\d{1,3}([ ,_]\d{3})+)")
+_USUAL = RunSpec(model="-", data=DataSpec(train="-"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunAnswers:
-    """One text per field, as typed; `true` or `false` for a checkbox."""
+def usual_answers() -> RunAnswers:
+    """Return the answers of a form in which nothing was typed."""
+    return {**to_answers(_USUAL), "model": "", "data.train": ""}
 
-    name: str = "my-run"
-    model: str = ""
-    train: str = ""
-    objective: str = "sft"
-    adapter: str = "lora"
-    rank: str = "16"
-    alpha: str = "32"
-    dpo_beta: str = "0.1"
-    sequence_tokens: str = "2048"
-    batch_sequences: str = "24"
-    epochs: str = "3"
-    learning_rate: str = "2e-4"
-    packing: str = NO
-    nodes: str = ALL_NODES
-    """`all`, or node names separated by commas."""
-    eval: str = ""
-    evaluate_every_steps: str = ""
-    format: str = "auto"
-    ignore_columns: str = ""
-    """Columns to read the data without, separated by commas."""
-    targets: str = "all-linear"
-    dropout: str = "0.05"
-    rslora: str = NO
-    dora: str = NO
-    experts: str = NO
-    optimizer: str = "adamw"
-    schedule: str = "cosine"
-    warmup_share: str = "0.03"
-    max_gradient_norm: str = "1"
-    weight_decay: str = "0"
-    max_steps: str = ""
-    seed: str = "42"
-    precision: str = "auto"
-    recompute: str = "auto"
-    compile: str = "auto"
-    memory_gib: str = ""
-    exact: str = YES
-    parallel: str = "auto"
-    rebalance: str = YES
-    shares: str = ""
-    """Shares, one number per rank, separated by commas; empty: measured."""
-    compression: str = "none"
-    activation_bits: str = "16"
-    every_minutes: str = "10"
-    every_steps: str = ""
-    keep: str = "3"
-    copies: str = "2"
-    recovery: str = "auto"
-    rejoin: str = "auto"
-    divergence: str = "wait"
+
+def is_asked(key: RunKey, answers: RunAnswers) -> bool:
+    """Return whether a question applies, given the other answers."""
+    if key.about.only_with is None:
+        return True
+    other, values = key.about.only_with
+    return answers[other] in values
 
 
 def to_spec(answers: RunAnswers) -> RunSpec:
@@ -84,118 +45,66 @@ def to_spec(answers: RunAnswers) -> RunSpec:
     Raises:
         ValueError: an answer is not usable, or two contradict each other.
     """
-    # Choices are checked where a spec is read; here they come from the dialog's own lists.
-    return RunSpec(
-        name=answers.name.strip(),
-        model=answers.model.strip(),
-        data=DataSpec(
-            train=answers.train.strip(),
-            eval=answers.eval.strip() or None,
-            format=cast(Any, answers.format),
-            ignore_columns=split_names(answers.ignore_columns),
-        ),
-        objective=cast(Any, answers.objective),
-        dpo_beta=_beta(answers),
-        adapter=_adapter(answers),
-        sequence_tokens=read_whole(answers.sequence_tokens),
-        packing=answers.packing == YES,
-        batch_sequences=read_whole(answers.batch_sequences),
-        epochs=read_decimal(answers.epochs),
-        max_steps=_optional(answers.max_steps, read_whole),
-        learning_rate=read_decimal(answers.learning_rate),
-        schedule=cast(Any, answers.schedule),
-        warmup_share=read_decimal(answers.warmup_share),
-        weight_decay=read_decimal(answers.weight_decay),
-        max_gradient_norm=read_decimal(answers.max_gradient_norm),
-        optimizer=cast(Any, answers.optimizer),
-        precision=cast(Any, answers.precision),
-        recompute=cast(Any, answers.recompute),
-        compile=cast(Any, answers.compile),
-        exact=answers.exact == YES,
-        memory_gib=_optional(answers.memory_gib, read_decimal),
-        seed=read_whole(answers.seed),
-        nodes="all" if answers.nodes == ALL_NODES else split_names(answers.nodes),
-        parallel=cast(Any, answers.parallel),
-        shares=_optional(answers.shares, read_shares),
-        rebalance=answers.rebalance == YES,
-        compression=cast(Any, answers.compression),
-        activation_bits=cast(Any, int(answers.activation_bits)),
-        evaluate_every_steps=_optional(answers.evaluate_every_steps, read_whole),
-        checkpoint=CheckpointSpec(
-            every_minutes=_optional(answers.every_minutes, read_decimal),
-            every_steps=_optional(answers.every_steps, read_whole),
-            keep=read_whole(answers.keep),
-            copies=read_whole(answers.copies),
-        ),
-        recovery=cast(Any, answers.recovery),
-        rejoin=cast(Any, answers.rejoin),
-        divergence=cast(Any, answers.divergence),
-    )
+    return apply_change(_USUAL, {key.name: _value(key, answers) for key in run_keys().values()})
 
 
-def to_answers(spec: RunSpec) -> RunAnswers:
+def _value(key: RunKey, answers: RunAnswers) -> Any:
+    text = answers[key.name]
+    if is_asked(key, answers):
+        return read_answer(key, text)
+    # A tick that has no effect contradicts what has turned it off.
+    if key.kind == "tick":
+        return key.default
+    # Other answers without effect are kept if usable, so that a run file comes back unchanged.
+    try:
+        value = read_answer(key, text)
+        apply_change(_USUAL, {key.name: value})
+    except ValueError:
+        return key.default
+    return value
+
+
+def to_answers(spec: RunSpec) -> dict[str, str]:
     """Convert a spec to answers, for an opened run file or a repeated run."""
-    adapter, saving = spec.adapter, spec.checkpoint
-    targets = adapter.targets
-    return RunAnswers(
-        name=spec.name,
-        model=spec.model,
-        train=spec.data.train,
-        objective=spec.objective,
-        adapter=adapter.kind,
-        rank=str(adapter.rank),
-        alpha=_shown(adapter.alpha),
-        dpo_beta=_shown(spec.dpo_beta),
-        sequence_tokens=str(spec.sequence_tokens),
-        batch_sequences=str(spec.batch_sequences),
-        epochs=_shown(spec.epochs),
-        learning_rate=_shown(spec.learning_rate),
-        packing=_tick(spec.packing),
-        nodes=ALL_NODES if spec.nodes == ALL_NODES else ", ".join(spec.nodes),
-        eval=spec.data.eval or "",
-        evaluate_every_steps=_shown(spec.evaluate_every_steps),
-        format=spec.data.format,
-        ignore_columns=", ".join(spec.data.ignore_columns),
-        targets=targets if isinstance(targets, str) else ", ".join(targets),
-        dropout=_shown(adapter.dropout),
-        rslora=_tick(adapter.rslora),
-        dora=_tick(adapter.dora),
-        experts=_tick(adapter.experts),
-        optimizer=spec.optimizer,
-        schedule=spec.schedule,
-        warmup_share=_shown(spec.warmup_share),
-        max_gradient_norm=_shown(spec.max_gradient_norm),
-        weight_decay=_shown(spec.weight_decay),
-        max_steps=_shown(spec.max_steps),
-        seed=str(spec.seed),
-        precision=spec.precision,
-        recompute=spec.recompute,
-        compile=spec.compile,
-        exact=_tick(spec.exact),
-        memory_gib=_shown(spec.memory_gib),
-        parallel=spec.parallel,
-        rebalance=_tick(spec.rebalance),
-        shares="" if spec.shares is None else ", ".join(map(_shown, spec.shares)),
-        compression=spec.compression,
-        activation_bits=str(spec.activation_bits),
-        every_minutes=_shown(saving.every_minutes),
-        every_steps=_shown(saving.every_steps),
-        keep=str(saving.keep),
-        copies=str(saving.copies),
-        recovery=spec.recovery,
-        rejoin=spec.rejoin,
-        divergence=spec.divergence,
-    )
+    return {key.name: _shown(key.value_in(spec)) for key in run_keys().values()}
 
 
 def use_recipe(answers: RunAnswers, recipe: RunSpec) -> RunAnswers:
     """Return the answers of a recipe, with name, model, data and nodes of `answers`."""
     # A recipe brings settings; its own model and data are only those it was saved with.
-    kept = ("name", "model", "train", "eval", "nodes")
-    return replace(to_answers(recipe), **{key: getattr(answers, key) for key in kept})
+    kept = ("name", "model", "data.train", "data.eval", "nodes")
+    return {**to_answers(recipe), **{key: answers[key] for key in kept}}
 
 
 # ---------------------------------------------------------------- texts as typed
+
+
+def read_answer(key: RunKey, text: str) -> Any:
+    """Return the value of an answer, by the type of its key.
+
+    Raises:
+        ValueError: the text is no such value.
+    """
+    text = text.strip()
+    if key.is_optional and not text:
+        return None
+    if key.kind == "tick":
+        return text == YES
+    if key.kind == "whole":
+        return read_whole(text)
+    if key.kind == "decimal":
+        return read_decimal(text)
+    if key.kind == "numbers":
+        return tuple(read_decimal(number) for number in split_names(text))
+    # By text: `8` is the number 8 where the words are numbers.
+    words = {str(word): word for word in key.words}
+    if text in words:
+        return words[text]
+    if key.kind == "choice":
+        raise ValueError(f"'{repeat(text)}' is not one of {', '.join(words)}")
+    # A regular expression may contain commas, so it is never split.
+    is_pattern = str in key.options and PATTERN_SIGNS.intersection(text)
+    return text if key.kind == "text" or is_pattern else split_names(text)
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -237,36 +146,20 @@ def read_decimal(text: str) -> float:
     return value
 
 
-def read_shares(text: str) -> tuple[float, ...]:
-    """Split a comma-separated text into numbers.
+def _shown(value: Any) -> str:
+    """Return a value as a user would write it, without losing precision.
 
-    Raises:
-        ValueError: one of them is not a number.
-    """
-    return tuple(read_decimal(name) for name in split_names(text))
-
-
-def read_targets(text: str) -> str | tuple[str, ...]:
-    """Return `all-linear`, a pattern, or the names in a comma-separated text."""
-    # A regular expression may contain commas, so it is never split.
-    if PATTERN_SIGNS.intersection(text):
-        return text.strip()
-    names = split_names(text)
-    return names[0] if names == ("all-linear",) else names
-
-
-def _optional(text: str, read: Callable[[str], Read]) -> Read | None:
-    return read(text) if text.strip() else None
-
-
-def _shown(value: float | None) -> str:
-    """Return a number as a person would write it, without losing precision.
-
-    >>> _shown(2e-4), _shown(0.05), _shown(3.0)
-    ('2e-4', '0.05', '3')
+    >>> _shown(2e-4), _shown(0.05), _shown((1.0, 2.5)), _shown(True)
+    ('2e-4', '0.05', '1, 2.5', 'true')
     """
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return YES if value else NO
+    if isinstance(value, tuple):
+        return ", ".join(map(_shown, value))
+    if not isinstance(value, float):
+        return str(value)
     # `g` keeps six digits; a value with more is shown in full below.
     short = f"{value:g}"
     if 0 < abs(value) < 0.001:
@@ -274,65 +167,27 @@ def _shown(value: float | None) -> str:
     return short if float(short) == value else str(value)
 
 
-def _tick(value: bool) -> str:
-    return YES if value else NO
-
-
-def _beta(answers: RunAnswers) -> float:
-    """Return beta, or its default if the objective has none."""
-    try:
-        value = read_decimal(answers.dpo_beta)
-    except ValueError:
-        value = 0.0
-    # Unused without DPO: kept if usable, so that a run file comes back as it was; else it
-    # must not fail a run that never reads it.
-    if value > 0 or answers.objective == "dpo":
-        return value
-    return read_decimal(RunAnswers().dpo_beta)
-
-
-def _adapter(answers: RunAnswers) -> AdapterSpec:
-    kind = cast(Any, answers.adapter)
-    if answers.adapter != "full":
-        return AdapterSpec(
-            kind=kind,
-            rank=read_whole(answers.rank),
-            alpha=read_decimal(answers.alpha),
-            dropout=read_decimal(answers.dropout),
-            targets=read_targets(answers.targets),
-            rslora=answers.rslora == YES,
-            dora=answers.dora == YES,
-            experts=answers.experts == YES,
-        )
-    try:  # not asked, so of no effect: kept if usable, so that a run file comes back as it was
-        return AdapterSpec(
-            kind=kind,
-            rank=read_whole(answers.rank),
-            alpha=read_decimal(answers.alpha),
-            dropout=read_decimal(answers.dropout),
-            targets=read_targets(answers.targets),
-        )
-    except ValueError:
-        return AdapterSpec(kind=kind)
+# ---------------------------------------------------------------- drafts
 
 
 def to_draft(answers: RunAnswers, untouched: RunAnswers) -> dict[str, str]:
     """Return the answers of an abandoned form that differ from its initial ones.
 
-    >>> to_draft(RunAnswers(name="a", rank="8"), RunAnswers(name="a"))
-    {'rank': '8'}
+    >>> to_draft({"name": "a", "adapter.rank": "8"}, {"name": "a", "adapter.rank": "16"})
+    {'adapter.rank': '8'}
     """
-    plain, before = asdict(answers), asdict(untouched)
-    return {key: value for key, value in plain.items() if value != before[key]}
+    return {key: text for key, text in answers.items() if text != untouched[key]}
 
 
 def take_up(draft: Mapping[str, object], untouched: RunAnswers) -> RunAnswers:
     """Return the answers of a draft; keys without a question in this version are left out.
 
-    >>> take_up({"rank": "8", "gone": "1", "alpha": 3}, RunAnswers(name="a")).rank
+    >>> take_up({"rank": "8", "gone": "1", "adapter.alpha": 3}, usual_answers())["adapter.rank"]
     '8'
     """
-    # Drafts are stored between versions, and an old one may have other fields or types.
-    known = {one.name for one in fields(RunAnswers)}
-    kept = {key: text for key, text in draft.items() if key in known and isinstance(text, str)}
-    return replace(untouched, **kept)
+    # Drafts are stored between versions: an old one may have other keys or types. The first
+    # versions stored `rank` for `adapter.rank`, and `adapter` for its kind.
+    names = {name.rpartition(".")[2]: name for name in untouched} | {"adapter": "adapter.kind"}
+    texts = {names.get(key, key): text for key, text in draft.items()}
+    kept = {key: text for key, text in texts.items() if key in untouched and isinstance(text, str)}
+    return {**untouched, **kept}

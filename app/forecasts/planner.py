@@ -16,11 +16,14 @@ from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.node import NodeFacts, Sample
-from agents.contract.parallel import refuse_parallel
+from agents.contract.objectives import OBJECTIVES
+from agents.contract.parallel import find_mode, refuse_parallel
+from agents.contract.requests.models import ReadConfig
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
+from agents.shared.models.config_findings import find_config_problems, is_4_bit
 from agents.shared.models.fit import check_targets
-from agents.shared.models.folder import ModelFolder, find_config_problems, is_4_bit
+from agents.shared.models.folder import ModelFolder
 from app.errors import RacklessError, UserError
 from app.forecasts.forecast import make_forecast
 from app.forecasts.learning import load_corrections, load_past
@@ -31,7 +34,7 @@ from app.library.data_size import DataGuess, cut_and_pack, guess_data
 from app.library.model_check import find_folder, require_usable
 from app.nodes.endpoints import choose_endpoints
 from app.planning.accuracy.misses import find_miss
-from app.planning.candidate import CUT_MODES, Advice, Candidate, DataSize, Plan, PlanRequest
+from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.choice import find_fewer, find_least
 from app.planning.cut import find_absence, find_problem, make_cut
 from app.planning.hardware.cluster import Cluster, LinkSpeed, Pair, make_cluster
@@ -242,7 +245,7 @@ class Planner:
     async def _ask_remote(self, model: str, online: Sequence[str]) -> FoundConfig:
         for node in online:
             try:
-                config = await self._services.pool.agent(node).model_config(model)
+                config = (await self._services.pool.agent(node).ask(ReadConfig(model=model))).config
             except RacklessError:
                 continue  # the next one may have it
             if config is not None:
@@ -295,7 +298,7 @@ def _find_candidate(plan: Plan, spec: RunSpec, ranks: Sequence[RankPlacement]) -
         fitting = [one for one in found if one.fits and one.runnable]
         if fitting:
             return find_least(fitting)
-    mode = spec.parallel if spec.parallel in CUT_MODES else whole
+    mode = whole if find_mode(spec.parallel).holds == "model" else spec.parallel
     of_mode = [one for one in found if one.mode == mode]
     return min(of_mode, key=lambda one: (not one.fits, one.step_s), default=None)
 
@@ -418,4 +421,6 @@ def _typical_lengths(spec: RunSpec, guess: DataGuess) -> tuple[int, ...]:
     """Return the lengths of rows as the run cuts them; none where it packs them."""
     if spec.packing:
         return ()
-    return pick_lengths(guess.lengths, spec.sequence_tokens * (2 if spec.objective == "dpo" else 1))
+    return pick_lengths(
+        guess.lengths, spec.sequence_tokens * OBJECTIVES[spec.objective].num_segments
+    )

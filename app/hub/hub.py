@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import PROOF_FILE
+from agents.contract.requests.exports import PROOF_FILE
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import ForeignFile, read_regular, require_own
 from app.errors import UsageError, UserError

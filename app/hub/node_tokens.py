@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agents.contract.hub import digest_of
-from agents.contract.node import NodeTokenPlace, TokenWish
+from agents.contract.requests.hub import FoundToken, NodeTokenPlace, TokenWish
 from app.errors import UserError
 from app.events import NodeSnapshot
 from app.text import show_list
@@ -21,9 +21,7 @@ from app.text import show_list
 class TokenAgent(Protocol):
     """The part of a node client that is used here."""
 
-    async def hub_token(self, wish: TokenWish) -> NodeTokenPlace:
-        """Find, store or delete the token; return the state afterwards."""
-        ...
+    async def ask(self, request: TokenWish) -> FoundToken: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +79,7 @@ def describe_tokens(found: tuple[NodeToken, ...]) -> str:
 async def _ask(agents: Mapping[str, TokenAgent], wish: TokenWish) -> tuple[NodeToken, ...]:
     async def ask(name: str) -> NodeToken:
         try:
-            return NodeToken(node=name, place=await agents[name].hub_token(wish))
+            return NodeToken(node=name, place=(await agents[name].ask(wish)).place)
         except UserError as error:
             return NodeToken(node=name, place="unknown", problem=str(error))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import DataSpec, RunSpec
 from agents.shared.data.files import MAX_LINE_CHARS, may_be_data
 from agents.shared.data.findings import describe_cut, sort_findings
@@ -105,7 +106,7 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     if guess.mean_tokens is None or guess.num_rows is None:
         return guess
     # A preference pair has two answers, each of them up to the limit.
-    most = spec.sequence_tokens * (2 if spec.objective == "dpo" else 1)
+    most = spec.sequence_tokens * OBJECTIVES[spec.objective].num_segments
     mean = min(guess.mean_tokens, float(most))
     findings = guess.findings
     if guess.lengths:

@@ -16,7 +16,8 @@ from app.errors import UserError
 from app.text import count_of, shorten
 
 if TYPE_CHECKING:
-    from agents.shared.models.folder import ModelFolder, Parts
+    from agents.shared.models.folder import ModelFolder
+    from agents.shared.models.model_files import Parts
 
 MAX_KEPT = 64
 """Maximum number of folders whose inspection is kept."""

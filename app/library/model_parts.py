@@ -37,11 +37,11 @@ def choose_parts(model: Source, stages: Sequence[Stage], num_layers: int) -> Sou
         return model
     root, entries = Path(model.root), {entry.path: entry for entry in model.files}
     with contextlib.suppress(OSError, HeaderError, ValueError):
-        tensors = {
-            path: read_header(root / path, root)
-            for path in entries
-            if path.endswith(".safetensors")
-        }
+        tensors = {}
+        for path in entries:
+            if path.endswith(".safetensors"):
+                with open_regular(root / path, root) as file:
+                    tensors[path] = read_header(file)
         config = json.loads((root / "config.json").read_bytes())
         needless = _find_needless(config, tensors, stages, num_layers)
         if needless:

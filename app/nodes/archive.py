@@ -31,8 +31,12 @@ class AgentArchive:
 
 
 def build_archive() -> AgentArchive:
-    """Return the archive: the `agents` package, `pynvml.py`, and `__main__.py` at its root."""
-    files = dict(_package_files(importlib.resources.files("agents"), "agents"))
+    """Return the archive: `agents`, `packaging`, `pynvml.py`, and `__main__.py` at its root."""
+    files = {
+        path: source
+        for name in ("agents", "packaging")
+        for path, source in _package_files(importlib.resources.files(name), name)
+    }
     files["__main__.py"] = files["agents/__main__.py"]
     files["pynvml.py"] = _pynvml_source()
     buffer = io.BytesIO()

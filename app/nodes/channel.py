@@ -26,6 +26,7 @@ from agents.contract.messages import (
     decode,
     encode,
 )
+from agents.contract.requests.connection import Cancel, Shutdown
 from agents.contract.wire import shorten
 from app.errors import AgentBug, BadAnswer, NodeUnreachable, RacklessError, UserError
 from app.nodes.bootstrap import StartedAgent
@@ -133,7 +134,7 @@ class MasterChannel:
         if self._lost is None:
             with contextlib.suppress(RacklessError, OSError, TimeoutError):
                 async with asyncio.timeout(grace_s):
-                    await self.request("shutdown")
+                    await self.request(Shutdown.kind)
         self._lose(self._why("it was closed here"))
         self._reader.cancel()
         await self._process.close(grace_s)
@@ -179,7 +180,8 @@ class MasterChannel:
         except asyncio.CancelledError:
             # Only long work is worth cancelling on the node; a short request has ended by then.
             if timeout_s is None or on_event is not None:
-                self.post("cancel", {"request": request_id})
+                end = Cancel(request=request_id)
+                self.post(end.kind, end.to_args())
             raise
         except TimeoutError as error:
             raise NodeUnreachable(

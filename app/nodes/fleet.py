@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from agents.contract.node import NodeFacts
+from agents.contract.requests.node import ReadFacts
 from app.errors import HostKeyUnknown, UserError
 from app.events import EventHub, NodeChanged, NodeRemoved, NodeSnapshot
 from app.nodes.client import NodeClient
@@ -202,7 +203,7 @@ class Fleet:
                 raise
             link = await self._open(node, known)
         try:
-            facts = await NodeClient(node.name, _Held(link)).facts()
+            facts = await NodeClient(node.name, _Held(link)).ask(ReadFacts())
         finally:
             await link.close()
         return with_identity(node, facts), facts
@@ -256,7 +257,7 @@ class Fleet:
         Raises:
             UserError: it cannot be reached.
         """
-        facts = await self.client(name).facts()
+        facts = await self.client(name).ask(ReadFacts())
         watch = self._watch(name)
         watch.remember(facts)
         return watch.snapshot

@@ -1,25 +1,27 @@
 """Read `~/.ssh/config` as OpenSSH reads it, as far as it decides where and as whom to log in.
 
-asyncssh has a reader, but it stops at a comment behind a value, splits the backslashes of Windows
-paths, expands `%r` of an included file before the user is known, reads relative includes of the
-system's file from the home folder, and runs the programs of `Match exec` unasked. The rules here
-are those of OpenSSH's readconf.c and `man 5 ssh_config`; the tests compare with `ssh -G`. Host
-names are not made canonical (`CanonicalizeHostname`), since the resolver has a search list, too.
+`ssh -G` would be shorter, but it runs every `Match exec` that applies, so it can neither ask before
+one nor list the hosts; it fails at each option and condition of a newer OpenSSH; and it reads the
+home of the passwd entry. asyncssh's reader runs these programs too, stops at a comment behind a
+value, splits the backslashes of Windows paths, takes commas in `Host` lines as separators and lets
+a `ProxyJump` win over an earlier `ProxyCommand`. The rules here are those of OpenSSH's readconf.c
+and `man 5 ssh_config`; the tests compare with `ssh -G`. Host names are not made canonical
+(`CanonicalizeHostname`), since the resolver has a search list, too.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import getpass
 import glob
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.errors import UserError
-from app.nodes.ssh_words import match_list, match_pattern, split_keyword, split_words
 
 MAX_DEPTH = 16
 """Number of files that may include each other, as in OpenSSH."""
@@ -28,6 +30,11 @@ _SINGLE = frozenset({"hostname", "user", "port", "identitiesonly", "identityagen
 # Their value is the rest of the line, quotes and all. Whichever of both comes first counts.
 _PROXIES = frozenset({"proxycommand", "proxyjump"})
 _FLAGS = frozenset({"all", "canonical", "final"})
+_CONDITIONS = frozenset({"host", "originalhost", "user", "localuser", "tagged", "exec"})
+# A keyword may be quoted, and blanks or one equals sign stand between it and its value.
+_KEYWORD = re.compile(r'[ \t\r\f]*"?([^\s"=]+)"?(?:[ \t]*=[ \t]*|[ \t]+|$)(.*)', re.DOTALL)
+# A backslash is itself unless it stands before a quote, a backslash or, outside of quotes, a blank.
+_PART = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\\["'\\ ]|[^ \t"'])"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +187,7 @@ class _Reader:
         is_active = True
         for word, rest, where in _lines(file):
             if word == "host":
-                is_active = _matches_host(self._config.host, _words(rest, where))
+                is_active = match_patterns(self._config.host, _words(rest, where))
             elif word == "match":
                 is_active = self._matches(rest, where)
             elif not is_active:
@@ -232,33 +239,33 @@ class _Reader:
 
     def _condition(self, name: str, argument: str, where: str) -> bool:
         config, own = self._config, local_user() or ""
-        match name:
-            case "host":
-                return match_list(config.hostname, argument.lower())
-            case "originalhost":
-                return match_list(config.host.lower(), argument.lower())
-            case "user":
-                return match_list(config.values.get("user", own), argument)
-            case "localuser":
-                return match_list(own, argument)
-            case "tagged":
-                return match_list(config.values.get("tag", ""), argument)
-            case "exec":
-                return self._run_program(expand_tokens(argument, tokens_of(config)))
-        note = f"Match {name} ({where})"
-        if note not in config.unknown:
-            config.unknown.append(note)
-        return False
+        if name == "exec":
+            return self._run_program(expand_tokens(argument, tokens_of(config)))
+        if name not in _CONDITIONS:
+            note = f"Match {name} ({where})"
+            config.unknown += [note] if note not in config.unknown else []
+            return False
+        if name in ("host", "originalhost"):
+            argument = argument.lower()
+        texts = {
+            "host": config.hostname,
+            "originalhost": config.host.lower(),
+            "user": config.values.get("user", own),
+            "localuser": own,
+            "tagged": config.values.get("tag", ""),
+        }
+        return match_patterns(texts[name], argument.split(","))
 
 
-_CONDITIONS = frozenset({"host", "originalhost", "user", "localuser", "tagged", "exec"})
+def match_patterns(text: str, patterns: Iterable[str]) -> bool:
+    """Return whether one of the patterns fits the whole text, and none of those after a `!`.
 
-
-def _matches_host(host: str, patterns: list[str]) -> bool:
-    """Return whether a `Host` line with these patterns is about `host`."""
-    if any(p.startswith("!") and match_pattern(host, p[1:]) for p in patterns):
-        return False
-    return any(not p.startswith("!") and match_pattern(host, p) for p in patterns)
+    >>> match_patterns("gpu-7", ["gpu-?"]), match_patterns("gpu-7", ["gpu-*", "!gpu-7"])
+    (True, False)
+    """
+    plain = {one: one.removeprefix("!").replace("[", "[[]") for one in patterns}
+    fit = [one for one, pattern in plain.items() if fnmatch.fnmatchcase(text, pattern)]
+    return bool(fit) and not any(one.startswith("!") for one in fit)
 
 
 # ---------------------------------------------------------------- lines
@@ -277,12 +284,12 @@ def _lines(file: ConfigFile) -> Iterator[tuple[str, str, str]]:
         ) from error
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{file.path}:{number}"
-        keyword, rest = split_keyword(line)
-        if not keyword:
+        match = _KEYWORD.match(line.rstrip(" \t\r\f"))
+        if match is None or match[1].startswith("#"):
             continue
-        if not rest:
-            raise _damaged(where, f"{keyword} has no value")
-        yield keyword.lower(), rest, where
+        if not match[2]:
+            raise _damaged(where, f"{match[1]} has no value")
+        yield match[1].lower(), match[2], where
 
 
 def _every_line(file: ConfigFile, depth: int) -> Iterator[tuple[str, str, str]]:
@@ -312,6 +319,31 @@ def _words(rest: str, where: str) -> list[str]:
     if not words:
         raise _damaged(where, "quotes do not end, or there is no value")
     return words
+
+
+def split_words(text: str) -> list[str]:
+    r"""Split as OpenSSH's argv_split: quotes group, and a `#` begins a comment.
+
+    Empty: a quote does not end.
+
+    >>> split_words(r'"a b" C:\keys\one a\ b"c"d#e # mine'), split_words('a "b')
+    (['a b', 'C:\\keys\\one', 'a bcd#e'], [])
+    """
+    words = []
+    text = text.lstrip(" \t")
+    while text and not text.startswith("#"):
+        match = re.match(f"{_PART}+", text)
+        if match is None or text[match.end() :][:1] not in ("", " ", "\t"):
+            return []
+        words.append(re.sub(_PART, _unquote, match[0]))
+        text = text[match.end() :].lstrip(" \t")
+    return words
+
+
+def _unquote(part: re.Match[str]) -> str:
+    if part[0][0] in "\"'":
+        return re.sub(r"""\\(["'\\])""", r"\1", part[0][1:-1])
+    return part[0][-1]
 
 
 def _damaged(where: str, what: str) -> UserError:

@@ -7,11 +7,13 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from agents.contract.requests.examination import WakeOther
 from agents.contract.wake import WakeTarget, send_magic_packet
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
 from app.nodes.discovery.neighbours import own_addresses
 from app.nodes.node import Node
+from app.progress import OnMessage
 
 WAKE_TIMEOUT_S = 180.0
 """Maximum duration from the first packet to an answer, in seconds: the PC may have to boot."""
@@ -23,7 +25,7 @@ async def wake_node(
     node: Node,
     helpers: Sequence[NodeClient],
     answers: Callable[[], Awaitable[bool]],
-    progress: Callable[[str], None],
+    progress: OnMessage,
     timeout_s: float = WAKE_TIMEOUT_S,
 ) -> None:
     """Send magic packets until the node answers.
@@ -72,7 +74,7 @@ async def _send(target: WakeTarget, helpers: Sequence[NodeClient]) -> int:
 
     async def ask(helper: NodeClient) -> int:
         with contextlib.suppress(UserError):  # it may have gone as well
-            return await helper.send_magic_packet(target)
+            return (await helper.ask(WakeOther(target=target))).value
         return 0
 
     return num_sent + sum(await asyncio.gather(*(ask(helper) for helper in helpers)))

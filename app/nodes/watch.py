@@ -19,6 +19,9 @@ from typing import Any, Final
 
 from agents.contract.messages import WireError, from_wire
 from agents.contract.node import NodeFacts, Sample
+from agents.contract.requests.connection import Ping
+from agents.contract.requests.node import ReadFacts
+from agents.contract.requests.telemetry import FollowSamples
 from app.errors import REFUSALS, NodeUnreachable, RacklessError, UserError
 from app.events import EventHub, NodeChanged, NodeSnapshot, SampleArrived
 from app.nodes.channel import read_lines
@@ -221,8 +224,9 @@ class NodeWatch:
 
     async def _ask_facts(self, link: Link) -> None:
         try:
-            facts = await link.channel.request("facts", timeout_s=GIVE_UP_AFTER_S)
-            self._publish(facts=from_wire(NodeFacts, read_lines(facts)))
+            request = ReadFacts()
+            facts = await link.channel.request(request.kind, timeout_s=GIVE_UP_AFTER_S)
+            self._publish(facts=request.read_answer(read_lines(facts)))
         except NodeUnreachable:
             return  # the end of the link reports it
         except (RacklessError, WireError) as error:
@@ -233,7 +237,7 @@ class NodeWatch:
     async def _ping(self, link: Link) -> None:
         while True:
             sent_s = time.monotonic()
-            answer = asyncio.ensure_future(link.channel.request("ping"))
+            answer = asyncio.ensure_future(link.channel.request(Ping.kind))
             try:
                 # `wait` instead of a timeout: the answer may still arrive after the node is stale.
                 if not await _is_done(answer, STALE_AFTER_S):
@@ -273,15 +277,17 @@ class NodeWatch:
         await self._samples_wanted.wait()
         try:
             # The clock of the node, since samples carry it: older ones are replayed history.
-            clock = await link.channel.request("ping", timeout_s=GIVE_UP_AFTER_S)
+            clock = await link.channel.request(Ping.kind, timeout_s=GIVE_UP_AFTER_S)
             wall_s = _wall_of(clock)
 
             def take(kind: str, data: dict[str, Any]) -> None:
                 if kind == "telemetry.sample":
                     self._take_sample(link, data, replayed_before_s=wall_s)
 
-            args = {"after_s": 0.0 if self._newest is None else self._newest.time_s}
-            await link.channel.follow("telemetry.follow", args, take, timeout_s=GIVE_UP_AFTER_S)
+            request = FollowSamples(after_s=0.0 if self._newest is None else self._newest.time_s)
+            await link.channel.follow(
+                request.kind, request.to_args(), take, timeout_s=GIVE_UP_AFTER_S
+            )
         except NodeUnreachable:
             return  # the end of the link reports it
         except RacklessError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from agents.contract.objectives import OBJECTIVES
 from app.planning.accuracy.learning import Correction
 from app.planning.candidate import PlanRequest
 from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S, Cluster, PlannedGpu, PlannedNode
@@ -52,7 +53,7 @@ def open_case(request: PlanRequest) -> Case:
 def _lengths(request: PlanRequest) -> tuple[int, float, list[str]]:
     """Return the longest and the mean length of a sequence in tokens, and the assumptions made."""
     spec, data = request.spec, request.data
-    limit = spec.sequence_tokens * (2 if spec.objective == "dpo" else 1)
+    limit = spec.sequence_tokens * OBJECTIVES[spec.objective].num_segments
     if spec.packing:
         return limit, limit * _PACKED_SHARE, []
     notes = []
@@ -75,7 +76,7 @@ def _attended(request: PlanRequest, mean_tokens: float) -> float:
     if request.spec.packing:
         return min(mean_tokens, request.data.mean_tokens or mean_tokens)
     # The two answers of a preference pair are rows of their own.
-    return mean_tokens / (2 if request.spec.objective == "dpo" else 1)
+    return mean_tokens / OBJECTIVES[request.spec.objective].num_segments
 
 
 def count_steps(request: PlanRequest, mean_tokens: float) -> int | None:

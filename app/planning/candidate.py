@@ -18,9 +18,6 @@ from app.planning.shape.model_parts import ModelPart, ModelSummary
 from app.planning.shape.model_shape import ModelShape
 from app.runfile.advice import FieldAdvice
 
-CUT_MODES: tuple[ParallelMode, ...] = ("pipeline", "streamed")
-"""Modes in which a GPU does not hold the whole model."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSize:
@@ -145,6 +142,11 @@ class Candidate:
     def runnable(self) -> bool:
         """Whether the trainer can run it today."""
         return PARALLEL[self.mode].runnable
+
+    @property
+    def divides_layers(self) -> bool:
+        """Whether a GPU may hold some of the layers only."""
+        return PARALLEL[self.mode].divides_layers
 
     @property
     def step_s(self) -> float:

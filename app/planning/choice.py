@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from agents.contract.parallel import PARALLEL, find_mode
 from agents.contract.spec import RunSpec
-from app.planning.candidate import CUT_MODES, Candidate, Plan
+from app.planning.candidate import Candidate, Plan
 from app.planning.hardware.cluster import Cluster
 
 MARGIN = 0.15
@@ -29,11 +30,11 @@ def weigh(candidate: Candidate) -> float:
     streamed weights: it alone does not go on without a lost node, nor is its last step saved then.
     On a CPU, whose speed is hardly known, a model is not divided as long as it fits.
     """
-    if candidate.mode not in CUT_MODES:
+    num_margins = PARALLEL[candidate.mode].num_margins
+    if not num_margins:
         return candidate.step_s
     if any(gpu.device == "cpu" for gpu in candidate.gpus):
         return math.inf
-    num_margins = 2 if candidate.mode == "pipeline" else 1
     host_s = _HOST_S * _count_passes(candidate)
     return candidate.step_s * (1 + MARGIN) ** num_margins + host_s
 
@@ -93,29 +94,31 @@ def _list_devices(one: Candidate) -> set[tuple[str, str]]:
 
 def _may_hold_all(one: Candidate) -> bool:
     """Return whether each GPU holds the model if memory is at the lower end of the forecast."""
-    return one.mode not in CUT_MODES and all(
+    return not one.divides_layers and all(
         gpu.memory.low_bytes <= gpu.room_bytes for gpu in one.gpus
     )
 
 
 def _is_asked(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
     """Return whether the spec asks for a candidate's mode; with one GPU, `data` is that GPU."""
-    is_alone = one.mode == "single" and sum(len(node.gpus) for node in cluster.nodes) == 1
-    return spec.parallel in ("auto", one.mode) or (spec.parallel == "data" and is_alone)
+    num_gpus = sum(len(node.gpus) for node in cluster.nodes)
+    is_alone = PARALLEL[one.mode].uses_one_gpu and num_gpus == 1
+    is_same = is_alone and find_mode(spec.parallel).copies_model
+    return spec.parallel in ("auto", one.mode) or is_same
 
 
 def _is_allowed(spec: RunSpec, cluster: Cluster, one: Candidate) -> bool:
     """Return whether a candidate uses the nodes that the spec names."""
     if spec.nodes == "all" and spec.shares is None:
         return True
-    if spec.parallel == "single":
+    if find_mode(spec.parallel).uses_one_gpu:
         return one.nodes[0] == cluster.nodes[0].name
     return set(one.nodes) == {node.name for node in cluster.nodes}
 
 
 def _count_passes(candidate: Candidate) -> float:
     """Return the number of micro-batches of a step that a GPU computes one after the other."""
-    if candidate.mode == "pipeline":
+    if PARALLEL[candidate.mode].has_stages:
         at_once = candidate.gpus[0].setting.micro_tokens * candidate.num_replicas
     else:
         at_once = sum(gpu.setting.micro_tokens for gpu in candidate.gpus)

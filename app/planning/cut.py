@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.contract.model_cut import ModelCut, Stage
+from agents.contract.model_cut import ModelCut
+from agents.contract.parallel import PARALLEL
 from agents.contract.run import RankPlacement
 from app.planning.build_context import open_case
-from app.planning.candidate import CUT_MODES, Advice, Candidate, GpuPlan, PlanRequest
+from app.planning.candidate import Advice, Candidate, PlanRequest
 from app.planning.memory.forecast import GIB
-from app.planning.strategies.pipeline_plan import refuse_pipeline
-from app.planning.strategies.trained_layers import list_trained_layers
-from app.planning.strategies.weight_streaming import refuse_streamed
+from app.planning.strategies.registry import PLANNED_MODES, find_divided
 from app.text import name_layers
 
 
@@ -25,40 +24,17 @@ def make_cut(
         ranks: ranks of the attempt, in order.
         num_layers: number of layers of the model.
     """
-    if candidate.mode not in CUT_MODES:
-        return None
+    divided = PLANNED_MODES[candidate.mode].divided
+    if divided is None:
+        # A rank that is not told otherwise holds the whole model.
+        is_whole = PARALLEL[candidate.mode].holds == "model"
+        return None if is_whole else ModelCut(mode=candidate.mode)
     by_place = {(gpu.node, gpu.device): gpu for gpu in candidate.gpus}
     stages = tuple(
-        _stage(candidate, by_place[place.node, place.device], place.rank, num_layers)
+        divided.make_stage(candidate, by_place[place.node, place.device], place.rank, num_layers)
         for place in ranks
     )
     return ModelCut(mode=candidate.mode, stages=stages)
-
-
-def _stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> Stage:
-    if candidate.mode == "streamed":
-        # Where the GPU is a CPU, its memory is the RAM, and nothing is won by copying.
-        num_resident = None if gpu.device == "cpu" else num_layers - gpu.num_streamed
-        return Stage(
-            rank=rank,
-            replica=rank,
-            first_layer=0,
-            stop_layer=num_layers,
-            num_resident=num_resident,
-            streams_from=gpu.streams_from,
-        )
-    first, stop = gpu.layers or (0, num_layers)
-    return Stage(
-        rank=rank,
-        replica=gpu.replica,
-        first_layer=first,
-        stop_layer=stop,
-        has_embedding=first == 0,
-        has_head=stop == num_layers,
-        max_in_flight=gpu.max_in_flight,
-        num_recomputed=gpu.setting.num_recomputed,
-        offloads=gpu.offloads,
-    )
 
 
 def find_absence(
@@ -74,15 +50,10 @@ def find_absence(
         num_gpus: number of ranks.
     """
     mode, case = request.spec.parallel, open_case(request)
-    if mode not in CUT_MODES or num_gpus < 2:
+    divided = find_divided(mode)
+    if divided is None or num_gpus < 2:
         return None
-    refusal = refuse_pipeline(case) if mode == "pipeline" else refuse_streamed(case)
-    num_trained = len(list_trained_layers(case.shape, case.spec))
-    if not refusal and mode == "pipeline" and num_trained < num_gpus:
-        refusal = (
-            f"Each stage of a pipeline needs a layer with an adapter: {num_gpus} GPUs are more "
-            f"than the {num_trained} layers that have one"
-        )
+    refusal = divided.refuse(case) or divided.refuse_gpus(case, num_gpus)
     if not refusal:
         return None
     change = next((one.text for one in advice if one.change), "Use parallel: auto")
@@ -95,7 +66,7 @@ def find_problem(candidate: Candidate, advice: Sequence[Advice]) -> tuple[str, s
     Even the lower end of the forecast has to be too much: a forecast that is a little off must not
     keep a run from starting.
     """
-    if candidate.mode not in CUT_MODES or candidate.fits:
+    if PARALLEL[candidate.mode].holds == "model" or candidate.fits:
         return None
     label = f"parallel: {candidate.mode}"
     crowded = next((gpu for gpu in candidate.gpus if not gpu.fits_host), None)

@@ -7,11 +7,10 @@ choice to the plan (see `choice`).
 
 from __future__ import annotations
 
-from agents.contract.parallel import ParallelMode
+from agents.contract.parallel import PARALLEL, ParallelMode
 from app.planning.advice.plan_advice import give_advice
 from app.planning.advice.run_limits import list_limits
 from app.planning.build_context import open_case
-from app.planning.candidate import CUT_MODES
 from app.planning.candidate import Advice as Advice
 from app.planning.candidate import Candidate as Candidate
 from app.planning.candidate import DataSize as DataSize
@@ -25,9 +24,6 @@ from app.planning.plan_context import Case
 from app.planning.reasons import explain, name_nodes
 from app.planning.shape.model_parts import list_parts, summarize
 from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
-
-# Modes of which the plan over all GPUs is always kept: a start uses all of them.
-_STARTED = ("data", "pipeline", "streamed")
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -64,7 +60,7 @@ def _order_misfit(request: PlanRequest, one: Candidate) -> tuple[bool, bool, boo
 
 def _find_whole(found: list[Candidate]) -> Candidate | None:
     """Return the fastest candidate that can be run and whose GPUs hold the model."""
-    whole = (one for one in found if one.fits and one.runnable and one.mode not in CUT_MODES)
+    whole = (one for one in found if one.fits and one.runnable and not one.divides_layers)
     return next(whole, None)
 
 
@@ -95,7 +91,10 @@ def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
         alike = (one.mode, round(one.step_s, 6), *sorted(gpu.card for gpu in one.gpus))
         counts[one.mode] = counts.get(one.mode, 0) + (alike not in seen)
         most = PLANNED_MODES[one.mode].max_shown
-        is_asked = one.mode in _STARTED and len(one.gpus) == len(case.workers)
+        # A start uses all GPUs.
+        mode = PARALLEL[one.mode]
+        is_started = mode.runnable and not mode.uses_one_gpu
+        is_asked = is_started and len(one.gpus) == len(case.workers)
         if is_asked or (alike not in seen and counts[one.mode] <= most):
             kept.append(one)
         seen.add(alike)

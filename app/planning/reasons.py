@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agents.contract.parallel import PARALLEL
-from app.planning.candidate import CUT_MODES, Candidate
+from app.planning.candidate import Candidate
 from app.planning.choice import weigh
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
@@ -44,7 +44,7 @@ def name_nodes(nodes: tuple[str, ...]) -> str:
 
 def describe_candidate(case: Case, candidate: Candidate) -> str:
     """Describe a candidate, such as `data parallel on alpha and beta`."""
-    if candidate.mode == "single":
+    if PARALLEL[candidate.mode].uses_one_gpu:
         node = name_nodes(candidate.nodes)
         return f"{node} alone" if len(case.of(candidate.nodes)) == 1 else f"one GPU of {node}"
     label = PARALLEL[candidate.mode].label
@@ -70,7 +70,7 @@ def _reason(
     pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
     if ratio < 0.95:
         pace = f"{1 / ratio:.1f} times as fast"
-        if candidate.runnable and candidate.mode in CUT_MODES:
+        if candidate.runnable and candidate.divides_layers:
             if case.spec.parallel == "auto" and weigh(candidate) >= weigh(chosen):
                 pace += f", {_doubt(candidate)}"
             pace += f"; parallel: {candidate.mode} chooses it"
@@ -80,7 +80,7 @@ def _reason(
 
 def _gain_words(case: Case, candidate: Candidate, rival: Candidate | None) -> str:
     """Say why a model is divided that would fit; empty: it is not, or would not fit."""
-    if case.spec.parallel != "auto" or candidate.mode not in CUT_MODES or rival is None:
+    if case.spec.parallel != "auto" or not candidate.divides_layers or rival is None:
         return ""
     ratio = rival.step_s / candidate.step_s
     who = describe_candidate(case, rival)
@@ -90,7 +90,8 @@ def _gain_words(case: Case, candidate: Candidate, rival: Candidate | None) -> st
 def _doubt(candidate: Candidate) -> str:
     """Say why a way that divides the model was not chosen although its forecast is better."""
     doubt = "by less than forecasts may be off"
-    return f"{doubt}, and a lost node stops it" if candidate.mode == "pipeline" else doubt
+    survives = PARALLEL[candidate.mode].keeps_whole_state
+    return doubt if survives else f"{doubt}, and a lost node stops it"
 
 
 def _tier_words(candidate: Candidate) -> str:

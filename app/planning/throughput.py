@@ -7,7 +7,7 @@ card's memory; and 4-bit weights unpacked once per pass, unless free memory hold
 micro-batch that is not replayed takes at least what the host needs to launch it.
 
 The shares below hold for compiled layers (see agents/trainer/execution/layers.py). They were fitted
-to 27 passes on an H100 and held against 23 others (`tests.bench.planning_table`).
+to 27 passes on an H100 and held against 23 others (`tests.bench.planning.planning_table`).
 
 FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
 counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter runs
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from app.planning.hardware.cluster import PlannedGpu
 from app.planning.hardware.rates import Rates
@@ -150,8 +151,9 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     lost = sum(count * count_lost_products(layer) for layer, count in kinds)
     held = sum(count * count_met_weights(layer) for layer, count in kinds)
     trained = count_trained(shape, spec)
-    full, dpo = spec.adapter.kind == "full", spec.objective == "dpo"
-    asks = int(dpo and not full)  # one more forward pass without the adapter, as reference
+    full, objective = spec.adapter.kind == "full", OBJECTIVES[spec.objective]
+    # One more forward pass without the adapter, as reference.
+    asks = int(objective.has_reference and not full)
     # In full training the trained weights are those of the layers, counted in `met`.
     inner = 0 if full else count_met_adapter(shape, spec)
     traffic = sum(count * count_traffic_bytes(shape, layer, spec) for layer, count in kinds)
@@ -159,7 +161,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     mixers = [(count, *count_mixer_bytes(layer)) for layer, count in kinds]
     flops_per_weight = 6.0 if full else 4.0 + 2 * asks
     in_experts = shape.num_nf4 - shape.num_quantized
-    has_kernel = not dpo
+    has_kernel, again = objective.fuses_loss, int(not objective.fuses_loss)
     chunk_logits = _KERNEL_LOGITS if has_kernel else _CHUNK_LOGITS
     logit_bytes = _KERNEL_LOGIT_BYTES if has_kernel else _LOGIT_BYTES
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
@@ -174,12 +176,12 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         lost_again_flops=2.0 * lost,
         attention_flops=(6.0 + 2 * asks) * attended,
         attention_again_flops=2.0 * attended,
-        head_flops=((6.0 if full else 4.0) + 2 * dpo + 2 * asks) * shape.num_embedding,
+        head_flops=((6.0 if full else 4.0) + 2 * again + 2 * asks) * shape.num_embedding,
         head_weight_bytes=(_HEAD_BYTES_FULL if full else _HEAD_BYTES)
         * shape.num_embedding
         * shape.vocab
         / chunk_logits,
-        logit_bytes=float(logit_bytes * shape.vocab) * (1 + dpo),
+        logit_bytes=float(logit_bytes * shape.vocab) * (1 + again),
         traffic_bytes=(3.0 + asks) * traffic + sum(count * one for count, one, _ in mixers),
         traffic_again_bytes=_TRAFFIC_AGAIN * traffic + sum(count * one for count, _, one in mixers),
         operand_bytes=((3.0 if full else 2.0) + asks) * wide,

@@ -11,17 +11,12 @@ from agents.contract.data import (
     ShownConversation,
     ShownRow,
 )
+from agents.contract.objectives import ROW_FORMATS
 from agents.shared.data.findings import hint_for, list_columns, say_finding
 from app.text import count_of, show_share
 
 NUM_NAMED = 5
 """Maximum number of left-out or cut rows that are named."""
-_FORMATS = {
-    "chat": "conversations; the assistant's answers are learned",
-    "alpaca": "instructions and answers; the answers are learned",
-    "text": "plain text; all of it is learned",
-    "preference": "preference pairs of a chosen and a rejected answer",
-}
 LEARNED = "[[", "]]"
 """Marks around learned text where there are no colours."""
 
@@ -35,8 +30,9 @@ def describe_data(found: DataPreview) -> list[tuple[str, str]]:
     [('rows', '3; 1 left out'), ('examples', '2'), ('tokens', '40, of which 10 (25 %) are learned; \
 the longest example has 32'), ('left out', 'row 2: the line is empty')]
     """
+    row = ROW_FORMATS.get(found.format)
     told = [
-        ("format", f"{found.format}: {_FORMATS.get(found.format, 'as asked for')}"),
+        ("format", f"{found.format}: {row.description if row else 'as asked for'}"),
         ("rows", _rows(found)),
         ("examples", _examples(found)),
         ("tokens", _tokens(found)),

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from agents.contract.node import Calibration
+from agents.contract.parallel import find_mode
 from agents.contract.spec import RunSpec
 from app.planning.accuracy.forecast_accuracy import ForecastComparison, error_of
 from app.planning.accuracy.misses import PlanMiss
-from app.planning.candidate import CUT_MODES, Candidate, GpuPlan, Plan
+from app.planning.candidate import Candidate, GpuPlan, Plan
 from app.presentation.stage_text import (
     INPUTS_IN_RAM,
     TIERS,
@@ -77,7 +78,7 @@ def _describe_division(candidate: Candidate) -> str:
 def _show_ten_million(candidate: Candidate) -> str:
     """Return the hours for ten million tokens, as in docs/big-models.md."""
     seconds = candidate.ten_million_tokens_s
-    if candidate.mode not in CUT_MODES or seconds is None:
+    if not candidate.divides_layers or seconds is None:
         return DASH
     return f"{seconds / 3600:,.1f} h"
 
@@ -99,9 +100,10 @@ def describe_recovery(spec: RunSpec, mode: str | None = None) -> str:
     if spec.recovery == "off":
         return "waits for you to resume it (recovery: off)"
     resumed = "resumed automatically by the window, by `rackless watch`, or by three or more nodes"
-    if "pipeline" in (mode, spec.parallel):
+    rows = [find_mode(one) for one in (mode or "auto", spec.parallel)]
+    if any(row.has_stages for row in rows):
         resumed = "resumed automatically with another cut, by the window or by `rackless watch`"
-    elif spec.recovery == "auto":
+    elif spec.recovery == "auto" and all(row.keeps_whole_state for row in rows):
         resumed = (
             f"goes on in its processes where most of three or more nodes are left, else {resumed}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.progress import OnMessage
 from app.text import count_of, show_bytes, show_bytes_of, show_duration, show_share
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from app.events import Certificate, NodeTransfer, SaveResult, TraceResult
 
 
-def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], None]:
+def say_bytes(tell: OnMessage, what: str) -> Callable[[int, int], None]:
     """Return a byte counter that reports every two percent once.
 
     Args:
@@ -31,9 +32,7 @@ def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], No
     return hear
 
 
-def say_transfers(
-    tell: Callable[[str], None], what: str
-) -> Callable[[Sequence[NodeTransfer]], None]:
+def say_transfers(tell: OnMessage, what: str) -> Callable[[Sequence[NodeTransfer]], None]:
     """Return what hears how far nodes are, and reports every two percent of all of them once.
 
     Args:

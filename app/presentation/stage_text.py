@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agents.contract.model_cut import WeightTier
+from agents.contract.parallel import find_mode
 from app.events import RankProgress
 from app.planning.accuracy.forecast_accuracy import Forecast
-from app.planning.candidate import CUT_MODES, Candidate
+from app.planning.candidate import Candidate
 from app.text import count_of, name_layers, short_card, show_bytes, show_share
 
 TIERS: dict[WeightTier, str] = {"ram": "RAM", "disk": "the SSD"}
@@ -90,7 +91,7 @@ class StageRow:
 
 def list_planned_stages(candidate: Candidate) -> list[StageRow]:
     """Return the stages of a candidate, by pipeline and layer; none where GPUs hold all layers."""
-    if candidate.mode not in CUT_MODES:
+    if not candidate.divides_layers:
         return []
     total = max((gpu.layers[1] for gpu in candidate.gpus if gpu.layers is not None), default=0)
     rows = [
@@ -119,7 +120,7 @@ def list_planned_stages(candidate: Candidate) -> list[StageRow]:
 
 def list_run_stages(forecast: Forecast) -> list[StageRow]:
     """Return the stages of an attempt as it was planned, by pipeline and layer."""
-    if forecast.mode not in CUT_MODES:
+    if not find_mode(forecast.mode).divides_layers:
         return []
     total = max((rank.layers[1] for rank in forecast.ranks if rank.layers is not None), default=0)
     rows = [

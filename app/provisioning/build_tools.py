@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.resources
 
 from agents.contract.environments import EnvironmentTools, WheelQuery
+from agents.contract.requests.environment import BringPython, FindBuildTools, UnpackUv
 from agents.shared.packages.lock import read_lock_text
 from app.errors import NodeUnreachable, UserError
-from app.nodes.client import NodeClient, OnMessage
+from app.nodes.client import NodeClient
+from app.progress import OnMessage, messages
 from app.provisioning.wheels import WheelPlaces, bring_wheels
 
 
@@ -21,11 +23,11 @@ async def prepare_tools(
     Raises:
         UserError: no Python of the node will do, and none can be brought.
     """
-    tools = await client.environment_tools()
+    tools = await client.ask(FindBuildTools())
     if tools.uv is None:
         tools = await _bring_uv(client, tools, places, say)
     if tools.python is None:
-        tools = await client.bring_python(say)
+        tools = await client.ask(BringPython(), messages(say))
     return tools
 
 
@@ -38,7 +40,7 @@ async def _bring_uv(
     query = WheelQuery(lock_text=text, target=tools.target)
     try:
         await bring_wheels(client, query, places, say)
-        return await client.unpack_uv(query)
+        return await client.ask(UnpackUv(query=query))
     except NodeUnreachable:
         raise
     except UserError as error:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agents.contract.node import Calibration, CalibrationJob
+from agents.contract.node import Calibration
+from agents.contract.requests.jobs import CalibrationJob
+from agents.contract.requests.node import ReadFacts
 from app.errors import UserError
-from app.nodes.client import NodeClient, OnMessage
+from app.nodes.client import NodeClient
 from app.planning.hardware.measurement_limits import find_fault
 from app.presentation.plan_text import describe_calibration
+from app.progress import OnMessage, messages
 from app.provisioning.environment import python_of
 
 CPU_S = 6.0
@@ -23,7 +26,7 @@ async def calibrate_node(
     Raises:
         UserError: the node has no training environment, or a run uses a GPU.
     """
-    facts = await client.facts()
+    facts = await client.ask(ReadFacts())
     python = python_of(client.name, facts)
     jobs = [
         (gpu.name, CalibrationJob(python=python, device=f"cuda:{gpu.index}", device_id=gpu.uuid))
@@ -40,7 +43,7 @@ async def calibrate_node(
             if progress is not None:
                 progress(f"{name}: {text}")
 
-        found[job.device_id] = await client.calibrate(job, report)
+        found[job.device_id] = await client.ask(job, messages(report))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,10 @@ from agents.contract.wire import shorten
 from app.errors import AdminRefused, AgentBug, BadAnswer, UserError
 from app.nodes.client import NodeClient
 from app.nodes.transport.process import Process
+from app.progress import OnMessage
 from app.provisioning.repairs import Repair, ask_administrator
 from app.text import one_line
 
-OnMessage = Callable[[str], None]
 MAX_PASSWORD_BYTES = 1000
 """Length of the longest password that is passed on, in bytes."""
 _MAX_LINE_BYTES = 8 << 20

@@ -7,8 +7,8 @@ Adding a check takes one function and one row in a table below:
 - `NETWORK_CHECKS` measure between the nodes, and run only when all of them have an address.
 
 What a node reads for them is in `agents/node/examination`, and its form in
-`agents/contract/examination.py`. All nodes are asked at once, and each row is reported as soon as
-it is known. Each failure becomes a row, including a node that does not answer.
+`agents/contract/requests/examination.py`. All nodes are asked at once, and each row is reported as
+soon as it is known. Each failure becomes a row, including a node that does not answer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+from agents.contract.requests.connection import Ping
+from agents.contract.requests.examination import Examine
+from agents.contract.requests.node import ReadFacts
 from app.errors import RacklessError, UserError
-from app.nodes.client import NodeClient, OnMessage
+from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.nodes.fleet import Fleet
+from app.progress import OnMessage
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, OnRow, make_row
 from app.provisioning.check_rules import (
     judge_clock,
@@ -169,12 +173,12 @@ async def _examine(
 ) -> CheckedNode | RacklessError:
     try:
         # The first ping may have to connect; only the second one measures the round trip.
-        await client.ping()
+        await client.ask(Ping())
         sent_s, began_s = time.time(), time.monotonic()
-        clock = await client.ping()
+        clock = await client.ask(Ping())
         round_trip_s = time.monotonic() - began_s
         facts, examination, environment = await asyncio.gather(
-            client.facts(), client.examine(), find_environment(client, lock)
+            client.ask(ReadFacts()), client.ask(Examine()), find_environment(client, lock)
         )
     except RacklessError as error:
         return error

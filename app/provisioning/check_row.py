@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agents.contract.examination import Examination
 from agents.contract.node import EnvironmentReport, NodeFacts
+from agents.contract.requests.examination import Examination
 from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint
 from app.provisioning.repairs import Repair

@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agents.contract.environments import WheelQuery
-from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
+from agents.contract.node import EnvironmentReport, NodeFacts
+from agents.contract.requests.environment import EnvironmentBuild, EnvironmentQuery, TryEnvironment
+from agents.contract.requests.node import ReadFacts
 from app.errors import NodeUnreachable, UserError, describe_error
-from app.nodes.client import NodeClient, OnMessage
+from app.nodes.client import NodeClient
 from app.program import own_pythons
+from app.progress import OnMessage, messages
 from app.provisioning.torch_build import (
     BESIDE_TORCH,
     DRIVERS,
@@ -143,7 +146,7 @@ async def setup_environment(
         return report
     if report.trial is None or report.trial.failed:
         say("trying it: imports, and one tiny training step on each device")
-        report = await client.try_environment(progress)
+        report = await client.ask(TryEnvironment(), messages(progress))
     failed = report.trial.failed if report.trial else ()
     if failed and trouble is not None:
         raise trouble
@@ -175,12 +178,12 @@ async def _find_or_build(
 
     lock = given or read_train_lock()
     if python is not None:
-        report = await client.environment_find(_adopting(lock, python))
+        report = await client.ask(_adopting(lock, python))
         if not report.fits:
             raise misfit(client.name, report)
         return report
     report = await find_environment(client, lock)
-    facts = await client.facts()
+    facts = await client.ask(ReadFacts())
     # Before it is agreed to, a node that needs no such build gets none for the sake of others.
     is_agreed = accept_index or has_lock(TorchBuild.CUDA_12, places.locks)
     torch = None if given else choose_torch(facts, others if is_agreed else ())
@@ -196,7 +199,7 @@ async def _find_or_build(
     if torch is None:
         return await _build(client, places, lock, lock, None, say)
     _name_unserved(facts, say)
-    made = await provide_lock(torch, client.name, places.locks, accept_index=accept_index, say=say)
+    made = await provide_lock(torch, client.name, places, accept_index=accept_index, say=say)
     return await _build(client, places, lock, read_train_lock(torch, made), torch, say)
 
 
@@ -216,7 +219,7 @@ async def _keeps(
     if torch is not TorchBuild.CUDA_12:
         return True
     say(f"trying {report.python}, since an older build of torch is needed here")
-    trial = report.trial or (await client.try_environment(say)).trial
+    trial = report.trial or (await client.ask(TryEnvironment(), messages(say))).trial
     return trial is None or not trial.failed
 
 
@@ -261,7 +264,7 @@ async def _build(
         target=tools.target,
         python=tools.python or "",
     )
-    return await client.environment_build(order, say)
+    return await client.ask(order, messages(say))
 
 
 async def find_environment(client: NodeClient, lock: EnvironmentLock) -> EnvironmentReport:
@@ -291,7 +294,7 @@ def _adopting(lock: EnvironmentLock, python: str) -> EnvironmentQuery:
 async def _find(client: NodeClient, query: EnvironmentQuery) -> EnvironmentReport:
     """Call `environment_find`; an interpreter that is gone or broken counts as not fitting."""
     try:
-        return await client.environment_find(query)
+        return await client.ask(query)
     # NodeUnreachable is a UserError, too, but says nothing about the interpreter.
     except NodeUnreachable:
         raise

@@ -13,11 +13,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.markers import Marker, default_environment
-from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import parse_wheel_filename
-
-from agents.contract.wheel_tags import SUPPORTED_PYTHONS
+from agents.contract.wheel_target import SUPPORTED_PYTHONS, WheelTarget
+from agents.shared.packages.wheel_fit import marker_holds, rank_wheel, read_wheel_name
 
 NEWEST_GLIBC = 41
 """Newest glibc 2.x whose wheels are accepted; pip itself refuses what is too new for a PC."""
@@ -30,59 +27,38 @@ class NoWheel(Exception):
     """A package has no file that a lock may name."""
 
 
-def environment_of(
-    version: tuple[int, int], machine: str, platform: str = "linux", system: str = "Linux"
-) -> dict[str, Any]:
-    """Return the marker variables of a Python on a kind of PC."""
-    variables: dict[str, Any] = dict(default_environment())
-    variables["sys_platform"], variables["platform_system"] = platform, system
-    variables["platform_machine"] = machine
-    variables["os_name"] = "nt" if platform == "win32" else "posix"
-    variables["python_version"] = f"{version[0]}.{version[1]}"
-    variables["python_full_version"] = f"{version[0]}.{version[1]}.0"
-    return variables
-
-
-def environments(windows: bool) -> list[dict[str, Any]]:
-    """Return the marker variables of every system and Python that a lock is for."""
-    made = [environment_of(v, machine) for machine in LINUX_MACHINES for v in SUPPORTED_PYTHONS]
-    if windows:
-        made += [environment_of(v, "AMD64", "win32", "Windows") for v in SUPPORTED_PYTHONS]
-    return made
+def lock_targets(windows: bool) -> tuple[WheelTarget, ...]:
+    """Return every system and Python that a lock is for."""
+    machines = (*LINUX_MACHINES, "AMD64") if windows else LINUX_MACHINES
+    return tuple(
+        WheelTarget(python=f"{major}.{minor}.0", machine=machine, glibc=f"2.{NEWEST_GLIBC}")
+        for machine in machines
+        for major, minor in SUPPORTED_PYTHONS
+    )
 
 
 def marker_for(text: str | None, windows: bool) -> str | None:
     """Return the marker that a lock needs: empty where it always holds; None: it never does."""
     if text is None:
         return ""
-    marker = Marker(text)
-    holds = {marker.evaluate(one) for one in environments(windows)}
+    holds = {marker_holds(text, target) for target in lock_targets(windows)}
     return (text if False in holds else "") if True in holds else None
 
 
-def supported_tags(windows: bool) -> frozenset[Tag]:
-    """Return the tags of all wheels that some supported PC takes."""
-    platforms: list[str] = ["win_amd64"] if windows else []
-    for machine in LINUX_MACHINES:
-        platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(5, NEWEST_GLIBC + 1)]
-        platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]
-    platforms += ["manylinux1_x86_64", "manylinux2010_x86_64"]
-    tags: set[Tag] = set()
-    for version in SUPPORTED_PYTHONS:
-        interpreter = f"cp{version[0]}{version[1]}"
-        tags.update(cpython_tags(version, [interpreter], platforms))
-        tags.update(compatible_tags(version, interpreter, platforms))
-    return frozenset(tags)
-
-
-def hashes_of(package: dict[str, Any], tags: frozenset[Tag]) -> tuple[list[str], bool]:
+def hashes_of(package: dict[str, Any], windows: bool) -> tuple[list[str], bool]:
     """Return the SHA-256 of each file that may be installed, and whether it is a source package.
 
     Raises:
         NoWheel: there is neither a wheel for any supported PC nor a source package.
     """
     wheels: list[dict[str, Any]] = package.get("wheels", [])
-    fitting = [file for file in wheels if parse_wheel_filename(_file_name(file))[3] & tags]
+    targets = lock_targets(windows)
+    fitting = [
+        file
+        for file in wheels
+        if (wheel := read_wheel_name(_file_name(file)))
+        and any(rank_wheel(wheel[2], target) is not None for target in targets)
+    ]
     if fitting:
         return sorted({file["hashes"]["sha256"] for file in fitting}), False
     if wheels or "sdist" not in package:
@@ -113,7 +89,6 @@ def lock_text(
     Raises:
         NoWheel: a package has no file for any supported PC.
     """
-    tags = supported_tags(windows)
     sources: list[str] = []
     entries: list[str] = []
     for package in sorted(packages, key=lambda package: str(package["name"])):
@@ -121,7 +96,7 @@ def lock_text(
         marker = marker_for(package.get("marker"), windows)
         if marker is None or elsewhere(name):
             continue
-        hashes, is_source = hashes_of(package, tags)
+        hashes, is_source = hashes_of(package, windows)
         sources += [name] if is_source else []
         pin = f"{name}=={package['version']}" + (f" ; {marker}" if marker else "")
         entries.append(" \\\n".join([pin, *(f"    --hash=sha256:{one}" for one in hashes)]))

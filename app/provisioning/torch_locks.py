@@ -8,34 +8,44 @@ then on it is a lock like any other, for all nodes, and a file that changes late
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import platform
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from packaging.utils import canonicalize_name
+
+from agents.contract.wheel_target import this_target
 from agents.shared.packages.lock import read_lock_text
-from agents.shared.packages.package_index import IndexUnreachable, PackageIndex, read_index_settings
+from agents.shared.packages.package_index import IndexSettings, read_index_settings
+from agents.shared.packages.wheel_store import WheelProblem, WheelSet, unpack_program
 from app.errors import UnshippedLock, UserError
 from app.filelock import locked
 from app.nodes.files.local_files import in_stoppable_thread
 from app.paths import private_folder, replace_text
+from app.progress import OnMessage
 from app.provisioning.lock_text import NoWheel, lock_text
+from app.provisioning.resolver import (
+    Stopped,
+    Unreachable,
+    Unresolvable,
+    resolve_build,
+)
 from app.provisioning.torch_build import BESIDE_TORCH, DRIVERS, TorchBuild, shipped_text
-from app.provisioning.torch_resolver import Unresolvable, resolve_build
+from app.provisioning.wheels import WheelPlaces, fill
 
-Say = Callable[[str], None]
+_PROGRAM = "uv.exe" if os.name == "nt" else "uv"
 
 
 class NoTorchLock(UserError):
     """The lock of a build cannot be made now; the build for current drivers can be had still."""
-
-
-class _Stopped(Exception):
-    """The person has cancelled."""
 
 
 def made_lock(folder: Path, build: TorchBuild) -> Path:
@@ -62,14 +72,14 @@ def has_lock(build: TorchBuild, folder: Path) -> bool:
 
 
 async def provide_lock(
-    build: TorchBuild, node: str, folder: Path, *, accept_index: bool, say: Say
+    build: TorchBuild, node: str, places: WheelPlaces, *, accept_index: bool, say: OnMessage
 ) -> str:
     """Return the lock of a build for a node: the shipped one, or one of this PC, made if need be.
 
     Args:
         build: to lock.
         node: that it is for, to name in errors.
-        folder: of this PC's own locks.
+        places: this PC's own locks and wheels.
         accept_index: whether a person agrees to hashes that PyTorch's index names.
         say: gets sentences.
 
@@ -80,7 +90,7 @@ async def provide_lock(
     """
     if build.is_shipped:
         return shipped_text(build.lock)
-    file = made_lock(folder, build)
+    file = made_lock(places.locks, build)
     text = await asyncio.to_thread(read_made_lock, file)
     if text is not None:
         say(f"the files of torch {build.value} are locked by {file}")
@@ -88,8 +98,8 @@ async def provide_lock(
     if not accept_index:
         raise UnshippedLock(node, build.value, str(build.index_url))
     try:
-        return await _in_thread(build, file, say)
-    except (IndexUnreachable, Unresolvable) as error:
+        return await _in_thread(build, places, say)
+    except (Unreachable, Unresolvable) as error:
         raise NoTorchLock(
             f"the GPUs of {node} need the build {build.value} of torch, whose files this PC cannot "
             f"lock: {error}",
@@ -107,50 +117,51 @@ async def provide_lock(
         ) from error
 
 
-async def _in_thread(build: TorchBuild, file: Path, say: Say) -> str:
+async def _in_thread(build: TorchBuild, places: WheelPlaces, say: OnMessage) -> str:
     """Make a lock in a thread, which ends before this does, also when this is cancelled."""
     loop, stopped = asyncio.get_running_loop(), threading.Event()
 
     def tell(text: str) -> None:
         loop.call_soon_threadsafe(say, text)
 
-    making = partial(make_lock, build, file, tell, stopped.is_set)
+    making = partial(make_lock, build, places, tell, stopped.is_set)
     return await in_stoppable_thread(making, stopped.set)
 
 
-def make_lock(build: TorchBuild, file: Path, say: Say, is_stopped: Callable[[], bool]) -> str:
+def make_lock(
+    build: TorchBuild, places: WheelPlaces, say: OnMessage, is_stopped: Callable[[], bool]
+) -> str:
     """Make the lock of a build, write it and return its text; another process may do so meanwhile.
 
     Raises:
-        IndexUnreachable: an index does not answer.
-        Unresolvable: none has the build, or something that it needs.
+        Unreachable: an index does not answer.
+        Unresolvable: none has the build, or something that it needs, or uv cannot be had.
         OSError: the file cannot be written; nothing is left of it.
     """
+    file = made_lock(places.locks, build)
     private_folder(file.parent)
     with locked(file.with_name(f".{file.name}.making")):
         text = read_made_lock(file)
         if text is None:
             say(f"asking the package indexes which files torch {build.value} has")
-            text = _resolve(build, is_stopped)
+            text = _resolve(build, places.store, say, is_stopped)
             replace_text(file, text)
             say(f"the files of torch {build.value} are locked from now on by {file}")
         return text
 
 
-def _resolve(build: TorchBuild, is_stopped: Callable[[], bool]) -> str:
-    def check_stopped() -> None:
-        if is_stopped():
-            raise _Stopped
-
-    index = PackageIndex(read_index_settings(os.environ, Path.home(), build.index_url))
+def _resolve(build: TorchBuild, store: Path, say: OnMessage, is_stopped: Callable[[], bool]) -> str:
+    settings = read_index_settings(os.environ, Path.home(), build.index_url)
     given = {k: v for name in BESIDE_TORCH for k, v in _versions(shipped_text(name)).items()}
-    packages = resolve_build(
-        f"torch=={_torch_version()}+{build.value}",
-        index,
-        given,
-        _versions(shipped_text(TorchBuild.CUDA_13.lock)),
-        check_stopped,
-    )
+    with _uv(store, settings, say, is_stopped) as uv:
+        packages = resolve_build(
+            uv,
+            f"torch=={_torch_version()}+{build.value}",
+            settings,
+            given,
+            _versions(shipped_text(TorchBuild.CUDA_13.lock)),
+            is_stopped,
+        )
     about = (
         f"PyTorch's build {build.value}, for older NVIDIA drivers and cards.",
         "",
@@ -164,12 +175,42 @@ def _resolve(build: TorchBuild, is_stopped: Callable[[], bool]) -> str:
         raise Unresolvable(str(error)) from error
 
 
+@contextlib.contextmanager
+def _uv(
+    store: Path, settings: IndexSettings, say: OnMessage, is_stopped: Callable[[], bool]
+) -> Iterator[str]:
+    """Yield the locked uv, unpacked for the block; else one that is installed here."""
+    wheels = WheelSet(
+        store=store,
+        lock=read_lock_text(shipped_text("uv")),
+        target=this_target(platform.python_version()),
+    )
+    folder = store / f".uv-{wheels.name}"
+    try:
+        fill(wheels, settings, say, is_stopped)
+        wheel = wheels.find("uv")
+        if wheel is None:
+            raise Unresolvable(f"{wheels.folder} holds a changed file of uv: delete that folder")
+        uv = str(unpack_program(wheel, _PROGRAM, folder))
+    except WheelProblem as problem:
+        if problem.kind == "stopped":
+            raise Stopped from problem
+        installed = shutil.which("uv")
+        if installed is None:
+            raise Unresolvable(f"that takes uv, and this PC {problem.message}") from problem
+        uv = installed
+    try:
+        yield uv
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _torch_version() -> str:
     return _versions(shipped_text(TorchBuild.CUDA_13.lock))["torch"]
 
 
 def _versions(text: str) -> dict[str, str]:
-    return {one.name: one.version for one in read_lock_text(text).packages}
+    return {canonicalize_name(one.name): one.version for one in read_lock_text(text).packages}
 
 
 def _source_of(packages: list[dict[str, Any]]) -> str:

@@ -12,24 +12,26 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agents.contract.environments import WheelQuery, WheelReport
+from agents.contract.requests.environment import FetchWheels, LookForWheels
 from agents.contract.run import FileEntry
 from agents.shared.packages.lock import read_lock_text
-from agents.shared.packages.package_index import PackageIndex, read_index_settings
+from agents.shared.packages.package_index import IndexSettings, PackageIndex, read_index_settings
 from agents.shared.packages.wheel_progress import WheelProgress
 from agents.shared.packages.wheel_store import WheelProblem, WheelSet, fetch
 from app.errors import RacklessError, UserError
 from app.filelock import locked
 from app.nodes.client import NodeClient
-from app.nodes.files.local_files import in_thread
+from app.nodes.files.local_files import in_stoppable_thread, in_thread
 from app.nodes.files.transfer import BytesProgress, copy, push
+from app.progress import OnMessage, messages
 from app.storage.hashes import hash_file
 
 PEER_S = 15.0
 """Maximum wait for another node to say what it has, in seconds; a silent one is left out."""
-Say = Callable[[str], None]
 
 
 class NoWheels(UserError):
@@ -49,7 +51,7 @@ class WheelPlaces:
 
 
 async def bring_wheels(
-    client: NodeClient, query: WheelQuery, places: WheelPlaces, say: Say
+    client: NodeClient, query: WheelQuery, places: WheelPlaces, say: OnMessage
 ) -> None:
     """Make sure that a node has all wheels of a query.
 
@@ -57,7 +59,7 @@ async def bring_wheels(
         NoWheels: no index that can be reached has them.
         UserError: a file is not the locked one, a disk is full, or the node does not answer.
     """
-    own = await client.look_for_wheels(query)
+    own = await client.ask(LookForWheels(query=query))
     if own.is_complete:
         return
     reports = await _ask(places.peers, query)
@@ -86,14 +88,16 @@ async def _ask(
     async def ask(peer: NodeClient) -> tuple[NodeClient, WheelReport] | None:
         try:
             async with asyncio.timeout(PEER_S):
-                return peer, await peer.look_for_wheels(query)
+                return peer, await peer.ask(LookForWheels(query=query))
         except (RacklessError, TimeoutError):
             return None
 
     return [one for one in await asyncio.gather(*map(ask, peers)) if one is not None]
 
 
-async def _copy(source: NodeClient, client: NodeClient, report: WheelReport, say: Say) -> bool:
+async def _copy(
+    source: NodeClient, client: NodeClient, report: WheelReport, say: OnMessage
+) -> bool:
     """Copy a set from another node; return False if that fails, and say why."""
     say(f"{source.name} has the packages: copying them from there")
     try:
@@ -112,13 +116,15 @@ async def _copy(source: NodeClient, client: NodeClient, report: WheelReport, say
 
 
 async def _fetch_at(
-    fetcher: NodeClient, client: NodeClient, query: WheelQuery, say: Say
+    fetcher: NodeClient, client: NodeClient, query: WheelQuery, say: OnMessage
 ) -> WheelReport:
     """Have a node fetch what it lacks; a node other than `client` may fail without an error."""
     if fetcher is client:
-        return await fetcher.fetch_wheels(query, say)
+        return await fetcher.ask(FetchWheels(query=query), messages(say))
     try:
-        return await fetcher.fetch_wheels(query, lambda text: say(f"{fetcher.name}: {text}"))
+        return await fetcher.ask(
+            FetchWheels(query=query), messages(lambda text: say(f"{fetcher.name}: {text}"))
+        )
     except RacklessError as error:
         return WheelReport(
             path="",
@@ -145,30 +151,19 @@ def _set_here(store: Path, query: WheelQuery) -> WheelSet:
 
 
 async def _fetch_here(
-    here: WheelSet, query: WheelQuery, name: str, troubles: list[str], say: Say
+    here: WheelSet, query: WheelQuery, name: str, troubles: list[str], say: OnMessage
 ) -> None:
     """Fetch a set on this PC, for a node that reaches no package index."""
     say(f"no node can fetch them, so this PC does, for {name}")
-    stopped = threading.Event()
-    settings = read_index_settings(os.environ, Path.home(), query.index_url)
-    index = PackageIndex(settings)
-    loop = asyncio.get_running_loop()
+    stopped, loop = threading.Event(), asyncio.get_running_loop()
 
     def tell(text: str) -> None:
         loop.call_soon_threadsafe(say, text)
 
-    def work() -> None:
-        here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(here.store / f"{here.name}.lock"):
-            fetch(here, index, tell, stopped.is_set)
-
-    task = asyncio.create_task(asyncio.to_thread(work))
+    settings = read_index_settings(os.environ, Path.home(), query.index_url)
+    work = partial(fill, here, settings, tell, stopped.is_set)
     try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stopped.set()
-        await asyncio.wait({task})
-        raise
+        await in_stoppable_thread(work, stopped.set)
     except WheelProblem as problem:
         kind = UserError if problem.kind in ("wrong", "stopped") else NoWheels
         said = "; ".join((*troubles, f"this PC {problem.message}"))
@@ -180,7 +175,21 @@ async def _fetch_here(
         ) from error
 
 
-async def _send(here: WheelSet, client: NodeClient, report: WheelReport, say: Say) -> None:
+def fill(
+    here: WheelSet, settings: IndexSettings, say: OnMessage, is_stopped: Callable[[], bool]
+) -> None:
+    """Make a set of this PC whole; another process that does so is waited for.
+
+    Raises:
+        WheelProblem: it stays in part.
+        OSError: the disk is full or cannot be written.
+    """
+    here.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(here.store / f"{here.name}.lock"):
+        fetch(here, PackageIndex(settings), say, is_stopped)
+
+
+async def _send(here: WheelSet, client: NodeClient, report: WheelReport, say: OnMessage) -> None:
     def describe() -> list[FileEntry]:
         return [
             FileEntry(path=file.name, size_bytes=file.stat().st_size, sha256=hash_file(file))
@@ -192,7 +201,7 @@ async def _send(here: WheelSet, client: NodeClient, report: WheelReport, say: Sa
     await push(client, report.path, here.folder, files, _bytes_progress(say))
 
 
-def _bytes_progress(say: Say) -> BytesProgress:
+def _bytes_progress(say: OnMessage) -> BytesProgress:
     """Return a callback that says how far a copy of a set is."""
     progress: list[WheelProgress] = []
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
-from app.text import capitalize
+from app.text import capitalize, show_exponent
 
 if TYPE_CHECKING:
     from agents.shared.models.folder import ModelFolder
@@ -19,9 +20,6 @@ LOW_LEARNING_RATE = 1e-8
 HIGH_SCALE, HIGH_DROPOUT, HIGH_EPOCHS, HIGH_BATCH = 64.0, 0.5, 100, 4096
 HIGH_WARMUP, HIGH_DECAY, LOW_NORM = 0.5, 1.0, 1e-3
 """Values that are allowed, far from all usual ones."""
-HIGH_DPO_LEARNING_RATE = 1e-4
-"""Learning rate above which DPO tends to ruin a model. Rafailov et al. 2023 (arXiv:2305.18290,
-appendix B) train all weights with 1e-6; adapters take more, but not a hundred times as much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +114,12 @@ def _advise_rates(spec: RunSpec) -> list[FieldAdvice]:
     if rate < LOW_LEARNING_RATE:
         text = f"{rate:g} is so low that nothing is learned; 2e-4 suits most adapters."
         return [FieldAdvice(key="learning_rate", text=text)]
-    if spec.objective == "dpo" and rate > HIGH_DPO_LEARNING_RATE:
-        text = f"{rate:g} is high for DPO, which then forgets how to write; 5e-6 is a good start."
+    objective = OBJECTIVES[spec.objective]
+    if objective.high_learning_rate is not None and rate > objective.high_learning_rate:
+        text = (
+            f"{rate:g} is high for {objective.label}, which then forgets how to write; "
+            f"{show_exponent(objective.usual_learning_rate)} is a good start."
+        )
         return [FieldAdvice(key="learning_rate", text=text)]
     return []
 

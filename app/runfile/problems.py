@@ -6,17 +6,15 @@ checks the types of RunSpec, RunSpec its own limits; this module turns both into
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
-import types
-import typing
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from agents.contract.spec import RunSpec
+from agents.contract.key import RunKey
+from agents.contract.spec import RunSpec, run_keys
 
 KeyPath = tuple[str | int, ...]
 
@@ -27,13 +25,32 @@ class Problem:
     text: str
     meant: KeyPath = ()
     """Key that was probably meant, so that it is not reported as missing as well."""
+    path: KeyPath = ()
+    """Key that is wrong; empty: the problem is of the file."""
 
 
 def find_problems(data: Any, lines: dict[KeyPath, int]) -> list[Problem]:
     """Return all problems of `data`; `lines` maps each key to its line."""
-    problems = _unknown_keys(data, RunSpec, (), lines)
+    problems = _unknown_keys(data, (), lines)
     meant = {problem.meant for problem in problems}
     return problems + _invalid_values(data, lines, meant)
+
+
+def refuse_key(name: str) -> str:
+    """Return why a dotted key is not used, with the key that was probably meant; empty: it is.
+
+    >>> refuse_key("adaptor.rank"), refuse_key("rank"), refuse_key("seed")
+    ('adaptor.rank is not known; did you mean adapter.rank?', 'rank is not known; did you mean \
+adapter.rank?', '')
+    """
+    keys = list(run_keys())
+    if name in keys:
+        return ""
+    last = {key.rpartition(".")[2]: key for key in keys}
+    near = [last[name]] if name in last else difflib.get_close_matches(name, keys, n=1)
+    near = near or [last[one] for one in difflib.get_close_matches(name, last, n=1)]
+    known = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+    return f"{name} is not known; {known}"
 
 
 def validate(data: Any) -> RunSpec:
@@ -55,17 +72,24 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def _unknown_keys(data: Any, cls: Any, path: KeyPath, lines: dict[KeyPath, int]) -> list[Problem]:
-    if not isinstance(data, dict):
+def _keys_under(section: KeyPath) -> list[str]:
+    """Return the keys and sections of a section; empty: it is none."""
+    start = "".join(f"{part}." for part in section)
+    rest = [name.removeprefix(start) for name in run_keys() if name.startswith(start)]
+    return list(dict.fromkeys(name.partition(".")[0] for name in rest))
+
+
+def _unknown_keys(data: Any, section: KeyPath, lines: dict[KeyPath, int]) -> list[Problem]:
+    known = _keys_under(section)
+    if not known or not isinstance(data, dict):
         return []
-    hints = typing.get_type_hints(cls)
     problems = []
     for key, value in data.items():
-        here = (*path, str(key))
-        if key not in hints:
-            problems.append(_unknown_key(here, list(hints), lines.get(here)))
-        elif dataclasses.is_dataclass(hints[key]):
-            problems += _unknown_keys(value, hints[key], here, lines)
+        here = (*section, str(key))
+        if key in known:
+            problems += _unknown_keys(value, here, lines)
+        else:
+            problems.append(_unknown_key(here, known, lines.get(here)))
     return problems
 
 
@@ -74,19 +98,20 @@ def _unknown_key(path: KeyPath, known: list[str], line: int | None) -> Problem:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     meant: KeyPath = (*parent, near[0]) if near else _key_elsewhere(key)
     if meant:
-        return Problem(line, f"{dotted(path)} is not known; did you mean {dotted(meant)}?", meant)
+        return Problem(
+            line, f"{dotted(path)} is not known; did you mean {dotted(meant)}?", meant, path
+        )
     where = f"under {dotted(parent)}" if parent else "in a run file"
-    return Problem(line, f"{dotted(path)} is not known; the keys {where} are {', '.join(known)}")
+    text = f"{dotted(path)} is not known; the keys {where} are {', '.join(known)}"
+    return Problem(line, text, path=path)
 
 
 def _key_elsewhere(key: str) -> KeyPath:
     """Find a key that belongs to another section, such as `rank` for `adapter.rank`."""
-    for name, hint in typing.get_type_hints(RunSpec).items():
-        if key == name:
-            return (name,)
-        if dataclasses.is_dataclass(hint) and key in typing.get_type_hints(hint):
-            return (name, key)
-    return ()
+    if key in _keys_under(()):
+        return (key,)
+    paths = (tuple(name.split(".")) for name in run_keys())
+    return next((path for path in paths if path[-1] == key), ())
 
 
 # ---------------------------------------------------------------- values
@@ -111,17 +136,11 @@ def _invalid_values(data: Any, lines: dict[KeyPath, int], meant: set[KeyPath]) -
 
 def _real_path(location: tuple[str | int, ...]) -> KeyPath:
     """Drop what pydantic adds to name the options of a union, such as `tuple[str, ...]`."""
-    path: list[str | int] = []
-    cls: Any = RunSpec
+    path: KeyPath = ()
     for part in location:
-        if isinstance(part, int):
-            path.append(part)
-        elif dataclasses.is_dataclass(cls) and part in typing.get_type_hints(cls):
-            path.append(part)
-            cls = typing.get_type_hints(cls)[part]
-        elif not path:
-            path.append(part)
-    return tuple(path)
+        if not path or isinstance(part, int) or part in _keys_under(path):
+            path = (*path, part)
+    return path
 
 
 def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
@@ -130,12 +149,15 @@ def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
     line = lines.get(path) or lines.get(path[:-1])
     if entry["type"] == "missing":
         parent = dotted(path[:-1])
-        return Problem(line, f"{name} is missing" + (f" under {parent}" if parent else ""))
+        text = f"{name} is missing" + (f" under {parent}" if parent else "")
+        return Problem(line, text, path=path)
     if entry["type"] == "value_error":
         return _limit_problem(path, entry, lines)
     if path == () or entry["type"] == "dataclass_type":
-        return Problem(line, f"{name or 'the file'} must be a list of `key: value` lines")
-    return Problem(line, f"{name} is {_shown(entry['input'])}; it must be {_wanted(path, entry)}")
+        text = f"{name or 'the file'} must be a list of `key: value` lines"
+        return Problem(line, text, path=path)
+    text = f"{name} is {_shown(entry['input'])}; it must be {_wanted(path, entry)}"
+    return Problem(line, text, path=path)
 
 
 def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
@@ -143,77 +165,42 @@ def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
     text = str(entry["ctx"]["error"])
     key = (*path, *text.split(" ", 1)[0].split("."))
     prefix = dotted(path)
-    return Problem(lines.get(key) or lines.get(path), f"{prefix}.{text}" if prefix else text)
+    line = lines.get(key) or lines.get(path)
+    return Problem(line, f"{prefix}.{text}" if prefix else text, path=key)
 
 
 def _wanted(path: KeyPath, entry: Any) -> str:
-    hint = _hint_at(path)
-    words = _allowed_words(hint)
+    key = run_keys()[".".join(part for part in path if isinstance(part, str))]
+    if isinstance(path[-1], int):
+        return "a number" if key.kind == "numbers" else "a text"
+    words, kinds = [str(word) for word in key.words], _kinds(key)
     if words and isinstance(entry["input"], str):
         near = difflib.get_close_matches(entry["input"], words, n=1, cutoff=0.5)
         guess = f"; did you mean {near[0]}?" if near else ""
         # Words are listed already: add only the other kinds, such as a number.
-        rest = _kind_text(hint, without_words=True)
+        rest = _either(kinds)
         return "one of " + ", ".join(words) + (f", or {rest}" if rest else "") + guess
-    return _kind_text(hint)
+    return _either([*words, *kinds])
 
 
-def _hint_at(path: KeyPath) -> Any:
-    hint: Any = RunSpec
-    for part in path:
-        hint = _item_hint(hint) if isinstance(part, int) else typing.get_type_hints(hint)[part]
-    return hint
+_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _item_hint(hint: Any) -> Any:
-    for option in _options(hint):
-        if typing.get_origin(option) is tuple:
-            return typing.get_args(option)[0]
-    return Any
+def _kinds(key: RunKey) -> list[str]:
+    """Return the kinds of value that a key takes, other than its words."""
+    found = [_KINDS[option] for option in key.options if option in _KINDS]
+    if key.kind in ("names", "numbers"):
+        found.append("a list of numbers" if key.kind == "numbers" else "a list of texts")
+    return [*found, "null"] if key.is_optional else found
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
+def _either(texts: list[str]) -> str:
+    """Join what a value may be.
 
-
-def _allowed_words(hint: Any) -> list[str]:
-    return [
-        str(word)
-        for option in _options(hint)
-        if typing.get_origin(option) is typing.Literal
-        for word in typing.get_args(option)
-    ]
-
-
-_KINDS = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
-
-
-def _kind_text(hint: Any, without_words: bool = False) -> str:
-    """Return what a value must be, in words.
-
-    >>> _kind_text(float | None)
-    'a number or null'
+    >>> _either(["a number", "null"]), _either(["auto"])
+    ('a number or null', 'auto')
     """
-    texts = []
-    for option in _options(hint):
-        if typing.get_origin(option) is typing.Literal:
-            if not without_words:
-                texts += [str(word) for word in typing.get_args(option)]
-        elif typing.get_origin(option) is tuple:
-            texts.append("a list of " + _KINDS[typing.get_args(option)[0]].split(" ", 1)[1] + "s")
-        else:
-            texts.append(_KINDS[option])
-    return (
-        texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " or " + texts[-1] if texts else ""
-    )
+    return " or ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
 def _shown(value: Any) -> str:

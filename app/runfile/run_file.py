@@ -10,18 +10,25 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import typing
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from agents.contract.messages import to_wire
-from agents.contract.spec import RunSpec
+from agents.contract.spec import RunSpec, run_keys
 from agents.shared.files.folder_files import is_network_path
 from app.errors import UsageError, UserError
 from app.paths import replace_text
-from app.runfile.problems import KeyPath, Problem, dotted, find_problems, validate
+from app.runfile.problems import (
+    KeyPath,
+    Problem,
+    dotted,
+    find_problems,
+    refuse_key,
+    validate,
+)
 
 # A run file has a few dozen lines: more means that a person picked the wrong file.
 MAX_FILE_BYTES = 1 << 20
@@ -49,11 +56,16 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
-def read_run_file(path: Path) -> RunSpec:
+def read_run_file(path: Path, settings: Sequence[str] = ()) -> RunSpec:
     """Read a run file; paths in it that exist become absolute.
 
+    Args:
+        path: of the file.
+        settings: values that replace those of the file, each as `KEY=VALUE`.
+
     Raises:
-        UsageError: the file is missing, is not YAML, or has invalid keys or values.
+        UsageError: the file is missing, is not YAML, or it or `settings` have invalid keys or
+            values.
     """
     try:
         with path.open("rb") as file:  # a device would have no end
@@ -73,16 +85,19 @@ def read_run_file(path: Path) -> RunSpec:
             f"the run file {path} cannot be read: {error.strerror}",
             "Give the path of a YAML file with at least the keys model and data.",
         ) from error
-    return _with_absolute_paths(parse_run(text, str(path)), path.absolute().parent)
+    return _with_absolute_paths(parse_run(text, str(path), settings), path.absolute().parent)
 
 
-def parse_run(text: str, source: str = "run file") -> RunSpec:
-    """Read the text of a run file; errors refer to it as `source`.
+def parse_run(text: str, source: str = "run file", settings: Sequence[str] = ()) -> RunSpec:
+    """Read the text of a run file, with `settings`; errors refer to it as `source`.
 
     Raises:
         UsageError: with every problem found, each with its line.
     """
     data, lines, problems = load_yaml(text, needed="the keys model and data")
+    given = dict(map(_read_setting, settings))
+    for key, value in given.items() if isinstance(data, dict) else ():
+        _put(data, key, value)
     _restore_off(data)
     # A key that is given twice has no single value to check.
     if not problems:
@@ -90,20 +105,61 @@ def parse_run(text: str, source: str = "run file") -> RunSpec:
     if problems:
         problems.sort(key=lambda problem: problem.line or 0)
         listed = "\n".join(
-            f"{source}, line {p.line}: {p.text}" if p.line else f"{source}: {p.text}"
-            for p in problems
+            f"{_locate(problem, source, given)}: {problem.text}" for problem in problems
         )
-        raise UsageError(listed, "Correct the file; nothing was started.")
+        what = "the file or the values of --set" if given else "the file"
+        raise UsageError(listed, f"Correct {what}; nothing was started.")
     return validate(data)
+
+
+def _locate(problem: Problem, source: str, given: Collection[KeyPath]) -> str:
+    """Return where the value of a problem comes from."""
+    for key in given:
+        if problem.path[: len(key)] == key:
+            return f"--set {dotted(key)}"
+    return f"{source}, line {problem.line}" if problem.line else source
+
+
+def _read_setting(text: str) -> tuple[KeyPath, Any]:
+    """Return key and value of `KEY=VALUE`; the path of a file that exists becomes absolute.
+
+    Raises:
+        UsageError: there is no such key, or the value is not YAML.
+    """
+    name, sign, plain = text.partition("=")
+    if not sign:
+        raise UsageError(
+            f"--set {text} has no value", "Write it as KEY=VALUE, such as --set adapter.rank=32."
+        )
+    hint = "Correct the value; nothing was started."
+    if refusal := refuse_key(name):
+        raise UsageError(f"--set {name}: {refusal}", hint)
+    value = None
+    if plain.strip():
+        value, _, problems = load_yaml(plain, needed="a value")
+        if problems:
+            raise UsageError(f"--set {name}: {problems[0].text}", hint)
+    if run_keys()[name].about.names in ("file", "folder") and isinstance(value, str):
+        value = _found(value, Path.cwd())
+    return tuple(name.split(".")), value
+
+
+def _put(data: dict[str, Any], key: KeyPath, value: Any) -> None:
+    *sections, last = map(str, key)
+    for section in sections:
+        if not isinstance(data.get(section), dict):
+            data[section] = {}
+        data = data[section]
+    data[last] = value
 
 
 def _restore_off(data: Any) -> None:
     """Restore the word `off` where it is a valid value: YAML 1.1 reads it as false."""
     if not isinstance(data, dict):
         return
-    for key, hint in typing.get_type_hints(RunSpec).items():
-        if data.get(key) is False and "off" in typing.get_args(hint):
-            data[key] = "off"
+    for name, key in run_keys().items():
+        if data.get(name) is False and "off" in key.words:
+            data[name] = "off"
 
 
 def format_run(spec: RunSpec) -> str:

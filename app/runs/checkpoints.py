@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agents.contract.requests.runs import ListCheckpoints, VerifyCheckpoint
 from agents.contract.run import CheckpointInfo
 from app.errors import RacklessError
 from app.events import CheckpointSnapshot
@@ -47,7 +48,7 @@ async def find_copies(
 
 async def _list_on(pool: NodePool, node: str, run_id: str | None) -> list[Copy]:
     try:
-        infos = await pool.agent(node).checkpoint_list(run_id)
+        infos = (await pool.agent(node).ask(ListCheckpoints(run_id=run_id))).checkpoints
     except RacklessError:
         return []
     return [Copy(node=node, info=info) for info in infos]
@@ -79,7 +80,9 @@ async def verify_copies(pool: NodePool, copies: Iterable[Copy]) -> tuple[Copy, .
 
 async def _verify_copy(pool: NodePool, copy: Copy) -> Copy:
     try:
-        info = await pool.agent(copy.node).checkpoint_verify(copy.info.run_id, copy.info.step)
+        info = await pool.agent(copy.node).ask(
+            VerifyCheckpoint(run_id=copy.info.run_id, step=copy.info.step)
+        )
     except RacklessError as error:
         return replace(copy, info=replace(copy.info, verified=False, problem=str(error)))
     return replace(copy, info=info)

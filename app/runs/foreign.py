@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from agents.contract.requests.attempts import ListAttempts, StopAttempt
 from agents.contract.run import AttemptStatus, MasterIdentity
 from app.errors import UserError
 from app.events import ACTIVE_STATES
@@ -79,7 +80,8 @@ async def stop_on_node(services: Services, run_id: str, node: str) -> AttemptSta
         UserError: the node cannot be reached, or has nothing of that run to stop.
     """
     agent = services.pool.agent(node)
-    found = [status for status in await agent.attempt_list() if status.run_id == run_id]
+    known = (await agent.ask(ListAttempts())).attempts
+    found = [status for status in known if status.run_id == run_id]
     if not found:
         raise UserError(
             f"node {node} knows no run {run_id}",
@@ -95,4 +97,7 @@ async def stop_on_node(services: Services, run_id: str, node: str) -> AttemptSta
             where=node,
         )
     grace_s = services.settings.number("stop_grace_s")
-    return [await agent.stop(run_id, one.attempt, grace_s) for one in busy][-1]
+    return [
+        await agent.ask(StopAttempt(run_id=run_id, attempt=one.attempt, grace_s=grace_s))
+        for one in busy
+    ][-1]

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agents.contract.node import NodeFacts
-from agents.contract.parallel import refuse_parallel, refuse_trained_weights
+from agents.contract.parallel import find_mode, refuse_parallel, refuse_trained_weights
+from agents.contract.requests.attempts import ListAttempts
+from agents.contract.requests.node import ReadFacts
+from agents.contract.requests.runs import RaiseFence
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, RacklessError, UserError
@@ -113,7 +116,7 @@ async def plan_launch(
             raise answer
     facts = {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeFacts)}
     ranks = place_ranks(facts)
-    if spec.parallel == "single":
+    if find_mode(spec.parallel).uses_one_gpu:
         ranks = keep_single(ranks)
         # Nodes without a rank need no network in common with it.
         facts = {ranks[0].node: facts[ranks[0].node]}
@@ -153,9 +156,9 @@ async def require_usable(services: Services, node: str, run_id: str) -> None:
     """
     agent = services.pool.agent(node)
     # It changes nothing where the node has promised a number before, and takes the same files.
-    await agent.run_fence(run_id, 1)
+    await agent.ask(RaiseFence(run_id=run_id, attempt=1))
     for _ in range(STUCK_LOOKS):
-        statuses = await agent.attempt_list()
+        statuses = (await agent.ask(ListAttempts())).attempts
         ended = [s for s in statuses if s.run_id == run_id and s.state in _ENDED]
         stuck = [str(status.attempt) for status in ended if status.num_processes]
         if not stuck:
@@ -199,8 +202,8 @@ async def leave_out_misfits(
 
 async def _check_node(services: Services, node: str, own: str) -> NodeFacts:
     agent = services.pool.agent(node)
-    facts, attempts = await asyncio.gather(agent.facts(), agent.attempt_list())
-    for status in busy_attempts(attempts, own):
+    facts, known = await asyncio.gather(agent.ask(ReadFacts()), agent.ask(ListAttempts()))
+    for status in busy_attempts(known.attempts, own):
         raise refuse_busy(services, node, status)
     # Runs are refused above with a better message; what is left are exports and the like.
     for use in facts.gpu_uses:

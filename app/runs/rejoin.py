@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agents.contract.parallel import find_mode
 from agents.contract.spec import RunSpec
 from app.storage.recoveries import Loss
 
@@ -34,7 +35,7 @@ def find_absent(spec: RunSpec, nodes: Sequence[str], known: Sequence[str]) -> tu
     >>> find_absent(spec, ("a",), ("a", "b", "d"))
     ('b',)
     """
-    if spec.rejoin == "off" or spec.recovery == "off" or spec.parallel == "single":
+    if spec.rejoin == "off" or spec.recovery == "off" or find_mode(spec.parallel).uses_one_gpu:
         return ()
     allowed = known if spec.nodes == "all" else [node for node in spec.nodes if node in known]
     return tuple(node for node in allowed if node not in nodes)

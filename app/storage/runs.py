@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from agents.contract.key import MAX_COUNT
 from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.run import RankPlacement
-from agents.contract.spec import MAX_COUNT, MOST, RunSpec, refuse_pattern
+from agents.contract.spec import RunSpec, refuse_pattern, run_keys
 from app.events import RunEvent, RunState
 from app.storage.database import Database
 
@@ -263,16 +264,16 @@ def _spec_of(plain: dict[str, Any]) -> RunSpec:
 
 def _limit(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        # A seed stays as it is: with another one, it would be another run. What is no number takes
-        # its default.
-        limited = {
+        # What is no number takes its default.
+        return {
             name: _limit(one, f"{key}.{name}" if key else name)
             for name, one in value.items()
-            if name != "seed" and one == one
+            if one == one
         }
-        return {**limited, "seed": value["seed"]} if "seed" in value else limited
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return min(value, MOST.get(key, MAX_COUNT)) if is_number else value
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return value
+    maximum = run_keys()[key].about.maximum if key in run_keys() else None
+    return min(value, MAX_COUNT if maximum is None else maximum)
 
 
 def _placements_of(plain: list[Any]) -> tuple[RankPlacement, ...]:

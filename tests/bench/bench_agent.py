@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agents.contract.messages import Event, Request, decode, encode
 from app.nodes.archive import build_archive
-from tests.bench.processes import command_of, cpu_s, memory_bytes, processes_with
+from tests.bench.rigs.processes import command_of, cpu_s, memory_bytes, processes_with
 
 HOME_VARIABLE = "RACKLESS_AGENT_HOME"
 NONCE = "bench"

@@ -21,7 +21,7 @@ from app.nodes.archive import AgentArchive, build_archive
 from app.nodes.link import open_link
 from app.nodes.node import Node
 from app.nodes.transport.connection import connect
-from tests.bench.ssh_server import MeasuredServer, measured_server
+from tests.bench.rigs.ssh_server import MeasuredServer, measured_server
 
 WARM_TARGET_S = 0.4
 COLD_TARGET_S = 2.0

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.spec import RunSpec
-from tests.bench.chat_rows import draw_lengths, make_rows, write_rows
-from tests.bench.engine_shapes import (
+from tests.bench.engines.chat_rows import draw_lengths, make_rows, write_rows
+from tests.bench.engines.engine_shapes import (
     CHAT_SHAPES,
     GIB,
     SHAPES,
@@ -44,8 +44,8 @@ from tests.bench.engine_shapes import (
     save_model,
     scale_cap,
 )
-from tests.bench.fresh_process import Emit, FreshProcess, first_line, run_ahead, run_fresh
-from tests.bench.our_training import (
+from tests.bench.engines.fresh_process import Emit, FreshProcess, first_line, run_ahead, run_fresh
+from tests.bench.engines.our_training import (
     Card,
     RunFailed,
     StartedRun,
@@ -54,7 +54,7 @@ from tests.bench.our_training import (
     read_card,
     summarize,
 )
-from tests.bench.peer_training import PeerJob, train_peer
+from tests.bench.engines.peer_training import PeerJob, train_peer
 
 CAPS_GIB = "8,12,16,24"
 MODES = ("unpacked", "packed", "equal")

@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.bench.chat_rows import draw_lengths, make_rows, write_rows
-from tests.bench.engine_probe import TrainingParts, count_calls, run_probed
-from tests.bench.engine_shapes import CHAT_SHAPES, SHAPES, Size, list_values, save_model
-from tests.bench.fresh_process import Emit, FreshProcess, first_line, run_ahead, run_fresh
-from tests.bench.our_training import (
+from tests.bench.engines.chat_rows import draw_lengths, make_rows, write_rows
+from tests.bench.engines.engine_probe import TrainingParts, count_calls, run_probed
+from tests.bench.engines.engine_shapes import CHAT_SHAPES, SHAPES, Size, list_values, save_model
+from tests.bench.engines.fresh_process import Emit, FreshProcess, first_line, run_ahead, run_fresh
+from tests.bench.engines.our_training import (
     RunFailed,
     StartedRun,
     make_spec,
@@ -33,7 +33,7 @@ from tests.bench.our_training import (
     run_trainer,
     summarize,
 )
-from tests.bench.peer_training import PeerJob, train_peer
+from tests.bench.engines.peer_training import PeerJob, train_peer
 
 MICRO_TOKENS = 128
 GOAL, GOAL_SLOW = 1.0, 0.97

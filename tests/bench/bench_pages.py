@@ -49,7 +49,7 @@ def frames_per_s(frame: Callable[[int], None]) -> float:
 
 
 def bench_wall() -> bool:
-    from tests.bench.live_wall import measure_live
+    from tests.bench.rigs.live_wall import measure_live
 
     is_met = True
     for num_gpus, limit in WALL_LIMITS.items():
@@ -170,7 +170,7 @@ def bench_pixel() -> bool:
 
 
 def bench_memory() -> bool:
-    from tests.bench.live_wall import open_stage
+    from tests.bench.rigs.live_wall import open_stage
 
     stage = open_stage(16)
     began_bytes = resident_bytes()

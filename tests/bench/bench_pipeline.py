@@ -39,7 +39,7 @@ from agents.trainer.parallel.pipeline.wire_format import WireFormat
 from agents.trainer.rank.group import Group, Ranks
 from app.planning.strategies.pipeline_schedule import split_layers
 from tests.bench.bench_unlike import Links
-from tests.bench.stage_memory import Trial, run_stages
+from tests.bench.engines.stage_memory import Trial, run_stages
 from tests.cluster.namespaces import SYSTEM_PATH
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ are loaded and compiled at once by processes of their own, but only one of them 
 time. A GPU of 80 GB has room for all of them.
 
     python3 -m tests.bench.bench_planning --out rows.jsonl --seconds 300
-    python3 -m tests.bench.planning_table rows.jsonl                 # forecasts beside them
+    python3 -m tests.bench.planning.planning_table rows.jsonl  # forecasts beside them
     ... --families --seconds 200    # a few layers of Gemma, Qwen3.5, Granite 4, gpt-oss, ...
     ... --part 0/4 --at-once 2      # a quarter of the models, for one of four GPUs: true times
     python3 -m tests.bench.bench_planning --out rows.jsonl --cpu     # tiny shapes, to try it
@@ -31,9 +31,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.bench.planning_jobs import FAMILIES, JOBS, TINY, Job
-from tests.bench.planning_measure import Bench, Meter, prepare_process
-from tests.bench.planning_model import make_base
+from tests.bench.planning.planning_jobs import FAMILIES, JOBS, TINY, Job
+from tests.bench.planning.planning_measure import Bench, Meter, prepare_process
+from tests.bench.planning.planning_model import make_base
 
 GPU_GIB = 46.0
 """Memory of the models that are there at once; a row's activations take the rest of 80 GB."""
@@ -115,7 +115,7 @@ def _measure_rows(
 def calibrate_first(out: str, lock: str, deadline_s: float, cpu: bool) -> None:
     """Write what the node's own measurement says of this card, and what a bare process holds."""
 
-    from agents.contract.node import CalibrationJob
+    from agents.contract.requests.jobs import CalibrationJob
     from agents.trainer.calibration import calibrate
 
     with alone(lock):

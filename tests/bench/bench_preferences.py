@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.bench_chat import FULL, TINY, Scale, describe_ours, describe_peer, save_in_process
-from tests.bench.chat_rows import draw_lengths, make_pairs, write_pairs
-from tests.bench.engine_shapes import SHAPES, read_config, scale_cap
-from tests.bench.fresh_process import first_line, run_fresh
-from tests.bench.our_training import RunFailed, make_spec, read_card, run_trainer, summarize
-from tests.bench.preference_peers import PreferenceJob, train_preference_peer
+from tests.bench.engines.chat_rows import draw_lengths, make_pairs, write_pairs
+from tests.bench.engines.engine_shapes import SHAPES, read_config, scale_cap
+from tests.bench.engines.fresh_process import first_line, run_fresh
+from tests.bench.engines.our_training import RunFailed, make_spec, read_card, run_trainer, summarize
+from tests.bench.engines.preference_peers import PreferenceJob, train_preference_peer
 
 GOALS = {"trl": 1.5, "peft": 1.5}
 SIGMA = 0.6

@@ -35,10 +35,10 @@ from typing import Any
 from agents.contract.formats import ENGINES, EXPORTS, Engine
 from agents.node.files import describe_file
 from tests.agents.trainer.ranks import DEMO
-from tests.bench import learned_model
-from tests.bench.quantize_jobs import Bench, make, make_capped, merge
-from tests.bench.reference_engines import CASES as REFERENCES
-from tests.bench.reference_engines import hold_against, time_theirs
+from tests.bench.quantizing import learned_model
+from tests.bench.quantizing.quantize_jobs import Bench, make, make_capped, merge
+from tests.bench.quantizing.reference_engines import CASES as REFERENCES
+from tests.bench.quantizing.reference_engines import hold_against, time_theirs
 
 TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
         "num_attention_heads": 4}  # fmt: skip

@@ -25,11 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.bench_chat import FULL, SIGMA, TINY, Scale, save_in_process
-from tests.bench.chat_rows import draw_lengths, make_pairs, make_rows, write_pairs, write_rows
-from tests.bench.engine_probe import TrainingParts, run_probed
-from tests.bench.engine_shapes import SHAPES, list_values, scale_cap
-from tests.bench.fresh_process import first_line, run_fresh
-from tests.bench.our_training import RunFailed, make_spec, read_card, run_trainer, summarize
+from tests.bench.engines.chat_rows import (
+    draw_lengths,
+    make_pairs,
+    make_rows,
+    write_pairs,
+    write_rows,
+)
+from tests.bench.engines.engine_probe import TrainingParts, run_probed
+from tests.bench.engines.engine_shapes import SHAPES, list_values, scale_cap
+from tests.bench.engines.fresh_process import first_line, run_fresh
+from tests.bench.engines.our_training import RunFailed, make_spec, read_card, run_trainer, summarize
 
 GOAL = 0.95
 SHARES = (0.0, 0.25, 0.5, 1.0)

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import inspect
+import contextlib
 import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agents.contract.wheel_tags import this_target
+from agents.contract.requests import NodeRequest
+from agents.contract.requests.environment import (
+    EnvironmentBuild,
+    EnvironmentQuery,
+    FetchWheels,
+    FindBuildTools,
+    LookForWheels,
+    TryEnvironment,
+    UnpackUv,
+)
+from agents.contract.requests.node import ReadFacts
+from agents.contract.requests.runs import CompareBundle
+from agents.contract.wheel_target import this_target
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import PackageIndex, read_index_settings
 from agents.shared.packages.wheel_progress import show_size
@@ -32,20 +44,19 @@ from app.nodes.node import Node
 from app.provisioning.environment import read_lock, read_train_lock, setup_environment
 from app.provisioning.torch_build import TorchBuild
 from app.provisioning.wheels import WheelPlaces
-from tests.bench.ssh_server import measured_server
+from tests.bench.rigs.ssh_server import measured_server
 
 TARGET_OWN_S, TARGET_S = 20.0, 180.0
-PHASES = {
-    "environment_tools": "look",
-    "environment_find": "look",
-    "facts": "look",
-    "look_for_wheels": "look",
-    "unpack_uv": "look",
-    "fetch_wheels": "fetch",
-    "bundle_status": "copy",
-    "open_command": "copy",
-    "environment_build": "uv",
-    "try_environment": "trial",
+PHASES: dict[type[NodeRequest[Any]], str] = {
+    FindBuildTools: "look",
+    EnvironmentQuery: "look",
+    ReadFacts: "look",
+    LookForWheels: "look",
+    UnpackUv: "look",
+    FetchWheels: "fetch",
+    CompareBundle: "copy",
+    EnvironmentBuild: "uv",
+    TryEnvironment: "trial",
 }
 NOT_OURS = ("uv", "trial")
 
@@ -58,20 +69,25 @@ class TimedClient:
         self._seconds = seconds
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        phase = PHASES.get(name)
-        return self._timed(found, phase) if phase and inspect.iscoroutinefunction(found) else found
+        return getattr(self._client, name)
 
-    def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        async def timed(*args: Any, **options: Any) -> Any:
-            began_s = time.perf_counter()
-            try:
-                return await function(*args, **options)
-            finally:
+    async def ask(self, request: NodeRequest[Any], *progress: Any) -> Any:
+        with self._timing(PHASES.get(type(request))):
+            return await self._client.ask(request, *progress)
+
+    async def open_command(self, *arguments: str) -> Any:
+        with self._timing("copy"):
+            return await self._client.open_command(*arguments)
+
+    @contextlib.contextmanager
+    def _timing(self, phase: str | None) -> Iterator[None]:
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            if phase is not None:
                 took_s = time.perf_counter() - began_s
                 self._seconds[phase] = self._seconds.get(phase, 0.0) + took_s
-
-        return timed
 
 
 def warm(cache: Path, lock_texts: Sequence[str]) -> int:

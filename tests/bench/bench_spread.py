@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.chunks import CHUNK_BYTES
-from tests.bench.role_cpu import CpuMeter
+from tests.bench.rigs.role_cpu import CpuMeter
 from tests.cluster.namespaces import Cluster, Node
 
 ROOT = Path(__file__).resolve().parents[2]

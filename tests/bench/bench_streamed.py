@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.bench_host import count_layer_parameters
-from tests.bench.chat_rows import make_rows, write_rows
-from tests.bench.engine_probe import TrainingParts, find_rest, run_probed
-from tests.bench.engine_shapes import GIB, SHAPES, Size, list_values, round_depth
-from tests.bench.fresh_process import Emit, first_line, run_fresh
-from tests.bench.offloaded_peer import train_offloaded
-from tests.bench.our_training import RunFailed, make_spec, read_card, run_trainer, summarize
-from tests.bench.peer_training import PeerJob
-from tests.bench.random_model import keep_no_layers, save_outline, use_random_weights
+from tests.bench.engines.chat_rows import make_rows, write_rows
+from tests.bench.engines.engine_probe import TrainingParts, find_rest, run_probed
+from tests.bench.engines.engine_shapes import GIB, SHAPES, Size, list_values, round_depth
+from tests.bench.engines.fresh_process import Emit, first_line, run_fresh
+from tests.bench.engines.offloaded_peer import train_offloaded
+from tests.bench.engines.our_training import RunFailed, make_spec, read_card, run_trainer, summarize
+from tests.bench.engines.peer_training import PeerJob
+from tests.bench.engines.random_model import keep_no_layers, save_outline, use_random_weights
 
 GOAL_RESIDENT, GOAL_PEER, GOAL_SLOW = 0.6, 3.0, 0.95
 SLOW_FLOPS_PER_S = 25e12

@@ -24,7 +24,7 @@ from app.nodes.files.local_files import BLOCK_BYTES, read_blocks
 from app.nodes.link import open_link
 from app.nodes.node import Node
 from app.nodes.transport.connection import connect
-from tests.bench.ssh_server import MeasuredServer, measured_server
+from tests.bench.rigs.ssh_server import MeasuredServer, measured_server
 from tests.fakes.ssh import client_of
 
 

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.contract.run import AttemptIntent, AttemptStatus
+from agents.contract.requests.attempts import LaunchAttempt
+from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, RunSpec
 from app.errors import RacklessError, UserError
 from app.runs.lifecycle.launch import start_run
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.models import write_model
+from tests.fakes.requests import Report
 
 SHOW_EVERY = 25
 """Number of kills or starts after which the progress is shown and stored."""
@@ -189,12 +191,12 @@ def _slow_down(cluster: FakeCluster, name: str, draw: random.Random) -> None:
     node = cluster[name]
     launch, turns = node.launch, draw.randrange(MAX_DELAY_TICKS // 2)
 
-    async def launch_later(intent: AttemptIntent) -> AttemptStatus:
+    async def launch_later(request: LaunchAttempt, progress: Report = None) -> AttemptStatus:
         for _ in range(turns):
             await asyncio.sleep(0)
         for run_id, _ in node.attempts:
-            if run_id != intent.run_id:
+            if run_id != request.intent.run_id:
                 raise UserError(f"Node {name} is already busy: run {run_id} uses its CPU.")
-        return await launch(intent)
+        return await launch(request)
 
     node.launch = launch_later  # type: ignore[method-assign]

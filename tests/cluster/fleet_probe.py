@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from agents.contract.requests.connection import Ping
 from agents.contract.run import FileEntry
 from app.events import Event, EventHub, NodeChanged
 from app.nodes.files import transfer
@@ -39,7 +40,7 @@ async def main(options: argparse.Namespace) -> None:
             await fleet.join(Node(name="pc", address=address), options.fingerprint)
             await fleet.connect()
             client = fleet.client("pc")
-            await client.ping()
+            await client.ask(Ping())
             if options.push is not None:
                 data = options.push.read_bytes()
                 sha256 = hashlib.sha256(data).hexdigest()

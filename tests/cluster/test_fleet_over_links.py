@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.namespaces import Cluster
+from tests.draws import random_bytes
 
 pytestmark = [pytest.mark.netns, pytest.mark.alone]
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_a_node_that_is_sent_a_model_over_a_slow_link_stays_online(tmp_path: Pat
     """4 MB at 6 Mb/s take more than five seconds; a ping behind them would be overdue."""
     model = tmp_path / "model"
     model.mkdir()
-    (model / "weights").write_bytes(os.urandom(4_000_000))
+    (model / "weights").write_bytes(random_bytes(4_000_000))
     with Cluster(tmp_path / "cluster", num_nodes=1, rate="6mbit") as cluster:
         push = ("--push", str(model / "weights"))
         with watching(cluster, tmp_path / "master", *push) as said:

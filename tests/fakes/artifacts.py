@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agents.contract.examination import (
+from agents.contract.node import EnvironmentReport, InterfaceFacts, NodeFacts
+from agents.contract.requests.examination import (
     DeviceFacts,
     DriverFacts,
     Examination,
@@ -13,7 +14,6 @@ from agents.contract.examination import (
     SystemFacts,
     WslFacts,
 )
-from agents.contract.node import EnvironmentReport, InterfaceFacts, NodeFacts
 from app.nodes.endpoints import Endpoint
 from app.provisioning.check_row import CheckedGroup, CheckedNode
 

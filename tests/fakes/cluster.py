@@ -10,34 +10,62 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import (
+from agents.contract.data import DataPreview, NamedRow, ShownConversation, ShownPart, ShownRow
+from agents.contract.hub import HubSnapshot
+from agents.contract.in_place import PlaceAnswer
+from agents.contract.messages import Progress
+from agents.contract.node import Calibration, EnvironmentReport, ModelRefusal, NodeFacts
+from agents.contract.requests.attempts import (
+    Attempts,
+    ConfirmAttempt,
+    ControlAttempt,
+    KeepAttempt,
+    LaunchAttempt,
+    ListAttempts,
+    OwnAttempt,
+    ReadAttempt,
+    StopAttempt,
+)
+from agents.contract.requests.chats import (
+    AskChat,
     ChatAnswer,
     ChatJob,
     ChatOpened,
     ChatReply,
     ChatTurn,
-    MakeJob,
-    MergeJob,
-    PackagesBuild,
-    PackagesReport,
+    CloseChat,
+    StopChat,
 )
-from agents.contract.data import (
-    DataPreview,
-    NamedRow,
-    PreviewJob,
-    ShownConversation,
-    ShownPart,
-    ShownRow,
+from agents.contract.requests.environment import PackagesBuild, PackagesReport
+from agents.contract.requests.exports import ExportedFiles, MakeJob, MergeJob
+from agents.contract.requests.hub import (
+    FetchSnapshot,
+    FindSnapshot,
+    FoundSnapshot,
+    OfferSnapshot,
+    ShowSnapshot,
 )
-from agents.contract.hub import HubSnapshot, SnapshotPlace
-from agents.contract.in_place import PlaceAnswer, PlaceQuery
-from agents.contract.node import (
-    Calibration,
-    CalibrationJob,
-    EnvironmentReport,
-    ModelRefusal,
-    NodeFacts,
+from agents.contract.requests.jobs import CalibrationJob, PreviewJob
+from agents.contract.requests.models import FoundConfig, InspectModel, ModelRefusals, ReadConfig
+from agents.contract.requests.node import ReadFacts
+from agents.contract.requests.probes import ChoosePort, ChosenPort
+from agents.contract.requests.runs import (
+    Checkpoints,
+    ClaimAttempt,
+    CompareBundle,
+    DeleteArtifact,
+    DeleteCheckpoint,
+    DeleteRun,
+    Fence,
+    HashArtifact,
+    HashedFiles,
+    ListCheckpoints,
+    RaiseFence,
+    VerifyCheckpoint,
 )
+from agents.contract.requests.shared import PlaceAnswers, PlaceQueries
+from agents.contract.requests.storage import Freed
+from agents.contract.requests.streams import ListStreams, ReadStream, StreamSizes
 from agents.contract.run import (
     AttemptIntent,
     AttemptState,
@@ -47,11 +75,9 @@ from agents.contract.run import (
     Claim,
     ControlRequest,
     FileEntry,
-    MasterIdentity,
     RankStatus,
     StreamChunk,
 )
-from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.events import EventHub
 from app.forecasts.learning import learn_from_run
@@ -59,7 +85,7 @@ from app.forecasts.planner import Planner
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
-from app.runs.nodes.node_pool import BytesProgress, OnMessage, OnProgress, OnTransfers
+from app.runs.nodes.node_pool import BytesProgress, OnTransfers
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
 from app.settings import Settings
@@ -67,9 +93,9 @@ from app.storage.artifacts import ArtifactStore
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
-from app.storage.prompts import PromptStore
 from app.storage.recoveries import RecoveryStore
 from app.storage.runs import RunStore
+from tests.fakes.requests import FakeAgent, Report, answers
 
 ENVIRONMENT = EnvironmentReport(python="/env/bin/python", python_version="3.11.7", fits=True)
 
@@ -112,12 +138,7 @@ def make_preview(**changes: Any) -> DataPreview:
 
 
 @dataclass
-class Exported:
-    path: str
-
-
-@dataclass
-class FakeNode:
+class FakeNode(FakeAgent):
     """One node; a test turns its switches."""
 
     name: str
@@ -200,16 +221,21 @@ class FakeNode:
 
     # ------------------------------------------------------------ what the master asks
 
-    async def facts(self) -> NodeFacts:
+    @answers(ReadFacts)
+    async def facts(self, request: ReadFacts, progress: Report = None) -> NodeFacts:
         self._answer("facts")
         return self.facts_now
 
-    async def port_choose(self, address: str) -> int:
+    @answers(ChoosePort)
+    async def port_choose(self, request: ChoosePort, progress: Report = None) -> ChosenPort:
         self._answer("port_choose")
         # All nodes have one address, where each port can be used once.
-        return 29500 + 100 * ord(self.name[0]) + self.calls.count("port_choose")
+        port = 29500 + 100 * ord(self.name[0]) + self.calls.count("port_choose")
+        return ChosenPort(port=port)
 
-    async def launch(self, intent: AttemptIntent) -> AttemptStatus:
+    @answers(LaunchAttempt)
+    async def launch(self, request: LaunchAttempt, progress: Report = None) -> AttemptStatus:
+        intent = request.intent
         self._answer("launch")
         self.asked_to_launch.set()
         if self.launch_gate is not None:
@@ -232,59 +258,75 @@ class FakeNode:
         self.attempts[intent.run_id, intent.attempt] = status
         return status
 
-    async def confirm(self, run_id: str, attempt: int, *, is_final: bool) -> None:
+    @answers(ConfirmAttempt)
+    async def confirm(self, request: ConfirmAttempt, progress: Report = None) -> None:
         self._answer("confirm")
-        if is_final:
-            status = await self.attempt_status(run_id, attempt)
-            self.attempts[run_id, attempt] = replace(status, is_confirmed=True)
+        if request.is_final:
+            status = await self._status(request.run_id, request.attempt)
+            self.attempts[request.run_id, request.attempt] = replace(status, is_confirmed=True)
 
-    async def attempt_own(self, run_id: str, attempt: int, master: MasterIdentity) -> None:
+    @answers(OwnAttempt)
+    async def attempt_own(self, request: OwnAttempt, progress: Report = None) -> None:
         self._answer("attempt_own")
-        status = await self.attempt_status(run_id, attempt)
-        self.attempts[run_id, attempt] = replace(status, master=master, owner=master)
+        status = await self._status(request.run_id, request.attempt)
+        self.attempts[request.run_id, request.attempt] = replace(
+            status, master=request.master, owner=request.master
+        )
 
-    async def keep(self, run_id: str, attempt: int, *, is_closed: bool) -> None:
-        self._answer("keep_closed" if is_closed else "keep")
+    @answers(KeepAttempt)
+    async def keep(self, request: KeepAttempt, progress: Report = None) -> None:
+        self._answer("keep_closed" if request.is_closed else "keep")
 
-    async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
+    @answers(ReadAttempt)
+    async def attempt_status(self, request: ReadAttempt, progress: Report = None) -> AttemptStatus:
         self._answer("attempt_status")
         try:
-            return self.attempts[run_id, attempt]
+            return self.attempts[request.run_id, request.attempt]
         except KeyError:
-            raise UserError(f"{self.name} has no attempt {attempt} of {run_id}") from None
+            raise UserError(
+                f"{self.name} has no attempt {request.attempt} of {request.run_id}"
+            ) from None
 
-    async def attempt_list(self) -> tuple[AttemptStatus, ...]:
+    async def _status(self, run_id: str, attempt: int) -> AttemptStatus:
+        return await self.ask(ReadAttempt(run_id=run_id, attempt=attempt))
+
+    @answers(ListAttempts)
+    async def attempt_list(self, request: ListAttempts, progress: Report = None) -> Attempts:
         self._answer("attempt_list")
-        return tuple(self.attempts.values())
+        return Attempts(attempts=tuple(self.attempts.values()))
 
-    async def stop(
-        self, run_id: str, attempt: int, grace_s: float, *, at_loss: bool = False
-    ) -> AttemptStatus:
+    @answers(StopAttempt)
+    async def stop(self, request: StopAttempt, progress: Report = None) -> AttemptStatus:
+        run_id, attempt = request.run_id, request.attempt
         self._answer("stop")
-        self.stops.append((run_id, attempt, grace_s))
+        self.stops.append((run_id, attempt, request.grace_s))
         await asyncio.sleep(self.stop_delay_s)
         if self.stop_error is not None:
             raise self.stop_error
-        status = await self.attempt_status(run_id, attempt)
+        status = await self._status(run_id, attempt)
         if status.state in ("starting", "running", "stopping"):
             self.set_state(run_id, attempt, "stopped")
         return self.attempts[run_id, attempt]
 
-    async def leave_wish(self, run_id: str, attempt: int, wish: ControlRequest) -> None:
+    @answers(ControlAttempt)
+    async def leave_wish(self, request: ControlAttempt, progress: Report = None) -> None:
         self._answer("leave_wish")
-        self.wishes.append(wish)
+        self.wishes.append(request.wish)
         if self.grant is not None:
-            self.grant(run_id, attempt, wish)
+            self.grant(request.run_id, request.attempt, request.wish)
 
-    async def stream_list(self, run_id: str, attempt: int) -> dict[str, int]:
+    @answers(ListStreams)
+    async def stream_list(self, request: ListStreams, progress: Report = None) -> StreamSizes:
         self._answer("stream_list")
-        return {name: len(data) for name, data in self.streams.get((run_id, attempt), {}).items()}
+        streams = self.streams.get((request.run_id, request.attempt), {})
+        return StreamSizes(streams={name: len(data) for name, data in streams.items()})
 
-    async def stream_read(
-        self, run_id: str, attempt: int, stream: str, offset: int, max_bytes: int
-    ) -> StreamChunk:
+    @answers(ReadStream)
+    async def stream_read(self, request: ReadStream, progress: Report = None) -> StreamChunk:
         self._answer("stream_read")
-        return self._chunk(run_id, attempt, stream, offset, max_bytes)
+        return self._chunk(
+            request.run_id, request.attempt, request.stream, request.offset, request.max_bytes
+        )
 
     async def follow_streams(
         self, run_id: str, attempt: int, offsets: Mapping[str, int]
@@ -312,135 +354,156 @@ class FakeNode:
             size_bytes=len(data),
         )
 
-    async def calibrate(
-        self, job: CalibrationJob, progress: OnMessage | None = None
-    ) -> Calibration:
+    @answers(CalibrationJob)
+    async def calibrate(self, request: CalibrationJob, progress: Report = None) -> Calibration:
         self._answer("calibrate")
         return Calibration(
             card=self.facts_now.gpus[0].name, matrix_flops_per_s=4e13, measured_s=5.0
         )
 
-    async def hub_snapshot(self, model: str) -> HubSnapshot | None:
+    @answers(FindSnapshot)
+    async def hub_snapshot(self, request: FindSnapshot, progress: Report = None) -> FoundSnapshot:
         self._answer("hub_snapshot")
-        return self.snapshots.get(model)
+        return FoundSnapshot(snapshot=self.snapshots.get(request.model))
 
-    async def hub_fetch(
-        self, model: str, progress: Callable[[str], None] | None = None
-    ) -> HubSnapshot | None:
+    @answers(FetchSnapshot)
+    async def hub_fetch(self, request: FetchSnapshot, progress: Report = None) -> FoundSnapshot:
         self._answer("hub_fetch")
-        found = self.hub.get(model)
+        found = self.hub.get(request.model)
         if isinstance(found, RacklessError):
             raise found
         if found is not None:
-            self.snapshots[model] = found
+            self.snapshots[request.model] = found
         if progress is not None:
-            progress(f"downloading {model}: 50 % of 1.0 GiB")
-        return found
+            progress(Progress(message=f"downloading {request.model}: 50 % of 1.0 GiB"))
+        return FoundSnapshot(snapshot=found)
 
-    async def hub_offer(self, place: SnapshotPlace) -> None:
+    @answers(OfferSnapshot)
+    async def hub_offer(self, request: OfferSnapshot, progress: Report = None) -> None:
         self._answer("hub_offer")
 
-    async def hub_show(self, place: SnapshotPlace) -> None:
+    @answers(ShowSnapshot)
+    async def hub_show(self, request: ShowSnapshot, progress: Report = None) -> None:
         self._answer("hub_show")
-        self.snapshots[place.model] = place.snapshot
+        self.snapshots[request.place.model] = request.place.snapshot
 
-    async def model_config(self, model: str) -> dict[str, Any] | None:
+    @answers(ReadConfig)
+    async def model_config(self, request: ReadConfig, progress: Report = None) -> FoundConfig:
         self._answer("model_config")
-        return self.configs.get(model)
+        return FoundConfig(config=self.configs.get(request.model))
 
-    async def inspect_model(self, model: str, spec: RunSpec) -> tuple[ModelRefusal, ...]:
+    @answers(InspectModel)
+    async def inspect_model(self, request: InspectModel, progress: Report = None) -> ModelRefusals:
         self._answer("inspect_model")
-        return self.refusals.get(model, ())
+        return ModelRefusals(refusals=self.refusals.get(request.model, ()))
 
-    async def checkpoint_list(self, run_id: str | None = None) -> tuple[CheckpointInfo, ...]:
+    @answers(ListCheckpoints)
+    async def checkpoint_list(
+        self, request: ListCheckpoints, progress: Report = None
+    ) -> Checkpoints:
         self._answer("checkpoint_list")
-        return tuple(c for c in self.checkpoints.values() if run_id in (None, c.run_id))
+        found = (c for c in self.checkpoints.values() if request.run_id in (None, c.run_id))
+        return Checkpoints(checkpoints=tuple(found))
 
-    async def checkpoint_verify(self, run_id: str, step: int) -> CheckpointInfo:
+    @answers(VerifyCheckpoint)
+    async def checkpoint_verify(
+        self, request: VerifyCheckpoint, progress: Report = None
+    ) -> CheckpointInfo:
         self._answer("checkpoint_verify")
-        info = self.checkpoints[run_id, step]
-        whole = step not in self.damaged
+        info = self.checkpoints[request.run_id, request.step]
+        whole = request.step not in self.damaged
         return replace(info, verified=whole, problem="" if whole else "state.json was changed")
 
-    async def checkpoint_delete(self, run_id: str, step: int) -> None:
+    @answers(DeleteCheckpoint)
+    async def checkpoint_delete(self, request: DeleteCheckpoint, progress: Report = None) -> None:
         self._answer("checkpoint_delete")
-        del self.checkpoints[run_id, step]
-        self.damaged.discard(step)
+        del self.checkpoints[request.run_id, request.step]
+        self.damaged.discard(request.step)
 
-    async def bundle_status(self, destination: str, files: Sequence[FileEntry]) -> BundleStatus:
+    @answers(CompareBundle)
+    async def bundle_status(self, request: CompareBundle, progress: Report = None) -> BundleStatus:
         self._answer("bundle_status")
-        is_here = destination in self.pushed
-        missing = () if is_here else tuple(entry.path for entry in files)
-        return BundleStatus(path=f"/agent/{destination}", complete=is_here, missing=missing)
+        is_here = request.destination in self.pushed
+        missing = () if is_here else tuple(entry.path for entry in request.files)
+        return BundleStatus(path=f"/agent/{request.destination}", complete=is_here, missing=missing)
 
-    async def find_places(
-        self, queries: Sequence[PlaceQuery], progress: OnMessage | None = None
-    ) -> tuple[PlaceAnswer, ...]:
+    @answers(PlaceQueries)
+    async def find_places(self, request: PlaceQueries, progress: Report = None) -> PlaceAnswers:
         self._answer("find_places")
         found = []
-        for query in queries:
+        for query in request.queries:
             path = query.paths[0] if query.member is None else f"{query.paths[0]}/{query.member}"
             found.append(self.places.get(path, PlaceAnswer()))
-        return tuple(found)
+        return PlaceAnswers(answers=tuple(found))
 
-    async def run_fence(self, run_id: str, attempt: int) -> int:
+    @answers(RaiseFence)
+    async def run_fence(self, request: RaiseFence, progress: Report = None) -> Fence:
         self._answer("run_fence")
-        self.fences[run_id] = max(attempt, self.fences.get(run_id, 0))
-        return self.fences[run_id]
+        fence = max(request.attempt, self.fences.get(request.run_id, 0))
+        self.fences[request.run_id] = fence
+        return Fence(attempt=fence)
 
-    async def run_claim(self, run_id: str, attempt: int, replaces: int) -> Claim:
+    @answers(ClaimAttempt)
+    async def run_claim(self, request: ClaimAttempt, progress: Report = None) -> Claim:
+        run_id, attempt = request.run_id, request.attempt
         self._answer("run_claim")
         launched = max((number for run, number in self.attempts if run == run_id), default=0)
         fence = self.fences.get(run_id, 0)
-        if launched > replaces or attempt <= fence:
+        if launched > request.replaces or attempt <= fence:
             return Claim(is_granted=False, fence=fence, launched=launched)
         self.fences[run_id] = attempt
         return Claim(is_granted=True, fence=attempt, launched=launched)
 
-    async def run_delete(self, run_id: str) -> int:
+    @answers(DeleteRun)
+    async def run_delete(self, request: DeleteRun, progress: Report = None) -> Freed:
         self._answer("run_delete")
         if self.delete_error is not None:
             raise self.delete_error
-        self.deleted.append(run_id)
-        self.attempts = {k: v for k, v in self.attempts.items() if k[0] != run_id}
-        return 0
+        self.deleted.append(request.run_id)
+        self.attempts = {k: v for k, v in self.attempts.items() if k[0] != request.run_id}
+        return Freed(freed_bytes=0)
 
-    async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]:
+    @answers(HashArtifact)
+    async def hash_artifact(self, request: HashArtifact, progress: Report = None) -> HashedFiles:
         self._answer("hash_artifact")
-        return self.artifacts.get(path, ())
+        return HashedFiles(files=self.artifacts.get(request.path, ()))
 
-    async def delete_artifact(self, path: str) -> int:
+    @answers(DeleteArtifact)
+    async def delete_artifact(self, request: DeleteArtifact, progress: Report = None) -> Freed:
         self._answer("delete_artifact")
-        return sum(entry.size_bytes for entry in self.artifacts.pop(path, ()))
+        files = self.artifacts.pop(request.path, ())
+        return Freed(freed_bytes=sum(entry.size_bytes for entry in files))
 
-    async def export_merged(self, job: MergeJob, progress: OnProgress | None = None) -> Exported:
+    @answers(MergeJob)
+    async def export_merged(self, request: MergeJob, progress: Report = None) -> ExportedFiles:
         self._answer("export_merged")
-        self.merges.append(job)
-        return Exported(job.destination)
+        self.merges.append(request)
+        return ExportedFiles(path=request.destination)
 
-    async def export_made(self, job: MakeJob, progress: OnProgress | None = None) -> Exported:
+    @answers(MakeJob)
+    async def export_made(self, request: MakeJob, progress: Report = None) -> ExportedFiles:
         self._answer("export_made")
-        self.made.append(job)
-        self.artifacts[job.destination] = ()
-        return Exported(job.destination)
+        self.made.append(request)
+        self.artifacts[request.destination] = ()
+        return ExportedFiles(path=request.destination)
 
-    async def chat_open(self, job: ChatJob, progress: OnMessage | None = None) -> ChatOpened:
+    @answers(ChatJob)
+    async def chat_open(self, request: ChatJob, progress: Report = None) -> ChatOpened:
         self._answer("chat_open")
-        self.loaded.append(job)
-        self.chats.add(job.chat)
-        device = job.devices[0].device if job.devices else "cpu"
+        self.loaded.append(request)
+        self.chats.add(request.chat)
+        device = request.devices[0].device if request.devices else "cpu"
         return ChatOpened(load_s=1.0, runtime="fake", device=device)
 
-    async def chat_ask(
-        self, chat: str, turn: ChatTurn, piece: OnMessage | None = None
-    ) -> ChatReply:
+    @answers(AskChat)
+    async def chat_ask(self, request: AskChat, progress: Report = None) -> ChatReply:
         self._answer("chat_ask")
-        if chat not in self.chats:
+        if request.chat not in self.chats:
             return ChatReply(answer=None, ended="nothing was asked for 15 minutes")
-        self.asked.append((chat, turn))
-        if piece is not None:
-            piece("Forty-")
-            piece("two.")
+        self.asked.append((request.chat, request.turn))
+        if progress is not None:
+            progress(Progress(message="Forty-"))
+            progress(Progress(message="two."))
         answer = ChatAnswer(
             text="Forty-two.",
             num_tokens=2,
@@ -451,24 +514,28 @@ class FakeNode:
         )
         return ChatReply(answer=answer)
 
-    async def chat_stop(self, chat: str) -> None:
+    @answers(StopChat)
+    async def chat_stop(self, request: StopChat, progress: Report = None) -> None:
         self._answer("chat_stop")
-        self.stopped.append(chat)
+        self.stopped.append(request.chat)
 
-    async def chat_close(self, chat: str) -> None:
+    @answers(CloseChat)
+    async def chat_close(self, request: CloseChat, progress: Report = None) -> None:
         self._answer("chat_close")
-        self.chats.discard(chat)
+        self.chats.discard(request.chat)
 
+    @answers(PackagesBuild)
     async def build_packages(
-        self, job: PackagesBuild, progress: OnMessage | None = None
+        self, request: PackagesBuild, progress: Report = None
     ) -> PackagesReport:
         self._answer("build_packages")
-        return PackagesReport(path=f"environments/packages-{job.lock_sha256[:16]}")
+        return PackagesReport(path=f"environments/packages-{request.lock_sha256[:16]}")
 
-    async def preview_data(self, job: PreviewJob, progress: OnMessage | None = None) -> DataPreview:
+    @answers(PreviewJob)
+    async def preview_data(self, request: PreviewJob, progress: Report = None) -> DataPreview:
         self._answer("preview_data")
-        self.previews.append(job)
-        return make_preview(whole=job.whole)
+        self.previews.append(request)
+        return make_preview(whole=request.whole)
 
 
 class FakeCluster:
@@ -550,7 +617,6 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
         artifacts=ArtifactStore(database),
-        prompts=PromptStore(database),
         recoveries=recoveries,
     )
     services.hooks.forecast = Planner(services).forecast

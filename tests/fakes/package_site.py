@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from agents.contract.wheel_tags import normal_name
+from packaging.utils import canonicalize_name
 
 
 class PackageSite:
@@ -53,7 +53,7 @@ class PackageSite:
 
     def named(self, name: str) -> list[Path]:
         files = sorted(self.folder.glob("*.whl"))
-        return [file for file in files if normal_name(file.name.split("-")[0]) == name]
+        return [file for file in files if canonicalize_name(file.name.split("-")[0]) == name]
 
     def __enter__(self) -> PackageSite:
         self._thread.start()
@@ -97,8 +97,9 @@ def _handler(site: PackageSite) -> type[BaseHTTPRequestHandler]:
                     "hashes": {"sha256": sha256},
                     "size": file.stat().st_size,
                     "yanked": "broken" if file.name in site.yanked else False,
-                    "upload-time": site.uploaded.get(file.name),
+                    "core-metadata": site.with_metadata,
                 }
+                | ({"upload-time": site.uploaded[file.name]} if file.name in site.uploaded else {})
                 for file, sha256 in hashes.items()
             ]
             text = json.dumps({"files": files}).encode()

@@ -48,3 +48,4 @@ def put_torch(folder: Path, machines: tuple[str, ...] = ("x86_64",)) -> None:
     make_wheel(folder, "nvidia_cublas_cu12", "12.6.4.1", tag="py3-none-win_amd64")
     make_wheel(folder, "nvidia_nccl_cu12", "2.29.3", tag="py3-none-manylinux_2_18_x86_64")
     make_wheel(folder, "tomli_later", "2.0")
+    make_wheel(folder, "sympy", "1.14.0")  # as in train.lock

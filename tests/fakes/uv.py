@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from agents.contract.wheel_tags import this_target
+from agents.contract.wheel_target import this_target
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import PackageIndex, read_index_settings
-from agents.shared.packages.wheel_store import WheelProblem, WheelSet, fetch
+from agents.shared.packages.wheel_store import WheelProblem, WheelSet, fetch, unpack_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,8 +32,4 @@ def fetch_uv(store: Path) -> Path:
 
 def unpack_uv(wheel: Path) -> str:
     """Return the path of the program in a wheel."""
-    with zipfile.ZipFile(wheel) as packed:
-        (name,) = (one for one in packed.namelist() if one.endswith(".data/scripts/uv"))
-        path = Path(packed.extract(name, wheel.parent.parent))
-    path.chmod(0o755)
-    return str(path)
+    return str(unpack_program(wheel, "uv", wheel.parent.parent / "unpacked"))

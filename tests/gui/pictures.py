@@ -12,6 +12,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
 from agents.contract.spec import DataSpec, RunSpec
+from app.core.library import SaveRecipe
+from app.core.nodes import CheckNodes
 from app.events import Certificate, PhaseProgress, RankProgress, RunChanged, RunSnapshot
 from app.gui.application import make_application
 from app.gui.kit.collapsible import CollapsibleSection
@@ -134,7 +136,7 @@ def _prepare(stage: Stage) -> QWidget:
     async def check(*args: object) -> tuple[CheckRow, ...]:
         return rows
 
-    stage.core.nodes.check = check  # type: ignore[method-assign, assignment]
+    stage.core.answers[CheckNodes] = check
     stage.window.go_to("nodes")
     stage.window.nodes.table.select("gamma")
     press(stage.window.nodes, "Prepare\u2026")
@@ -356,7 +358,7 @@ def _new_run(stage: Stage) -> QWidget:
 def _new_run_problems(stage: Stage) -> QWidget:
     stage.window.dialogs.ask_new_run()
     dialog = _dialog(stage)
-    dialog.form.fields["rank"].set_answer("0")  # type: ignore[attr-defined]
+    dialog.form.fields["adapter.rank"].set_answer("0")  # type: ignore[attr-defined]
     dialog.start.click()  # type: ignore[attr-defined]
     return dialog
 
@@ -391,7 +393,7 @@ def _new_run_filled(stage: Stage) -> QWidget:
     for key, text in (
         ("name", "support-chat"),
         ("model", "meta-llama/Llama-2-7b-hf"),
-        ("train", "/home/anna/data/chats.jsonl"),
+        ("data.train", "/home/anna/data/chats.jsonl"),
     ):
         dialog.form.fields[key].set_answer(text)  # type: ignore[attr-defined]
     dialog.form.fields["name"].edited.emit()  # type: ignore[attr-defined]
@@ -452,9 +454,8 @@ def _new_run_file(stage: Stage) -> QWidget:
 
 def _new_run_starting(stage: Stage) -> QWidget:
     """An own recipe, and a start under way."""
-    stage.core.library.save_recipe(
-        "Chats in the evening", RunSpec(model="m", data=DataSpec(train="t"))
-    )
+    spec = RunSpec(model="m", data=DataSpec(train="t"))
+    asyncio.run(stage.core.do(SaveRecipe(title="Chats in the evening", spec=spec)))
     dialog = _new_run_filled(stage)
     box = dialog.form.start_from.box  # type: ignore[attr-defined]
     stage.wait_for(lambda: box.findText("Chats in the evening") > 0)
@@ -476,9 +477,9 @@ def _nodes_measuring(stage: Stage) -> QWidget:
 def _look(stage: Stage) -> QWidget:
     stage.core.plan_answer = make_plan_of_mixture()
     dialog = _new_run(stage)
-    for key in ("model", "train"):
+    for key in ("model", "data.train"):
         dialog.form.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
-    dialog.form.fields["train"].edited.emit()  # type: ignore[attr-defined]
+    dialog.form.fields["data.train"].edited.emit()  # type: ignore[attr-defined]
     dialog.outlook.look.click()  # type: ignore[attr-defined]
     shown = next(w for w in dialog.findChildren(QDialog) if w.isVisible())
     stage.wait_for(lambda: "learned" in shown.view.toPlainText())  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from PySide6.QtGui import QGuiApplication, QTextDocument
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from app.core.artifacts import PlanExport
 from app.errors import UserError
 from app.events import RunEvent
 from app.gui.export.export_wizard import ExportWizard
@@ -63,8 +64,8 @@ def test_a_long_path_in_a_message_pushes_no_button_out_of_sight(busy):
 def test_a_long_answer_leaves_the_form_as_wide_as_it_was(busy):
     busy.window.actions_["new_run"].trigger()
     dialog = open_dialog(NewRunDialog)
-    dialog.form.fields["rank"].set_answer(LONG_WORD)
-    dialog.form.fields["rank"]._touch()
+    dialog.form.fields["adapter.rank"].set_answer(LONG_WORD)
+    dialog.form.fields["adapter.rank"]._touch()
     busy.settle()
     assert dialog.form.widget().width() == dialog.form.viewport().width()
     dialog.reject()
@@ -116,12 +117,12 @@ def test_ten_nodes_fit_the_dialog_that_resumes(many):
 
 
 def test_ten_nodes_fit_the_wizard(many, monkeypatch):
-    async def plan(request):
-        plan = make_export_plan(request.to, request.types)
+    async def plan(action, report):
+        plan = make_export_plan(action.request.to, action.request.types)
         place = plan.places[0]
         return replace(plan, places=tuple(replace(place, node=name) for name in NAMES))
 
-    monkeypatch.setattr(many.core.artifacts, "plan_export", plan)
+    monkeypatch.setitem(many.core.answers, PlanExport, plan)
     wizard = ExportWizard(many.context, many.window, many.cluster.runs[RUN])
     wizard.show()
     wizard.formats.boxes["nf4"].click()

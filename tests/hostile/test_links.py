@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 from agents.errors import ExpectedError
 from agents.node.checkpoints import verify
 from agents.node.files import send

@@ -21,7 +21,7 @@ import pytest
 from agents.contract.messages import to_wire
 from agents.contract.node import ModelRefusal
 from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
-from agents.serve.handlers import node as node_handlers
+from agents.serve.handlers import find_handler
 from agents.shared.models.fit import find_misfits, find_refusals
 from agents.shared.models.folder import inspect_model
 from app.errors import UserError
@@ -447,9 +447,11 @@ def test_a_model_on_a_node_is_checked_there_before_the_launch(
     change(folder)
     spec = make_run(tmp_path, model=str(folder))
     call = SimpleNamespace(args={"model": str(folder), "spec": to_wire(spec)})
-    (refusal,) = node_handlers.inspect_model(cast(Any, call))["refusals"]
-    attack(given=f"model folder on a node: {name}", tried="launch", happened=refusal["message"])
-    assert words in refusal["message"]
+    inspect = find_handler("model.inspect")
+    assert inspect is not None
+    (refusal,) = inspect(cast(Any, call)).refusals
+    attack(given=f"model folder on a node: {name}", tried="launch", happened=refusal.message)
+    assert words in refusal.message
 
 
 def test_what_a_node_says_of_its_model_stops_the_start(
@@ -608,7 +610,7 @@ def test_a_whole_model_passes(tmp_path: Path, services: Services, shards: bool) 
 
 def test_an_agent_answers_before_it_loads_what_inspects_models() -> None:
     code = (
-        "import sys, agents.serve.handlers.node; print('agents.shared.models.fit' in sys.modules)"
+        "import sys, agents.serve.handlers.models\nprint('agents.shared.models.fit' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

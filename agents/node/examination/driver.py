@@ -9,7 +9,7 @@ import glob
 import os
 import re
 
-from agents.contract.examination import DriverFacts
+from agents.contract.requests.examination import DriverFacts
 from agents.node.examination.reading import ask, list_folder, read_text
 
 PCI_FOLDER = "/sys/bus/pci/devices"

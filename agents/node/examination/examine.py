@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agents.contract.examination import Examination
+from agents.contract.requests.examination import Examination
 from agents.node.examination.driver import read_driver
 from agents.node.examination.network import read_network
 from agents.node.examination.system import read_system

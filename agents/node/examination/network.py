@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agents.contract.examination import (
+from agents.contract.requests.examination import (
     DeviceFacts,
     DeviceKind,
     NetworkFacts,

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents.contract.examination import NO_LIMIT, Sudo, SyncService, SystemFacts
+from agents.contract.requests.examination import NO_LIMIT, Sudo, SyncService, SystemFacts
 from agents.contract.shares import find_mount, parse_mounts
 from agents.node.examination.reading import ask, find_program, read_text
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ

@@ -9,9 +9,9 @@ import os
 import re
 from typing import Any
 
-from agents.contract.examination import WslFacts
 from agents.contract.names import MAX_TEXT_CHARACTERS
 from agents.contract.node import MAX_LISTED
+from agents.contract.requests.examination import WslFacts
 from agents.node.examination.reading import ask, read_text
 
 POWERSHELL = "/mnt/c/Windows/System32/WindowsPowerShell/v1.0/powershell.exe"

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import MakeJob
+from agents.contract.requests.exports import MakeJob
 from agents.errors import ExpectedError
 from agents.quantizers.formats.architecture_check import refuse_divided
 from agents.quantizers.formats.awq_by_gptqmodel import mended_awq

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import MakeJob
+from agents.contract.requests.exports import MakeJob
 from agents.node.files import LAYERS_PREFIX
 from agents.quantizers.job.reuse import LINEAGE_FILE
 from agents.state import read_json, take_lock

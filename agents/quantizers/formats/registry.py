@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.contract.artifacts import MakeJob
+from agents.contract.requests.exports import MakeJob
 from agents.quantizers.job.job import JobProgress
 
 # One module for two formats: they differ in settings of the same package.

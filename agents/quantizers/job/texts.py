@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from agents.contract.artifacts import TextSource
+from agents.contract.requests.exports import TextSource
 from agents.errors import ExpectedError
 from agents.trainer.data.hub import find_data
 from agents.trainer.data.rows import RowReader

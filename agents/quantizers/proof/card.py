@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agents.contract.artifacts import Origin
 from agents.contract.formats import EXPORTS, Engine
+from agents.contract.requests.exports import Origin
 from agents.quantizers.job.meter import Phase
 from agents.quantizers.job.texts import Texts
 from agents.quantizers.proof.verdict import Proof

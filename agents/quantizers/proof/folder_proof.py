@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from agents.contract.artifacts import MakeJob
+from agents.contract.requests.exports import MakeJob
 from agents.errors import ExpectedError
 from agents.quantizers.formats.unpacking import PackedModel
 from agents.quantizers.inference.models import (

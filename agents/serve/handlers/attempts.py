@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from agents.contract.messages import MAX_LINE_BYTES
-from agents.contract.names import MAX_WAIT_S, check_number
-from agents.contract.run import AttemptIntent, AttemptStatus, ControlRequest, MasterIdentity
-from agents.contract.wire import from_wire, to_wire
+from agents.contract.requests.attempts import (
+    Attempts,
+    ConfirmAttempt,
+    ControlAttempt,
+    KeepAttempt,
+    LaunchAttempt,
+    ListAttempts,
+    OwnAttempt,
+    ReadAttempt,
+    StopAttempt,
+)
+from agents.contract.run import AttemptStatus
+from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.serve.channel import Call
+from agents.serve.handlers import handles
 from agents.supervisor.attempt import (
     AttemptFolder,
     find_attempts,
@@ -32,91 +42,45 @@ from agents.supervisor.sweep import read_tagged
 MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 
 
-@dataclass(frozen=True)
-class AttemptArgs:
-    run_id: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class ConfirmArgs:
-    run_id: str
-    attempt: int
-    is_final: bool
-
-
-@dataclass(frozen=True)
-class OwnArgs:
-    run_id: str
-    attempt: int
-    master: MasterIdentity
-
-
-@dataclass(frozen=True)
-class KeepArgs:
-    run_id: str
-    attempt: int
-    is_closed: bool
-
-
-@dataclass(frozen=True)
-class StopArgs:
-    run_id: str
-    attempt: int
-    grace_s: float = 30.0
-    at_loss: bool = False
-
-    def check_foreign(self) -> None:
-        check_number("grace_s", self.grace_s, 0, MAX_WAIT_S)
-
-
-@dataclass(frozen=True)
-class WishArgs:
-    run_id: str
-    attempt: int
-    wish: ControlRequest
-
-
-def launch(call: Call) -> AttemptStatus:
+@handles(LaunchAttempt)
+def launch(call: Call, request: LaunchAttempt) -> AttemptStatus:
     """Start this node's part of an attempt, once."""
-    return launch_attempt(call.home, from_wire(AttemptIntent, call.args, "intent"))
+    return launch_attempt(call.home, request.intent)
 
 
-def confirm(call: Call) -> dict[str, Any]:
+@handles(ConfirmAttempt)
+def confirm(call: Call, request: ConfirmAttempt) -> None:
     """Let this node's part of an attempt go on: for a moment, or for good."""
-    args = from_wire(ConfirmArgs, call.args, "args")
-    confirm_attempt(AttemptFolder(call.home, args.run_id, args.attempt), args.is_final)
-    return {}
+    confirm_attempt(AttemptFolder(call.home, request.run_id, request.attempt), request.is_final)
 
 
-def own(call: Call) -> dict[str, Any]:
+@handles(OwnAttempt)
+def own(call: Call, request: OwnAttempt) -> None:
     """Remember the master that takes an attempt over."""
-    args = from_wire(OwnArgs, call.args, "args")
-    write_owner(AttemptFolder(call.home, args.run_id, args.attempt), args.master)
-    return {}
+    write_owner(AttemptFolder(call.home, request.run_id, request.attempt), request.master)
 
 
-def keep(call: Call) -> dict[str, Any]:
+@handles(KeepAttempt)
+def keep(call: Call, request: KeepAttempt) -> None:
     """Leave the attempt to the master that asks, or close it, so that no node recovers it."""
-    args = from_wire(KeepArgs, call.args, "args")
-    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
-    if args.is_closed:
+    attempt = AttemptFolder(call.home, request.run_id, request.attempt)
+    if request.is_closed:
         close(attempt, "a master said so")
     else:
         record_keep(attempt)
-    return {}
 
 
-def status(call: Call) -> AttemptStatus:
+@handles(ReadAttempt)
+def status(call: Call, request: ReadAttempt) -> AttemptStatus:
     """Return the status of an attempt on this node."""
-    args = from_wire(AttemptArgs, call.args, "args")
-    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
+    attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     with contextlib.suppress(ExpectedError):  # the state can be read all the same
         keep_owned(attempt)
     return read_status(attempt)
 
 
-def list_all(call: Call) -> dict[str, Any]:
+@handles(ListAttempts)
+def list_all(call: Call, request: ListAttempts) -> Attempts:
     """Return the attempts that this node knows, as many of the newest as fit into an answer.
 
     Only the newest attempt of each run carries its spec and all its ranks.
@@ -129,41 +93,41 @@ def list_all(call: Call) -> dict[str, Any]:
     newest = {attempt.run_id: attempt.number for attempt in attempts}
     statuses = [read_status(attempt, tagged) for attempt in attempts]
     told = [s if newest[s.run_id] == s.attempt else _shorten(s) for s in statuses]
-    return {"attempts": _fit(told)}
+    return Attempts(attempts=_fit(told))
 
 
 def _shorten(status: AttemptStatus) -> AttemptStatus:
     return replace(status, spec=None, all_ranks=())
 
 
-def _fit(statuses: list[AttemptStatus]) -> list[dict[str, Any]]:
-    """Return the wire forms, leaving out the oldest when they are too many for one message."""
+def _fit(statuses: list[AttemptStatus]) -> tuple[AttemptStatus, ...]:
+    """Return them without the oldest when they are too many for one message."""
     left_bytes = MAX_LIST_BYTES
-    kept = {}
+    kept = []
     # The newest take the space first; the answer keeps the original order.
     for index in sorted(range(len(statuses)), key=lambda i: -(statuses[i].started_s or 0.0)):
-        form = to_wire(statuses[index])
-        left_bytes -= len(json.dumps(form))
+        left_bytes -= len(json.dumps(to_wire(statuses[index])))
         if left_bytes < 0:
             break
-        kept[index] = form
-    return [kept[index] for index in sorted(kept)]
+        kept.append(index)
+    return tuple(statuses[index] for index in sorted(kept))
 
 
-def stop(call: Call) -> AttemptStatus:
+@handles(StopAttempt)
+def stop(call: Call, request: StopAttempt) -> AttemptStatus:
     """End an attempt here; answer once no tagged process is left."""
-    args = from_wire(StopArgs, call.args, "args")
-    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
-    return stop_attempt(attempt, args.grace_s, at_loss=args.at_loss)
+    attempt = AttemptFolder(call.home, request.run_id, request.attempt)
+    return stop_attempt(attempt, request.grace_s, at_loss=request.at_loss)
 
 
-def wish(call: Call) -> dict[str, Any]:
+@handles(ControlAttempt)
+def wish(call: Call, request: ControlAttempt) -> None:
     """Write a control request for the trainer, which checks for one at each step."""
-    args = from_wire(WishArgs, call.args, "args")
-    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
+    attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     attempt.require()
     # Nobody would take the request, and the user would wait for its effect.
     if is_over(attempt):
-        raise ExpectedError(f"Attempt {args.attempt} of run {args.run_id} has ended on this node.")
-    write_request(attempt.folder, args.wish)
-    return {}
+        raise ExpectedError(
+            f"Attempt {request.attempt} of run {request.run_id} has ended on this node."
+        )
+    write_request(attempt.folder, request.wish)

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.contract.artifacts import (
+from agents.contract.json_text import read_said
+from agents.contract.requests.chats import (
+    AskChat,
     ChatAnswer,
     ChatDevice,
     ChatJob,
     ChatOpened,
     ChatReply,
-    ChatTurn,
+    CloseChat,
+    StopChat,
 )
-from agents.contract.json_text import read_said
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import job_folder
 from agents.program import command
 from agents.serve.channel import Call
 from agents.serve.chats import Chat
-from agents.serve.handlers.jobs import job_environ
+from agents.serve.handlers import handles
+from agents.serve.programs import job_environ
 from agents.state import Home, write_json
 from agents.supervisor.leases import announce, find_holder
 
 _CPU = ChatDevice(device="cpu", device_id="cpu")
 
 
-def open_chat(call: Call) -> ChatOpened:
+@handles(ChatJob)
+def open_chat(call: Call, job: ChatJob) -> ChatOpened:
     """Load a model; it stays until it is closed, is idle, or other work leases its GPU."""
-    job = from_wire(ChatJob, call.args, "job")
     place, note = _choose_device(call.home, job)
     packages = [str(call.home.path / job.packages)] if job.packages else []
     # Registered before it is loaded, so that a close can end the loading.
@@ -54,10 +57,10 @@ def open_chat(call: Call) -> ChatOpened:
     return from_wire(ChatOpened, {**said, "device": place.device, "note": note}, "opened")
 
 
-def ask(call: Call) -> ChatReply:
+@handles(AskChat)
+def ask(call: Call, request: AskChat) -> ChatReply:
     """Let a loaded model continue a conversation."""
-    turn = from_wire(ChatTurn, call.args.get("turn"), "turn")
-    chat = call.chats.get(str(call.args.get("chat")))
+    chat = call.chats.get(request.chat)
     if chat is None:
         return ChatReply(answer=None, ended="the connection was lost in the meantime")
     # Messages carry no question's id, so a second listener would take the first one's answer.
@@ -66,7 +69,7 @@ def ask(call: Call) -> ChatReply:
             "The model is still answering the previous question.", "Stop that answer first"
         )
     try:
-        chat.send({"kind": "ask", "turn": to_wire(turn)})
+        chat.send({"kind": "ask", "turn": to_wire(request.turn)})
         said = _wait_for(chat, call, "answer")
     finally:
         chat.asking.release()
@@ -75,20 +78,20 @@ def ask(call: Call) -> ChatReply:
     return ChatReply(answer=from_wire(ChatAnswer, said, "answer"))
 
 
-def stop(call: Call) -> dict[str, Any]:
+@handles(StopChat)
+def stop(call: Call, request: StopChat) -> None:
     """Cut the current answer short."""
-    chat = call.chats.get(str(call.args.get("chat")))
+    chat = call.chats.get(request.chat)
     if chat is not None:
         chat.send({"kind": "stop"})
-    return {}
 
 
-def close(call: Call) -> dict[str, Any]:
+@handles(CloseChat)
+def close(call: Call, request: CloseChat) -> None:
     """Unload a model."""
-    chat = call.chats.pop(str(call.args.get("chat")), None)
+    chat = call.chats.pop(request.chat, None)
     if chat is not None:
         chat.end("it was closed")
-    return {}
 
 
 def _wait_for(chat: Chat, call: Call, kind: str) -> dict[str, Any] | None:

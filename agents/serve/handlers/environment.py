@@ -2,67 +2,130 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import socket
+from dataclasses import replace
 
-from agents.contract.artifacts import PackagesBuild, PackagesReport
-from agents.contract.environments import EnvironmentTools, KeptItems, WheelQuery, WheelReport
-from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
-from agents.contract.wire import from_wire
+from agents.contract.environments import (
+    DeviceTrial,
+    EnvironmentTools,
+    EnvironmentTrial,
+    KeptItems,
+    TrialJob,
+    WheelReport,
+)
+from agents.contract.node import EnvironmentReport
+from agents.contract.requests.environment import (
+    BringPython,
+    EnvironmentBuild,
+    EnvironmentQuery,
+    FetchWheels,
+    FindBuildTools,
+    ListKept,
+    LookForWheels,
+    PackagesBuild,
+    PackagesReport,
+    PruneKept,
+    TryEnvironment,
+    UnpackUv,
+)
+from agents.contract.requests.storage import Freed
+from agents.contract.wire import from_wire, to_wire
+from agents.errors import ExpectedError
 from agents.node import build_tools, environment, kept_environments, packages, wheels
+from agents.node.facts import read_gpus
 from agents.serve.channel import Call
+from agents.serve.handlers import handles
+from agents.serve.programs import report_of
+from agents.supervisor.leases import borrow_device
 
 
-def find(call: Call) -> EnvironmentReport:
+@handles(EnvironmentQuery)
+def find(call: Call, request: EnvironmentQuery) -> EnvironmentReport:
     """Compare an interpreter's packages with the lock."""
-    query = from_wire(EnvironmentQuery, call.args, "args")
-    return environment.find(call.home, query, call.children)
+    return environment.find(call.home, request, call.children)
 
 
-def find_tools(call: Call) -> EnvironmentTools:
+@handles(FindBuildTools)
+def find_tools(call: Call, request: FindBuildTools) -> EnvironmentTools:
     """Look for a Python and a uv to build with."""
     return build_tools.find_tools(call.home, call.children)
 
 
-def unpack_uv(call: Call) -> EnvironmentTools:
+@handles(UnpackUv)
+def unpack_uv(call: Call, request: UnpackUv) -> EnvironmentTools:
     """Unpack uv from its wheel."""
-    query = from_wire(WheelQuery, call.args, "args")
-    return build_tools.unpack_uv(call.home, query, call.children)
+    return build_tools.unpack_uv(call.home, request.query, call.children)
 
 
-def bring_python(call: Call) -> EnvironmentTools:
+@handles(BringPython)
+def bring_python(call: Call, request: BringPython) -> EnvironmentTools:
     """Have uv download a Python, with `progress` events."""
     return build_tools.bring_python(call.home, call.children, call.progress)
 
 
-def look_for_wheels(call: Call) -> WheelReport:
+@handles(LookForWheels)
+def look_for_wheels(call: Call, request: LookForWheels) -> WheelReport:
     """Say which wheels of a lock are here."""
-    return wheels.look_for_wheels(call.home, from_wire(WheelQuery, call.args, "args"))
+    return wheels.look_for_wheels(call.home, request.query)
 
 
-def fetch_wheels(call: Call) -> WheelReport:
+@handles(FetchWheels)
+def fetch_wheels(call: Call, request: FetchWheels) -> WheelReport:
     """Fetch the wheels of a lock, with `progress` events."""
-    query = from_wire(WheelQuery, call.args, "args")
-    return wheels.fetch_wheels(call.home, query, call.children, call.progress)
+    return wheels.fetch_wheels(call.home, request.query, call.children, call.progress)
 
 
-def build(call: Call) -> EnvironmentReport:
+@handles(EnvironmentBuild)
+def build(call: Call, request: EnvironmentBuild) -> EnvironmentReport:
     """Build the environment from the lock, with `progress` events."""
-    job = from_wire(EnvironmentBuild, call.args, "args")
-    return environment.build(call.home, job, call.children, call.progress)
+    return environment.build(call.home, request, call.children, call.progress)
 
 
-def list_kept(call: Call) -> KeptItems:
+@handles(TryEnvironment)
+def try_environment(call: Call, request: TryEnvironment) -> EnvironmentReport:
+    """Import what training needs and do one tiny step on each free device; keep what came of it.
+
+    Raises:
+        ExpectedError: there is no environment, or a package cannot be imported.
+    """
+    adopted = environment.read_adopted(call.home)
+    if adopted is None or adopted.python is None:
+        raise ExpectedError("There is no training environment on this node to try.")
+    gpus, _ = read_gpus(call.home)
+    node = socket.gethostname()
+    devices = []
+    with contextlib.ExitStack() as held:
+        for gpu in gpus:
+            trial = DeviceTrial(device=f"cuda:{gpu.index}", name=gpu.name)
+            try:
+                held.enter_context(
+                    borrow_device(call.home, gpu.uuid, "a trial", node, lambda name: False)
+                )
+            except ExpectedError as busy:
+                trial = replace(trial, problem=f"not tried: {busy.message}")
+            devices.append(trial)
+        cpu = DeviceTrial(device="cpu", name="CPU")
+        job = TrialJob(devices=tuple(devices) or (cpu,))
+        found = report_of(
+            call, adopted.python, "agents.trainer.trial", to_wire(job), "The trial of training"
+        )
+    return environment.keep_trial(call.home, from_wire(EnvironmentTrial, found, "report"))
+
+
+@handles(ListKept)
+def list_kept(call: Call, request: ListKept) -> KeptItems:
     """List what building environments has left here."""
     return KeptItems(items=kept_environments.list_kept(call.home))
 
 
-def prune(call: Call) -> dict[str, Any]:
+@handles(PruneKept)
+def prune(call: Call, request: PruneKept) -> Freed:
     """Delete some of that by name."""
-    names = from_wire(tuple[str, ...], call.args.get("names"), "names")
-    return {"freed_bytes": kept_environments.prune(call.home, names)}
+    return Freed(freed_bytes=kept_environments.prune(call.home, request.names))
 
 
-def build_packages(call: Call) -> PackagesReport:
+@handles(PackagesBuild)
+def build_packages(call: Call, request: PackagesBuild) -> PackagesReport:
     """Put packages beside the training environment, with `progress` events."""
-    job = from_wire(PackagesBuild, call.args, "job")
-    return packages.build(call.home, job, call.children, call.progress)
+    return packages.build(call.home, request, call.children, call.progress)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
-from agents.contract.names import MAX_WAIT_S, check_number
-from agents.contract.node import AllReduceProbe, LinkProbe
-from agents.contract.wire import from_wire, to_wire
+from agents.contract.node import LinkProbe
+from agents.contract.requests.probes import (
+    AllReduceProbe,
+    ChoosePort,
+    ChosenPort,
+    ListenForProbe,
+    ProbeDoor,
+    ProbeLink,
+)
+from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.node.probes import (
     answer_probe,
@@ -22,82 +28,45 @@ from agents.node.probes import (
 from agents.node.probes import choose_port as choose_free_port
 from agents.program import command
 from agents.serve.channel import Call
+from agents.serve.handlers import handles
 from agents.shared.files.python_child import python_variables
 from agents.state import archive_path
 
-MAX_PROBE_BYTES = 1 << 30
-"""Number of bytes that a probe may send over a link."""
-MIN_SEGMENT_BYTES = 88
-"""Smallest payload of a packet that Linux lets a program ask for."""
 START_S = 60.0
 """Time for importing torch, on top of the probe's own deadline, in seconds."""
 
 
-@dataclass(frozen=True)
-class PortArgs:
-    address: str
-
-
-@dataclass(frozen=True)
-class ListenArgs:
-    address: str
-    timeout_s: float = 30.0
-
-    def check_foreign(self) -> None:
-        check_number("timeout_s", self.timeout_s, 0, MAX_WAIT_S)
-
-
-@dataclass(frozen=True)
-class Listening:
-    port: int
-    greeting: str
-    """What the other node has to send first, in hex; known only to whom the master gives it."""
-
-
-@dataclass(frozen=True)
-class ConnectArgs:
-    address: str
-    port: int
-    greeting: str
-    num_bytes: int = 0
-    segment_bytes: int | None = None
-
-    def check_foreign(self) -> None:
-        check_number("port", self.port, 1, 65535)
-        check_number(
-            "segment_bytes", self.segment_bytes or MIN_SEGMENT_BYTES, MIN_SEGMENT_BYTES, 65535
-        )
-        check_number("num_bytes", self.num_bytes, 0, MAX_PROBE_BYTES)
-
-
-def choose_port(call: Call) -> dict[str, Any]:
+@handles(ChoosePort)
+def choose_port(call: Call, request: ChoosePort) -> ChosenPort:
     """Return a free port of one of this node's addresses."""
-    return {"port": choose_free_port(from_wire(PortArgs, call.args, "args").address)}
+    return ChosenPort(port=choose_free_port(request.address))
 
 
-def listen(call: Call) -> Listening:
+@handles(ListenForProbe)
+def listen(call: Call, request: ListenForProbe) -> ProbeDoor:
     """Answer with a port and a greeting, then serve one probe of whoever sends that greeting."""
-    args = from_wire(ListenArgs, call.args, "args")
-    listener = open_listener(args.address)
+    listener = open_listener(request.address)
     greeting = make_greeting()
     # The master needs the port before the other node can connect.
     serve = threading.Thread(
-        target=answer_probe, args=(listener, greeting, args.timeout_s), daemon=True
+        target=answer_probe, args=(listener, greeting, request.timeout_s), daemon=True
     )
     serve.start()
-    return Listening(listener.getsockname()[1], greeting.hex())
+    return ProbeDoor(port=listener.getsockname()[1], greeting=greeting.hex())
 
 
-def connect(call: Call) -> LinkProbe:
+@handles(ProbeLink)
+def connect(call: Call, request: ProbeLink) -> LinkProbe:
     """Measure the link to a listening node."""
-    args = from_wire(ConnectArgs, call.args, "args")
-    greeting = read_greeting(args.greeting)
-    return probe_link(args.address, args.port, greeting, args.num_bytes, args.segment_bytes)
+    greeting = read_greeting(request.greeting)
+    return probe_link(
+        request.address, request.port, greeting, request.num_bytes, request.segment_bytes
+    )
 
 
-def allreduce(call: Call) -> dict[str, Any]:
+@handles(AllReduceProbe)
+def allreduce(call: Call, probe: AllReduceProbe) -> dict[str, Any]:
     """Take part in one all-reduce, in the training environment's own process."""
-    probe = from_wire(AllReduceProbe, call.args, "args")
     argv = command(probe.python, "agents.trainer.allreduce")
     environ = {**python_variables(archive_path()), "OMP_NUM_THREADS": "1"}
     limit_s = probe.timeout_s + START_S

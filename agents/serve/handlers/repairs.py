@@ -5,21 +5,23 @@ Applying and undoing is a command of its own (`agents/node/repair_command.py`).
 
 from __future__ import annotations
 
-from agents.contract.repair import ChangeList, RepairPreview, RepairQuery
-from agents.contract.wire import from_wire
+from agents.contract.repair import ChangeList, RepairPreview
+from agents.contract.requests.repairs import ListChanges, PreviewRepair
 from agents.node.administrator import Administrator
 from agents.node.change_log import ChangeLog
 from agents.node.repair import preview as preview_steps
 from agents.serve.channel import Call
+from agents.serve.handlers import handles
 
 
-def preview(call: Call) -> RepairPreview:
+@handles(PreviewRepair)
+def preview(call: Call, request: PreviewRepair) -> RepairPreview:
     """Return what steps would do now."""
-    query = from_wire(RepairQuery, call.args, "args")
-    return preview_steps(query.steps, Administrator(call.children))
+    return preview_steps(request.steps, Administrator(call.children))
 
 
-def list_changes(call: Call) -> ChangeList:
+@handles(ListChanges)
+def list_changes(call: Call, request: ListChanges) -> ChangeList:
     """Return the newest changes of this node that fit into an answer."""
     admin = Administrator(call.children)
     return ChangeList(changes=tuple(ChangeLog(call.home).newest()), admin=admin.way)

@@ -1,32 +1,34 @@
-"""Handle the question whether this node can use files where they lie on a share."""
+"""Handle the request for the places where this node can use files that lie on a share."""
 
 from __future__ import annotations
 
 import threading
 
-from agents.contract.in_place import PlaceAnswer, PlaceAnswers, PlaceQueries, may_have
+from agents.contract.in_place import PlaceAnswer, may_have
 from agents.contract.json_text import read_said
+from agents.contract.requests.shared import PlaceAnswers, PlaceQueries
 from agents.contract.shares import read_mounts
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import job_folder
 from agents.serve.channel import Call
-from agents.serve.handlers.jobs import job_environ
+from agents.serve.handlers import handles
+from agents.serve.programs import job_environ
 from agents.state import agent_command, write_json
 
 
-def find_places(call: Call) -> PlaceAnswers:
+@handles(PlaceQueries)
+def find_places(call: Call, request: PlaceQueries) -> PlaceAnswers:
     """Return where this node has the files of each query, after it has compared their content.
 
     Raises:
         ExpectedError: the search ended without an answer.
     """
-    args = from_wire(PlaceQueries, call.args, "args")
-    if not may_have(args.queries, read_mounts()):
-        return PlaceAnswers(answers=(PlaceAnswer(),) * len(args.queries))
+    if not may_have(request.queries, read_mounts()):
+        return PlaceAnswers(answers=(PlaceAnswer(),) * len(request.queries))
     with job_folder(call.home) as folder:
         job = folder / "job.json"
-        write_json(job, to_wire(args))
+        write_json(job, to_wire(request))
         return _search(call, [*agent_command(), "shared", str(job)])
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from agents.contract.storage import StorageReport
-from agents.contract.wire import from_wire
+from agents.contract.requests.storage import DeleteStorage, Freed, ListStorage, StorageReport
 from agents.node import storage
 from agents.serve.channel import Call
+from agents.serve.handlers import handles
 
 
-def list_all(call: Call) -> StorageReport:
+@handles(ListStorage)
+def list_all(call: Call, request: ListStorage) -> StorageReport:
     """List what lies below the agent's home."""
     return storage.list_storage(call.home)
 
 
-def delete(call: Call) -> dict[str, Any]:
+@handles(DeleteStorage)
+def delete(call: Call, request: DeleteStorage) -> Freed:
     """Delete some of that by name."""
-    names = from_wire(tuple[str, ...], call.args.get("names"), "names")
-    return {"freed_bytes": storage.delete_storage(call.home, names)}
+    return Freed(freed_bytes=storage.delete_storage(call.home, request.names))

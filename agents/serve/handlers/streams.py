@@ -3,79 +3,60 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
-from agents.contract.messages import STREAM_CHUNK_BYTES, RemoteError
+from agents.contract.messages import RemoteError
+from agents.contract.requests.streams import (
+    Following,
+    FollowStreams,
+    ListStreams,
+    ReadStream,
+    StreamSizes,
+    UnfollowStreams,
+)
 from agents.contract.run import StreamChunk
-from agents.contract.wire import from_wire, to_wire
+from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.serve.channel import Call
+from agents.serve.handlers import handles
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.streams import follow as follow_streams
 from agents.supervisor.streams import list_streams as list_sizes
 from agents.supervisor.streams import read_chunk
 
 
-@dataclass(frozen=True)
-class ListStreamsArgs:
-    run_id: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class ReadArgs:
-    run_id: str
-    attempt: int
-    stream: str
-    offset: int = 0
-    max_bytes: int = STREAM_CHUNK_BYTES
-
-
-@dataclass(frozen=True)
-class FollowStreamArgs:
-    run_id: str
-    attempt: int
-    offsets: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class UnfollowArgs:
-    follow: int
-
-
-def list_streams(call: Call) -> dict[str, Any]:
+@handles(ListStreams)
+def list_streams(call: Call, request: ListStreams) -> StreamSizes:
     """Return the streams of an attempt with their sizes."""
-    args = from_wire(ListStreamsArgs, call.args, "args")
-    return {"streams": list_sizes(AttemptFolder(call.home, args.run_id, args.attempt))}
+    attempt = AttemptFolder(call.home, request.run_id, request.attempt)
+    return StreamSizes(streams=list_sizes(attempt))
 
 
-def read(call: Call) -> StreamChunk:
+@handles(ReadStream)
+def read(call: Call, request: ReadStream) -> StreamChunk:
     """Return one piece of a stream."""
-    args = from_wire(ReadArgs, call.args, "args")
-    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
-    return read_chunk(attempt, args.stream, args.offset, args.max_bytes)
+    attempt = AttemptFolder(call.home, request.run_id, request.attempt)
+    return read_chunk(attempt, request.stream, request.offset, request.max_bytes)
 
 
-def follow(call: Call) -> dict[str, Any]:
+@handles(FollowStreams)
+def follow(call: Call, request: FollowStreams) -> Following:
     """Answer with the follow's number, then send `stream.data` events and one `stream.end`."""
-    args = from_wire(FollowStreamArgs, call.args, "args")
-    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
+    attempt = AttemptFolder(call.home, request.run_id, request.attempt)
     attempt.require()
     number = call.request.id
     call.follows[number] = ended = threading.Event()
     # After the answer: the master must know the number before the first event comes.
-    call.afterwards.append(lambda: _follow(call, attempt, args.offsets, ended))
-    return {"follow": number}
+    call.afterwards.append(lambda: _follow(call, attempt, request.offsets, ended))
+    return Following(follow=number)
 
 
-def unfollow(call: Call) -> dict[str, Any]:
+@handles(UnfollowStreams)
+def unfollow(call: Call, request: UnfollowStreams) -> None:
     """End a follow; no event of it comes after the answer but `stream.end`."""
-    args = from_wire(UnfollowArgs, call.args, "args")
-    ended = call.follows.get(args.follow)
+    ended = call.follows.get(request.follow)
     if ended is not None:
         ended.set()
-    return {}
 
 
 def _follow(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
-from agents.contract.wire import from_wire
+from agents.contract.requests.telemetry import FollowSamples
 from agents.serve.channel import Call
+from agents.serve.handlers import handles
 from agents.telemetry.ring import RingReader
 
 POLL_S = 0.05
@@ -16,18 +16,12 @@ QUIET_S = 0.85
 MISSES_BEFORE_REOPENING = 40
 
 
-@dataclass(frozen=True)
-class FollowSamplesArgs:
-    after_s: float | None = None
-
-
-def follow(call: Call) -> dict[str, Any]:
+@handles(FollowSamples)
+def follow(call: Call, request: FollowSamples) -> None:
     """Send `telemetry.sample` events: all after `after_s` (node's clock), None: from now on."""
-    args = from_wire(FollowSamplesArgs, call.args, "args")
     ended = threading.Event()
     call.follows[call.request.id] = ended
-    call.afterwards.append(lambda: _follow(call, args.after_s, ended))
-    return {}
+    call.afterwards.append(lambda: _follow(call, request.after_s, ended))
 
 
 def _follow(call: Call, after_s: float | None, ended: threading.Event) -> None:

@@ -6,8 +6,9 @@ The master counts the rows it can read before it sends them, a node those that i
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.contract.data import DataFinding
@@ -22,22 +23,12 @@ from agents.shared.data.columns import (
 )
 from agents.shared.data.meaning import (
     KIND,
-    ColumnKind,
     Consequence,
     find_kind,
     find_marker,
-    holds_media,
     is_empty,
-    is_held_out,
-    is_history,
-    is_listed_tools,
-    is_media,
-    is_rating,
-    is_reasoning,
-    is_role,
-    is_system_prompt,
-    is_weighted,
-    judge_media,
+    judge_column,
+    judge_key,
     judge_verdict,
     says_no,
 )
@@ -58,18 +49,14 @@ _LISTED = 12
 class _Seen:
     """Counts of one column with one meaning."""
 
+    consequence: Consequence
     count: int = 0
     row: int | None = None
     """Place of the first such row over all files."""
-    consequence: Consequence = "note"
-    num_bad: int = 0
-    """Verdicts against an answer."""
-    num_good: int = 0
-    num_other: int = 0
-    """Values of a verdict's column that are no verdict."""
-    num_mixed: int = 0
-    """Lists of verdicts of both kinds."""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    """Values of a column of verdicts or ratings, by what they say."""
     has_false: bool = False
+    """Whether one of them is a verdict that is no place on a scale."""
     is_noted: bool = False
     """Whether a rating is merely listed."""
 
@@ -90,15 +77,17 @@ class RowMeanings:
         """Count one row, as the file has it; `place` is its number over all files."""
         self.num_rows += 1
         used = used_columns(row.keys() - self._ignored, data_format)
-        said: set[tuple[str, str]] = set()
+        keys: dict[tuple[str, str], Consequence] = {}
         for name, value in row.items():
             if name in used:
                 if name in TOOL_KEYS and not is_empty(value):
                     self._count("skipped", name, "warn", place)
                 if data_format != "text" and name not in _NO_MESSAGES:
-                    self._look_into(value, place, said)
+                    self._judge_messages(value, keys)
             elif isinstance(name, str) and not is_empty(value):
                 self._add_column(name, value, data_format, row, used, place)
+        for (kind, key), consequence in keys.items():
+            self._count(kind, f"{MESSAGES}{key}", consequence, place)
         if data_format == "preference":
             self._add_reversed(row, place)
         marker = next(filter(None, map(find_marker, _texts_of(row, used))), "")
@@ -122,89 +111,47 @@ class RowMeanings:
         place: int,
     ) -> None:
         if name in self._ignored:
-            self._count("ignored", name, "note", place)
-            return
-        known = _meaning_of_known(name, value, row, used)
-        if known is not None:
-            self._count(known.kind, name, _consequence(known, data_format), place)
-            return
-        kind = find_kind(name)
-        if kind.kind == "unknown" and isinstance(value, (int, float)):
-            self._count("unknown", name, "note", place)
-            return
-        media = _judge_picture(name, value, kind, data_format)
-        if media is not None:
-            self._count("media", name, media, place)
-        elif kind.kind == "verdict" or (kind.kind == "score" and is_rating(name, value)):
-            self._add_verdict(name, value, kind, data_format, place)
-        elif kind.kind == "unknown" and data_format != "text" and says_no(value):
-            self._count("verdict", name, "warn", place)
-        elif _holds_meaning(kind, name, value, data_format):
-            self._count(kind.kind, name, _consequence(kind, data_format), place)
+            kind, consequence = "ignored", _NOTE
+        elif name in KNOWN_KEYS and name != "system":
+            kind, consequence = _judge_known(name, value, data_format, row, used)
         else:
-            self._count("unknown", name, "note", place)
+            kind, consequence = judge_column(name, value, data_format)
+        is_rated = kind == "score" or (kind == "verdict" and find_kind(name).kind == kind)
+        if kind == "score":  # a `false` among them is a verdict
+            consequence = "refuse" if data_format in KIND["verdict"].refused_in else "warn"
+        seen = self._count(kind, name, consequence, None if is_rated else place)
+        if seen is not None and is_rated:
+            _add_verdict(seen, kind, name, value, place)
+            seen.is_noted = data_format in ("text", "preference")
 
-    def _add_verdict(
-        self, name: str, value: Any, kind: ColumnKind, data_format: str, place: int
-    ) -> None:
-        judged = judge_verdict(name, value)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if kind.kind == "score" and is_number:
-            judged = "other"  # of a rating, 0 and 1 are places on an unknown scale
-        verdict = KIND["verdict"]
-        seen = self._count(kind.kind, name, _consequence(verdict, data_format), place, first=False)
-        if seen is None:
-            return
-        seen.is_noted = data_format in KIND["score"].noted_in
-        seen.num_bad += judged == "bad"
-        seen.num_good += judged == "good"
-        seen.num_other += judged == "other"
-        seen.num_mixed += judged == "mixed"
-        is_false = value is False or (isinstance(value, list) and False in value)
-        seen.has_false |= is_false and judged == "bad"
-        seen.has_false |= kind.kind == "score" and says_no(value)
-        if judged == "bad" and seen.row is None:
-            seen.row = place
-
-    def _look_into(self, value: Any, place: int, said: set[tuple[str, str]]) -> None:
-        """Count the keys of messages that are not read; each once per row."""
+    def _judge_messages(self, value: Any, keys: dict[tuple[str, str], Consequence]) -> None:
+        """Add the keys of messages that are not read, each with its gravest consequence."""
         for message in _messages_in(value):
             if not isinstance(message, dict):
                 continue
-            for key in _find_skipping(message):
-                self._say("skipped", key, "warn", place, said)
-            if not (message.keys() - TURN_KEYS):
-                continue
+            judged = [("skipped", key, _WARN) for key in _find_skipping(message)]
             for key, part in message.items():
-                if key in TURN_KEYS or key in CALL_KEYS or is_empty(part):
-                    continue
-                self._say(*_judge_key(str(key), part, message), place, said)
-
-    def _say(
-        self, kind: str, key: str, consequence: Consequence, place: int, said: set[tuple[str, str]]
-    ) -> None:
-        """Count a key of a message, once per row."""
-        if key in self._ignored:
-            kind, consequence = "ignored", "note"
-        if (kind, key) not in said:
-            said.add((kind, key))
-            self._count(kind, f"{MESSAGES}{key}", consequence, place)
+                if key not in TURN_KEYS and key not in CALL_KEYS and not is_empty(part):
+                    kind, consequence = judge_key(str(key), part, is_answer=_answers(message))
+                    judged.append((kind, str(key), consequence))
+            for kind, key, consequence in judged:
+                if key in self._ignored:
+                    kind, consequence = "ignored", _NOTE
+                keys[kind, key] = _graver(consequence, keys.get((kind, key), _NOTE))
 
     def _count(
-        self, kind: str, column: str, consequence: Consequence, place: int, *, first: bool = True
+        self, kind: str, column: str, consequence: Consequence, place: int | None
     ) -> _Seen | None:
         seen = self._seen.get((kind, column))
         if seen is None:
             # Columns that merely are there must not keep out those that mean something.
             if len(self._seen) >= (MAX_COLUMNS if consequence == "note" else 2 * MAX_COLUMNS):
                 return None
-            seen = self._seen[kind, column] = _Seen(consequence=consequence)
+            seen = self._seen[kind, column] = _Seen(consequence)
         seen.count += 1
-        if first and seen.row is None:
-            seen.row = place
+        seen.row = place if seen.row is None else seen.row
         # The gravest of all rows counts: one of them may hold a picture, others its size.
-        if _ORDER.index(consequence) < _ORDER.index(seen.consequence):
-            seen.consequence = consequence
+        seen.consequence = _graver(consequence, seen.consequence)
         return seen
 
     def add_columns(self, kind: str, column: str, count: int, *, refused: bool) -> None:
@@ -212,7 +159,7 @@ class RowMeanings:
         consequence: Consequence = "refuse" if refused else "note"
         if column in self._ignored:
             kind, consequence = "ignored", "note"
-        seen = self._count(kind, column, consequence, 0, first=False)
+        seen = self._count(kind, column, consequence, None)
         if seen is not None:
             seen.count += count - 1
 
@@ -240,12 +187,9 @@ class RowMeanings:
 
     def _finding(self, kind: str, column: str, seen: _Seen) -> DataFinding:
         count, consequence = seen.count, seen.consequence
-        is_counted = kind in ("verdict", "score") and (
-            seen.num_bad + seen.num_other + seen.num_good + seen.num_mixed
-        )
-        if is_counted:
+        if seen.verdicts:
             kind, consequence = _judge_counts(kind, seen)
-            count = seen.num_bad if kind == "verdict" else count
+            count = seen.verdicts["bad"] if kind == "verdict" else count
         return DataFinding(
             kind=kind,
             column=column,
@@ -256,58 +200,42 @@ class RowMeanings:
         )
 
 
+_NOTE: Consequence = "note"
+_WARN: Consequence = "warn"
+
+
+def _graver(one: Consequence, other: Consequence) -> Consequence:
+    return min(one, other, key=_ORDER.index)
+
+
+def _add_verdict(seen: _Seen, kind: str, name: str, value: Any, place: int) -> None:
+    judged: str = judge_verdict(name, value)
+    if kind == "score" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        judged = "other"  # of a rating, 0 and 1 are places on an unknown scale
+    seen.verdicts[judged] += 1
+    is_false = value is False or (isinstance(value, list) and False in value)
+    seen.has_false |= is_false and judged == "bad"
+    seen.has_false |= kind == "score" and says_no(value)
+    if judged == "bad" and seen.row is None:
+        seen.row = place
+
+
 def _judge_counts(kind: str, seen: _Seen) -> tuple[str, Consequence]:
     """Return meaning and consequence of a column of verdicts or ratings, by all of its values."""
     # With other values beside yes and no, 0 is a place on a scale or one of many classes.
-    is_scale = kind == "score" or seen.num_other > 0
-    if seen.num_bad and (seen.has_false or not is_scale):
+    said = seen.verdicts
+    is_scale = kind == "score" or said["other"] > 0
+    if said["bad"] and (seen.has_false or not is_scale):
         return "verdict", seen.consequence
-    is_rated = kind == "score" and seen.num_other > 0
-    if is_rated or seen.num_bad or seen.num_mixed:
+    if said["bad"] or said["mixed"] or (kind == "score" and said["other"]):
         return "score", "note" if seen.is_noted else "warn"
     return "unknown", "note"
 
 
-def _consequence(kind: ColumnKind, data_format: str) -> Consequence:
-    return "refuse" if data_format in kind.refused_in else kind.otherwise
-
-
-def _holds_meaning(kind: ColumnKind, name: str, value: Any, data_format: str) -> bool:
-    """Return whether the value bears out what the name says."""
-    if kind.kind == "weight":
-        return is_weighted(name, value)
-    if kind.kind == "history":
-        return is_history(name, value)
-    if kind.kind == "system":
-        return is_system_prompt(name)
-    if kind.kind == "tools":
-        return is_listed_tools(value)
-    if kind.kind == "split":
-        return is_held_out(value)
-    if kind.kind == "reasoning":
-        return is_reasoning(name, value)
-    if kind.kind == "turn":
-        return data_format != "text" or is_role(value)
-    return kind.kind not in ("media", "score")
-
-
-def _judge_picture(name: str, value: Any, kind: ColumnKind, data_format: str) -> Consequence | None:
-    """Return the consequence of a column of pictures, sound or video; None: it is none."""
-    media = judge_media(name, value)
-    if media is None or data_format in kind.refused_in:
-        return media
-    if data_format != "text" or holds_media(value):
-        return media if is_media(value) else "warn"
-    # A text stands for itself, whatever page or recording it comes from.
-    return "warn" if kind.kind == "media" else None
-
-
-def _meaning_of_known(
-    name: str, value: Any, row: dict[str, Any], used: frozenset[str]
-) -> ColumnKind | None:
-    """Return what a column means that other formats read; None: it is none of these."""
-    if name not in KNOWN_KEYS or name == "system":
-        return None
+def _judge_known(
+    name: str, value: Any, data_format: str, row: dict[str, Any], used: frozenset[str]
+) -> tuple[str, Consequence]:
+    """Return kind and consequence of a column that rows of other formats are made of."""
     # UltraChat's prompt is the first message once more, and Alpaca's prompt holds its instruction.
     texts = list(_texts_of(row, used))
     mine = [text.strip() for text in _texts_of({name: value}, (name,)) if text.strip()]
@@ -315,9 +243,11 @@ def _meaning_of_known(
     is_again = all(any(one in text for text in texts) for one in mine) or any(
         text.strip() and text.strip() in one for text in asked for one in mine
     )
-    if mine and is_again:
-        return KIND["unknown"]
-    return KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
+    is_number = isinstance(value, (int, float)) and name in QUESTION_KEYS  # its place in a list
+    if (mine and is_again) or is_number:
+        return "unknown", "note"
+    kind = KIND["question" if name in QUESTION_KEYS or name == "input" else "answer"]
+    return kind.kind, "refuse" if data_format in kind.refused_in else kind.otherwise
 
 
 def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
@@ -335,39 +265,6 @@ def _find_skipping(message: dict[str, Any]) -> Iterator[str]:
 
 def _answers(message: dict[str, Any]) -> bool:
     return (message.get("role") or message.get("from")) in ("assistant", "gpt", "bot", "model")
-
-
-def _judge_key(key: str, part: Any, message: dict[str, Any]) -> tuple[str, str, Consequence]:
-    """Return what a message's key means, as long as no chat template has had a look at it."""
-    kind, consequence = _judge_value(key, part, message)
-    return kind, key, consequence
-
-
-def _judge_value(key: str, part: Any, message: dict[str, Any]) -> tuple[str, Consequence]:
-    media = judge_media(key, part)
-    if media is not None:
-        return "media", media
-    kind = find_kind(key)
-    if kind.kind == "weight" and is_weighted(key, part):
-        return "weight", "refuse" if _answers(message) else "note"
-    if kind.kind in ("verdict", "score"):
-        return _judge_rated(kind, key, part, message)
-    if kind.kind == "reasoning" and is_reasoning(key, part):
-        return "reasoning", "warn"
-    return "unknown", "note"
-
-
-def _judge_rated(
-    kind: ColumnKind, key: str, part: Any, message: dict[str, Any]
-) -> tuple[str, Consequence]:
-    """Return what a verdict or rating beside a message means."""
-    is_number = isinstance(part, (int, float)) and not isinstance(part, bool)
-    bad = judge_verdict(key, part) == "bad" and not is_number
-    if bad and (kind.kind == "verdict" or part is False or says_no(part)):
-        # A question may be a bad one: it is not learned.
-        return "verdict", "refuse" if isinstance(part, bool) or _answers(message) else "note"
-    is_rated = is_rating(key, part) and (is_number or kind.kind == "score")
-    return ("score", "warn") if is_rated and _answers(message) else ("unknown", "note")
 
 
 def _messages_in(value: Any) -> Sequence[Any]:

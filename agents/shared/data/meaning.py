@@ -1,21 +1,28 @@
-"""Recognize columns that change what a row means, by their names and values.
+"""Decide what a column means beyond what is trained, by its name and its values.
 
 A row is trained wrongly where a column that says so is ignored: the answer that `label: false`
-calls a bad one, the question about a picture that nobody shows. Names are compared word by word, so
-that `is_good`, `isGood` and `thumbs-up` are known too; values decide where names cannot.
+calls a bad one, the question about a picture that is not shown. The name tells what a column may
+mean, and its value has to bear it out: an identifier, a number, a date, a URL or a language code
+tells nothing about the question, whatever its column is called.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
+
+from agents.contract.objectives import ROW_FORMATS
 
 Consequence = Literal["refuse", "warn", "note"]
 """`refuse`: the data is not trained; `warn`: named in preview, plan and run; `note`: listed."""
-ALL_FORMATS = ("chat", "alpaca", "preference", "text")
-_ASKED = ("chat", "alpaca", "preference")
+Shape = Literal["flag", "number", "name", "word", "text", "parts"]
+"""Form of a value; `name`: an identifier, date, URL, file or code; `parts`: a list or an object."""
+_CODES = ("number", "name")
+_ASKED = tuple(row.name for row in ROW_FORMATS.values() if not row.is_text)
 _CHECKED_ITEMS = 16
 
 
@@ -23,222 +30,110 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ColumnKind:
     """One meaning that a column can have."""
 
     kind: str
-    words: frozenset[str]
-    """Words of a name, one of which is enough."""
-    refused_in: tuple[str, ...] = ()
-    """Formats whose rows are refused; in others the column is named."""
-    noted_in: tuple[str, ...] = ()
-    """Formats in which it is merely listed."""
-    otherwise: Consequence = "warn"
-    """Consequence in the other formats."""
     says: str
     """Follows the column's name in a message."""
     hint: str
     """What to do; {column} is its name."""
+    words: frozenset[str] = frozenset()
+    """Words of a name, one of which is enough."""
+    refused_in: tuple[str, ...] = ()
+    """Formats whose rows are refused."""
+    otherwise: Consequence = "warn"
+    """Consequence in the other formats."""
 
 
 _KEEP = "or set data.ignore_columns: [{column}] to train on them all the same"
+_OUT = f"Take these rows out, {_KEEP}"
+_HISTORY = "history histories dialog dialogue dialogues previous prior preceding"
+_WEIGHT = "weight weights mask masks masked loss train trainable training learn learnable"
+_CONTEXT = (
+    "context contexts passage passages document documents paragraph paragraphs knowledge background"
+    " article articles choices options candidates endings premise hypothesis story stories"
+)
+_SCORE = (
+    "score scores rating ratings reward rewards rank ranking grade stars points helpfulness"
+    " correctness coherence complexity verbosity quality confidence upvotes downvotes votes margin"
+    " toxicity"
+)
+_VERDICT = (
+    "label labels good bad kto desirable undesirable preferred preference accepted accept"
+    " acceptable rejected reject approved approve disapproved correct incorrect wrong helpful"
+    " unhelpful harmful harmless liked like disliked dislike valid invalid safe unsafe success"
+    " successful failed fail passed pass thumb thumbs thumbsup thumbsdown upvoted downvoted"
+    " verified verdict feedback vote review judgement judgment chosen positive negative toxic"
+    " flagged deleted spam hallucination hallucinated usable keep win winner best outcome reaction"
+)
+# fmt: off
 KINDS = (
-    ColumnKind(
-        kind="media",
-        words=_words(
-            "image images img imgs picture pictures photo photos pixel pixels video videos audio"
-            " audios waveform spectrogram screenshot screenshots"
-        ),
-        refused_in=_ASKED,
-        says="holds pictures, sound or video, which are not trained",
-        hint=f"Take these rows out, {_KEEP}",
-    ),
-    ColumnKind(
-        kind="history",
-        words=_words("history histories dialog dialogue dialogues previous prior preceding"),
-        refused_in=_ASKED,
-        says="holds earlier turns of the conversation, which would be left out",
-        hint=f"Write each row as 'messages' with all turns, {_KEEP}",
-    ),
-    ColumnKind(
-        kind="system",
-        words=frozenset({"system", "sys"}),
-        refused_in=_ASKED,
-        otherwise="note",
-        says="holds a system prompt, which would be left out",
-        hint=f"Rename it to 'system', {_KEEP}",
-    ),
-    ColumnKind(
-        kind="tools",
-        words=_words("tool tools function functions apis"),
-        refused_in=_ASKED,
-        otherwise="note",
-        says="offers tools, which are not trained",
-        hint=f"Take these rows out, {_KEEP}",
-    ),
-    ColumnKind(
-        kind="weight",
-        words=_words(
-            "weight weights mask masks masked loss train trainable training learn learnable"
-        ),
-        refused_in=ALL_FORMATS,
-        says="asks to learn these rows less, or in part, which is not possible",
-        hint=f"Take these rows out, {_KEEP}",
-    ),
-    ColumnKind(
-        kind="context",
-        words=_words(
-            "context contexts passage passages document documents paragraph paragraphs knowledge"
-            " background article choices options candidates endings premise hypothesis"
-            " story"
-        ),
-        refused_in=("alpaca", "preference"),
-        otherwise="note",
-        says="holds what the question is about, which would be left out",
-        hint=f"Rename it to 'input', or write it into the question, {_KEEP}",
-    ),
-    ColumnKind(
-        kind="score",
-        words=_words(
-            "score scores rating ratings reward rewards rank ranking grade stars points"
-            " helpfulness correctness coherence complexity verbosity quality confidence upvotes"
-            " downvotes votes margin toxicity"
-        ),
-        noted_in=("text", "preference"),
-        says="rates the answers, which is not used: all are learned alike",
-        hint="Take out the rows that should not be learned",
-    ),
-    ColumnKind(
-        kind="verdict",
-        words=_words(
-            "label labels good bad kto desirable undesirable preferred preference accepted accept"
-            " acceptable rejected reject approved approve disapproved correct incorrect wrong"
-            " helpful unhelpful harmful harmless liked like disliked dislike valid invalid safe"
-            " unsafe success successful failed fail passed pass thumb thumbs thumbsup thumbsdown"
-            " upvoted downvoted verified verdict feedback vote review judgement judgment chosen"
-            " positive negative toxic flagged deleted spam hallucination hallucinated usable keep"
-            " win winner best outcome reaction"
-        ),
-        refused_in=_ASKED,
-        says="calls rows bad examples, and they would be learned as good ones",
-        hint="Take these rows out, pair them with good answers ('chosen' and 'rejected', "
-        f"objective: dpo), {_KEEP}",
-    ),
-    ColumnKind(
-        kind="reasoning",
-        words=_words(
-            "reasoning thinking thought thoughts rationale explanation cot chain"
-        ),
-        says="holds the reasoning before the answer, which is left out",
-        hint="Write it into the answer if it should be learned",
-    ),
-    ColumnKind(
-        kind="split",
-        words=frozenset({"split", "fold", "subset"}),
-        says="names a held-out split, and the rows are learned all the same",
-        hint="Take these rows out, or name them in data.eval",
-    ),
-    ColumnKind(
-        kind="turn",
-        words=frozenset({"role", "parent", "speaker"}),
-        refused_in=("text",),
-        otherwise="note",
-        says="tells that the row is one turn of a conversation, which would be learned as a text "
-        "of its own",
-        hint=f"Write each conversation as one row of 'messages', {_KEEP}",
-    ),
-    ColumnKind(
-        kind="question",
-        words=frozenset(),  # the names that `columns` knows
-        refused_in=("alpaca", "preference"),
-        says="holds another part of the question, which would be left out",
-        hint=f"Join the parts in one column, or rename one to 'input', {_KEEP}",
-    ),
-    ColumnKind(
-        kind="answer",
-        words=frozenset(),
-        says="holds another answer, which is not learned",
-        hint="Check that the column which is learned is the right one",
-    ),
-    ColumnKind(
-        kind="reversed",
-        words=frozenset(),
-        says="rates the chosen answer below the rejected one",
-        hint="Check which of the two is the better one",
-    ),
-    ColumnKind(
-        kind="placeholder",
-        words=frozenset(),
-        says="stands in the texts for a picture, sound or video, and is learned as it is spelled",
-        hint="Take these rows out if they make no sense without it",
-    ),
-    ColumnKind(
-        kind="skipped",
-        words=frozenset(),
-        says="is not trained, so these rows are left out",
-        hint="Take these rows out, or write what it says into the text",
-    ),
-    ColumnKind(
-        kind="template",
-        words=frozenset(),
-        says="is left out, because the model's chat template has no place for it",
-        hint="Write it into the message's content if it should be learned",
-    ),
-    ColumnKind(
-        kind="cut",
-        words=frozenset(),
-        says="",
-        hint="Raise sequence_tokens, or divide long rows into shorter ones",
-    ),
-    ColumnKind(
-        kind="ignored",
-        words=frozenset(),
-        otherwise="note",
-        says="is left out, as data.ignore_columns asks",
-        hint="",
-    ),
-    ColumnKind(
-        kind="unknown",
-        words=frozenset(),
-        otherwise="note",
-        says="is not used",
-        hint="",
-    ),
-)  # fmt: skip
+    ColumnKind("media", "holds pictures, sound or video, which are not trained", _OUT,
+               _words("img imgs waveform spectrogram"), refused_in=_ASKED),
+    ColumnKind("history", "holds earlier turns of the conversation, which would be left out",
+               f"Write each row as 'messages' with all turns, {_KEEP}",
+               _words(_HISTORY), refused_in=_ASKED),
+    ColumnKind("system", "holds a system prompt, which would be left out",
+               f"Rename it to 'system', {_KEEP}",
+               _words("system sys"), refused_in=_ASKED, otherwise="note"),
+    ColumnKind("tools", "offers tools, which are not trained", _OUT,
+               _words("tool tools function functions apis"), refused_in=_ASKED, otherwise="note"),
+    ColumnKind("weight", "asks to learn these rows less, or in part, which is not possible", _OUT,
+               _words(_WEIGHT), refused_in=(*_ASKED, "text")),
+    ColumnKind("context", "holds what the question is about, which would be left out",
+               f"Rename it to 'input', or write it into the question, {_KEEP}",
+               _words(_CONTEXT), refused_in=("alpaca", "preference"), otherwise="note"),
+    ColumnKind("score", "rates the answers, which is not used: all are learned alike",
+               "Take out the rows that should not be learned", _words(_SCORE)),
+    ColumnKind("verdict", "calls rows bad examples, and they would be learned as good ones",
+               "Take these rows out, pair them with good answers ('chosen' and 'rejected', "
+               f"objective: dpo), {_KEEP}", _words(_VERDICT), refused_in=_ASKED),
+    ColumnKind("reasoning", "holds the reasoning before the answer, which is left out",
+               "Write it into the answer if it should be learned",
+               _words("reasoning thinking thought thoughts rationale cot")),
+    ColumnKind("split", "names a held-out split, and the rows are learned all the same",
+               "Take these rows out, or name them in data.eval", _words("split fold subset")),
+    ColumnKind("turn", "tells that the row is one turn of a conversation, which would be learned "
+               "as a text of its own", f"Write each conversation as one row of 'messages', {_KEEP}",
+               _words("role parent speaker"), refused_in=("text",), otherwise="note"),
+    # These are found by other means than words of a name.
+    ColumnKind("question", "holds another part of the question, which would be left out",
+               f"Join the parts in one column, or rename one to 'input', {_KEEP}",
+               refused_in=("alpaca", "preference")),
+    ColumnKind("answer", "holds another answer, which is not learned",
+               "Check that the column which is learned is the right one"),
+    ColumnKind("reversed", "rates the chosen answer below the rejected one",
+               "Check which of the two is the better one"),
+    ColumnKind("placeholder", "stands in the texts for a picture, sound or video, and is learned "
+               "as it is spelled", "Take these rows out if they make no sense without it"),
+    ColumnKind("skipped", "is not trained, so these rows are left out",
+               "Take these rows out, or write what it says into the text"),
+    ColumnKind("template", "is left out, because the model's chat template has no place for it",
+               "Write it into the message's content if it should be learned"),
+    ColumnKind("cut", "", "Raise sequence_tokens, or divide long rows into shorter ones"),
+    ColumnKind("ignored", "is left out, as data.ignore_columns asks", ""),
+    ColumnKind("unknown", "is not used", "", otherwise="note"),
+)
+# fmt: on
 """Meanings of columns; of several that fit a name the first counts."""
 KIND = {one.kind: one for one in KINDS}
-NO_ANSWER = _words(
-    "false no n bad wrong incorrect rejected reject undesirable dislike disliked negative neg down"
-    " poor low worst terrible awful fail failed failure invalid unsafe harmful toxic lose loser"
-    " downvote downvoted 0 -1"
+_NAMED_ABOUT = _words(
+    "id ids uuid guid hash num number count width height size length len duration fps rate date"
+    " time timestamp at year author credit license licence title channel views language"
+    " languages lang locale category categories genre topic topics subject domain class color tags"
+    " status level effort budget type format version index idx position offset name publisher"
+    " owner model generator generated source method by complete completed"
 )
-"""Spellings of a verdict against an answer."""
-_PLAIN_NO = _words(
-    "bad wrong incorrect rejected undesirable dislike disliked fail failed failure downvote"
-    " downvoted hallucinated"
-)
-_BEFORE = frozenset({"previous", "prior", "preceding"})
-_YES = _words(
-    "true yes y good correct right accepted accept chosen desirable like liked positive pos up"
-    " great high success won pass passed valid safe helpful win winner 1 +1 upvote upvoted"
-)
-_THUMBS_DOWN = "\N{THUMBS DOWN SIGN}"
-_OPPOSITE = _words(
-    "bad undesirable rejected reject disapproved incorrect wrong unhelpful harmful disliked dislike"
-    " invalid unsafe failed fail thumbsdown down downvoted negative toxic flagged deleted spam"
-    " hallucination hallucinated not"
-)
-"""Words of names whose `true` is the verdict against an answer."""
-_SKIPPING = frozenset({"mask", "masks", "masked", "ignore", "skip", "exclude", "no", "not"})
-"""Words of names whose `true` keeps a message from being learned."""
-_FLAGS = _words("true false yes no 0 1 0.0 1.0 none")
-_FLAG = (True, False, "true", "false")
-_COUNTING = _words(
-    "num number count width height size duration fps rate author credit license licence title"
-    " channel views date language lang category categories type format"
-)
-"""Words that make of a picture's column one about the picture."""
+"""Last words of names of columns about something: its length, its date, who wrote it."""
+_NAMED_TEXT = _words("caption description explanation reason reasons comment")
+"""The same; but a `context_description` may be a context."""
+_COUNTED = _words("num n number count")
+"""First words of the same."""
+_OF_SYSTEM = _words("system sys prompt prompts message messages msg instruction instructions text")
+_CHOICES = _words("choices options candidates endings")
+_BEFORE = _words("previous prior preceding")
 _MEDIA_STEMS = ("image", "video", "audio", "pixel", "photo", "picture", "screenshot")
 _MEDIA_SUFFIX = re.compile(
     r"\.(?:png|jpe?g|gif|webp|bmp|tiff?|heic|wav|mp3|flac|ogg|m4a|mp4|mkv|avi|mov|webm)$",
@@ -247,25 +142,56 @@ _MEDIA_SUFFIX = re.compile(
 _WHERE_FROM = _words(
     "url urls uri link links source src origin href homepage website avatar icon favicon logo"
 )
-_ABOUT = _words(
-    "model generator generated explanation reason reasons comment id type name source method by"
-    " count complete completed length time date"
+"""Words of columns whose pictures are those of a page or a writer."""
+_PLAIN_NO = _words(
+    "bad wrong incorrect rejected undesirable dislike disliked fail failed failure downvote"
+    " downvoted hallucinated \N{THUMBS DOWN SIGN}"
 )
-"""Words that make of a column one about ratings, verdicts or reasoning, not one of them."""
-_FLAG_WORDS = _words(
-    "is in to do for be should shall use used usable train trained training trainable learn learned"
-    " learnable loss on this the row sample example message turn token tokens answer assistant"
-    " response completion weight weights mask masks masked enabled compute calculate"
+_NO = _PLAIN_NO | _words(
+    "false no n reject negative neg down poor low worst terrible awful invalid unsafe harmful"
+    " toxic lose loser 0 -1"
 )
+_YES = _words(
+    "true yes y good correct right accepted accept chosen desirable like liked positive pos up"
+    " great high success won pass passed valid safe helpful win winner 1 +1 upvote upvoted"
+    " \N{THUMBS UP SIGN}"
+)
+_TURNED = _words("true yes y 1 false no n 0")
+_OPPOSITE = _words(
+    "bad undesirable rejected reject disapproved incorrect wrong unhelpful harmful disliked dislike"
+    " invalid unsafe failed fail thumbsdown down downvoted negative toxic flagged deleted spam"
+    " hallucination hallucinated not"
+)
+"""Words of names whose `true` is the verdict against an answer."""
+_FLAGS = _words("true false yes no on off none 0 1 0.0 1.0")
+_SKIPPING = _words("mask masks masked ignore skip exclude no not")
+"""Words of names whose `true` keeps a message from being learned."""
 _WEIGHTS = _words("weight weights mask masks masked")
-_LEARNING = _words("train trainable training learn learnable")
-_OTHER_WEIGHTS = _words(
-    "attention attn padding pad kg lb lbs gram grams body birth molecular atomic gross unit"
-    " shipping id idx index name type unk model"
-)
-"""Words that make of weights and masks those of a thing, or of a tokenizer."""
+_OF_ROWS = KIND["weight"].words | _SKIPPING | _words(
+    "is in to do for be should shall use used usable learned on this the row sample sampling"
+    " example instance message turn token tokens question prompt answer assistant response"
+    " completion output target label labels domain task data dataset importance quality"
+    " difficulty enabled compute calculate per lm sft kl ce"
+)  # fmt: skip
+"""Words of names of weights and flags of rows; others are of a thing, or of a tokenizer."""
 _MAX_RATING_WORDS = 3
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DAY = r"\d{1,2}(?:st|nd|rd|th)?"
+_CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?[ap]m)?(?: ?(?:z|utc|gmt|[+-]\d\d:?\d\d))?"
+_NAME = re.compile(
+    # URLs, dates, times, codes of languages, figures, identifiers and paths, files with blanks
+    rf"[a-z][a-z0-9+.-]*://\S+|www\.\S+|{_CLOCK}"
+    rf"|\d{{4}}[-/.]\d{{1,2}}(?:[-/.]\d{{1,2}}(?:[ t]{_CLOCK})?)?"
+    rf"|(?:[a-z]{{3,9}},? )?(?:{_DAY}\.? {_MONTH}|{_MONTH}(?: +{_DAY})?),? \d{{4}}(?:,? {_CLOCK})?"
+    rf"|[a-z]{{3}} {_MONTH} +\d{{1,2}} {_CLOCK} \d{{4}}"
+    r"|[a-z]{2,3}(?:[-_][a-z]{2,8})*|[+-]?\d[\d.,]*[a-z]{0,3}%?|[-_.*?/\\ ]+"
+    r"|(?=\S*[_/\\:.#@-]|(?:\S*\d){3})[a-z0-9_/\\:.#@~%+-]*[a-z0-9_/\\#]={0,2}"
+    r"|\S+(?: \S+){0,4}\.(?:pdf|docx?|txt|md|html?|jsonl?|csv|tsv|xml|xlsx?|pptx?|epub|tex|py)",
+    re.IGNORECASE | re.ASCII,
+)
+_MAX_NAME_CHARS = 1024
+_SUFFIX_CHARS = 6
 # Markers of multimodal sets; `<video>` of a page in HTML has an end tag, and no marker has one.
 _MARKER = re.compile(
     r"<\|?(?P<tag>image|img|picture|video|audio|speech|sound)"
@@ -273,14 +199,14 @@ _MARKER = re.compile(
     r"|<(?:start|end)_of_(?:image|audio|video)>|<\|(?:vision|audio)_\w+\|>|\[IMG\]",
     re.IGNORECASE,
 )
-_PROMPTS = _words("prompt prompts message messages msg instruction instructions text")
+_MAX_MARKED_CHARS = 1 << 20
 _ROLES = _words(
     "system user assistant human gpt bot model prompter chatbot tool function observation"
 )
 _HELD_OUT = _words("validation valid val dev test testing eval evaluation held heldout")
-_MAX_MARKED_CHARS = 1 << 20
-_MAX_NAME_CHARS = 1024
-_SUFFIX_CHARS = 6
+
+
+# ------------------------------------------------------------------- names
 
 
 @functools.lru_cache(maxsize=4096)
@@ -299,15 +225,31 @@ def find_kind(name: str) -> ColumnKind:
 
     >>> [find_kind(name).kind for name in ("thumbs_up", "pixel_values", "systemPrompt", "lang")]
     ['verdict', 'media', 'system', 'unknown']
+    >>> [find_kind(name).kind for name in ("sample_weight", "weight_kg", "operating_system")]
+    ['weight', 'unknown', 'unknown']
     """
-    words = set(split_name(name))
-    plain = "".join(split_name(name))
-    for one in KINDS:
-        if words & one.words or plain in one.words:
-            return one
-    if any(word.startswith(_MEDIA_STEMS) for word in words):
+    words, joined = set(split_name(name)), "".join(split_name(name))
+    only = {"weight": _OF_ROWS, "system": _OF_SYSTEM}
+    if joined.startswith(_MEDIA_STEMS) or any(word.startswith(_MEDIA_STEMS) for word in words):
         return KIND["media"]
+    for one in KINDS:
+        is_said = one.words & words or joined in one.words
+        if is_said and (one.kind not in only or words <= only[one.kind]):
+            return one
     return KIND["unknown"]
+
+
+def is_about(name: str) -> bool:
+    """Return whether a column is about something that another one holds, such as its length.
+
+    >>> is_about("score_model"), is_about("numVotes"), is_about("model_score")
+    (True, True, False)
+    """
+    words = split_name(name)
+    return bool(words) and (words[-1] in _NAMED_ABOUT | _NAMED_TEXT or words[0] in _COUNTED)
+
+
+# ------------------------------------------------------------------- values
 
 
 def is_empty(value: Any) -> bool:
@@ -316,18 +258,70 @@ def is_empty(value: Any) -> bool:
     >>> is_empty([[" ", None]]), is_empty("[]"), is_empty(False), is_empty(float("nan"))
     (True, True, False, True)
     """
+    return all(
+        one.strip() in ("", "[]", "{}", "null")
+        if isinstance(one, str)
+        else one is None or one != one  # tables write NaN where nothing is
+        for one in _leaves(value)
+    )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the values inside of lists and objects, in order."""
     left = [value]
     while left:
         one = left.pop()
-        if isinstance(one, str):
-            if one.strip() not in ("", "[]", "{}", "null"):
-                return False
-        elif isinstance(one, (list, tuple)):
-            left += one
+        if isinstance(one, (list, tuple)):
+            left += reversed(one)
         elif isinstance(one, dict):
-            left += one.values()
-        elif one is not None and one == one:  # tables write NaN where nothing is
-            return False
+            left += reversed(one.values())
+        else:
+            yield one
+
+
+def _some_leaves(value: Any) -> list[Any]:
+    return [one for one in islice(_leaves(value), _CHECKED_ITEMS) if not is_empty(one)]
+
+
+def shape_of(value: Any) -> Shape:
+    """Return the form of a value that is not empty.
+
+    >>> [shape_of(value) for value in (True, "512", "fr-CA", "doc_17", "2024-05-01", "a/b.txt")]
+    ['flag', 'number', 'name', 'name', 'name', 'name']
+    >>> [shape_of(value) for value in ("cats", "Ann lives here.", ["Ann", "Oren"], ["a-1", 2])]
+    ['word', 'text', 'parts', 'name']
+    """
+    if isinstance(value, bool):
+        return "flag"
+    if isinstance(value, (int, float)):
+        return "number"
+    if isinstance(value, (list, tuple, dict)):
+        leaves = _some_leaves(value)
+        # In a list, "yes" is a choice and "Hi" a turn rather than a flag and a code.
+        is_said = any(isinstance(one, str) and one.strip().isalpha() for one in leaves)
+        is_said = is_said or not {shape_of(one) for one in leaves} <= {"flag", "number", "name"}
+        return "parts" if is_said else "name"
+    if not isinstance(value, str):
+        return "name"  # such as a date of a table
+    text = value.strip()
+    if text.startswith(("[", "{", "<")):
+        return "parts"
+    if len(text) > _MAX_NAME_CHARS:
+        return "text"
+    if text.lower() in _FLAGS:
+        return "flag"
+    if _is_number(text):
+        return "number"
+    if _NAME.fullmatch(text):
+        return "name"
+    return "word" if text.isascii() and len(text.split()) == 1 else "text"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
     return True
 
 
@@ -338,12 +332,10 @@ def is_media(value: Any) -> bool:
     (True, True, False)
     """
     if isinstance(value, (list, tuple)):
-        return any(is_media(one) for one in value[:_CHECKED_ITEMS])
+        return any(map(is_media, value[:_CHECKED_ITEMS]))
     if isinstance(value, dict):
-        bytes_and_path = {"bytes", "path"} <= value.keys() or {"array", "sampling_rate"} <= set(
-            value
-        )
-        return bytes_and_path and not is_empty(value)
+        is_file = {"bytes", "path"} <= value.keys() or {"array", "sampling_rate"} <= value.keys()
+        return is_file and not is_empty(value)
     if isinstance(value, str):
         text = value.strip()
         if text[:11].lower().startswith(("data:image/", "data:audio/", "data:video/")):
@@ -354,71 +346,161 @@ def is_media(value: Any) -> bool:
     return isinstance(value, (bytes, bytearray)) and len(value) > 0
 
 
-def holds_media(value: Any) -> bool:
-    """Return whether a value is a picture, sound or video itself, not the name of one.
-
-    >>> holds_media("a.png"), holds_media(["data:image/png;base64,AA"])
-    (False, True)
-    """
+def _holds_media(value: Any) -> bool:
+    """Return whether a value is a picture, sound or video itself, not the name of one."""
     if isinstance(value, (list, tuple)):
-        return any(holds_media(one) for one in value[:_CHECKED_ITEMS])
-    if isinstance(value, str):
-        return value.lstrip()[:5].lower() == "data:" and is_media(value)
-    return is_media(value)
+        return any(map(_holds_media, value[:_CHECKED_ITEMS]))
+    return is_media(value) and (not isinstance(value, str) or value.lstrip()[:5].lower() == "data:")
 
 
-def judge_media(name: str, value: Any) -> Consequence | None:
-    """Return the consequence of a column that a picture's name has, or of a value that is one.
+# ------------------------------------------------------------------- both
 
-    None: it holds none.
+
+def judge_column(name: str, value: Any, data_format: str) -> tuple[str, Consequence]:
+    """Return kind and consequence of a column that is not read, by one value.
+
+    `score` and `verdict` are decided by all values of the column.
+
+    >>> judge_column("context", "Ann lives here.", "alpaca")
+    ('context', 'refuse')
+    >>> judge_column("context", "ctx-17", "alpaca"), judge_column("context_length", 512, "alpaca")
+    (('unknown', 'note'), ('unknown', 'note'))
     """
+    media = _judge_media(name, value, data_format)
+    if media is not None:
+        return "media", media
+    kind = find_kind(name)
+    if kind.kind == "unknown" and data_format != "text" and says_no(value):
+        return "verdict", "warn"
+    if kind.kind == "unknown" or not _bears_out(kind.kind, name, value):
+        return "unknown", "note"
+    found = kind.otherwise
+    if data_format in kind.refused_in:
+        # One word may be text of a `context`, but rather is a label in a `context_window`.
+        is_label = kind.kind in ("history", "context") and len(split_name(name)) > 1
+        found = "warn" if is_label and shape_of(value) == "word" else "refuse"
+    return (kind.kind, found) if found != "note" else ("unknown", "note")
+
+
+def _bears_out(kind: str, name: str, value: Any) -> bool:
+    """Return whether the value bears out what the name says."""
+    match kind:
+        case "weight":
+            return is_weighted(name, value)
+        case "split":
+            return isinstance(value, str) and not _HELD_OUT.isdisjoint(split_name(value))
+        case "turn":
+            return isinstance(value, str) and value.strip().lower() in _ROLES
+        case "score":
+            return is_rating(name, value)
+        case "verdict":
+            return not is_about(name) or shape_of(value) not in ("flag", "number")
+    return _holds_text(kind, name, value)
+
+
+def _holds_text(kind: str, name: str, value: Any) -> bool:
+    """Return whether a value is text or has parts, rather than names or counts something."""
+    shape, words, is_list = shape_of(value), split_name(name), isinstance(value, (list, dict))
+    is_text = shape in ("word", "text", "parts")
+    if is_about(name) and not (is_text and words[-1] in _NAMED_TEXT):
+        return False
+    if kind == "tools":
+        return is_list or shape == "parts"
+    if kind == "history" and not _BEFORE.isdisjoint(words):
+        return shape == "parts"
+    if kind == "context" and is_list and not _CHOICES.isdisjoint(words):
+        return True
+    return is_text or (kind == "reasoning" and shape == "name")
+
+
+def _judge_media(name: str, value: Any, data_format: str) -> Consequence | None:
+    """Return the consequence of a column of pictures, sound or video; None: it is none."""
     words = set(split_name(name))
-    named = find_kind(name).kind == "media"
-    if is_media(value):
-        return None if words & _WHERE_FROM and not named else "refuse"
-    if not named or value is False or value == 0 or is_empty(value):
+    is_named, is_held = find_kind(name).kind == "media", is_media(value)
+    if not is_named and (not is_held or words & _WHERE_FROM):
         return None
-    return "warn" if words & _COUNTING else "refuse"
+    if not is_held and (value is False or value == 0):
+        return None
+    if data_format == "text" and not _holds_media(value):
+        # A text stands for itself, whatever page or recording it comes from.
+        return "warn" if is_named else None
+    # The name of a picture may be all that there is of one in an `image`, hardly in an `image_id`.
+    is_code = len(words) > 1 and not isinstance(value, (list, dict)) and shape_of(value) in _CODES
+    return "warn" if not is_held and (is_code or is_about(name)) else "refuse"
 
 
-def judge_verdict(name: str, value: Any) -> str:
-    """Return `bad`, `good`, or `other` for a value that is no verdict, such as a class of many.
+def judge_key(key: str, value: Any, *, is_answer: bool) -> tuple[str, Consequence]:
+    """Return kind and consequence of a message's key that is not read, in the absence of a
+    template: it may have a place for the key.
 
-    A list may be `mixed`.
+    A question may be a bad one, since it is not learned.
+    """
+    media = _judge_media(key, value, "chat")
+    if media is not None:
+        return "media", media
+    kind = find_kind(key).kind
+    if kind == "weight" and is_weighted(key, value):
+        return "weight", "refuse" if is_answer else "note"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind in ("verdict", "score"):
+        is_bad = not is_number and judge_verdict(key, value) == "bad"
+        if is_bad and (kind == "verdict" or value is False or says_no(value)):
+            return "verdict", "refuse" if is_answer or isinstance(value, bool) else "note"
+        if is_answer and is_rating(key, value) and (is_number or kind == "score"):
+            return "score", "warn"
+    if kind == "reasoning" and _bears_out(kind, key, value):
+        return "reasoning", "warn"
+    return "unknown", "note"
 
-    >>> [judge_verdict("label", value) for value in (False, "True", 0, 3, "bad")]
-    ['bad', 'good', 'bad', 'other', 'bad']
+
+def judge_verdict(name: str, value: Any) -> Literal["bad", "good", "mixed", "other"]:
+    """Return what a verdict says; `other`: it is none, such as a class of many.
+
+    >>> [judge_verdict("label", value) for value in (False, "True", 0, 3, "bad", [1, 0])]
+    ['bad', 'good', 'bad', 'other', 'bad', 'mixed']
     >>> judge_verdict("is_toxic", True), judge_verdict("thumbs_down", False)
     ('bad', 'good')
     """
     if isinstance(value, (list, tuple)):
-        found = {judge_verdict(name, one) for one in value[:_CHECKED_ITEMS]}
+        found = {judge_verdict(name, one) for one in _some_leaves(value)}
         if {"good", "bad"} <= found:
             return "mixed"  # of several candidates, or turns; which of them is learned is not said
-        return next((one for one in ("bad", "other", "good") if one in found), "other")
+        return "bad" if "bad" in found else "good" if found == {"good"} else "other"
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    text = text.strip().lower().replace("thumbs", "").strip(" _-.!")
-    if value == -1 or text == "-1":
-        return "bad"
-    if _THUMBS_DOWN in text or text in NO_ANSWER:
-        said = False
-    elif text in _YES or text == "\N{THUMBS UP SIGN}":
-        said = True
-    else:
-        return "other"
+    text = text.strip().lower()
+    text = text if text == "-1" else text.replace("thumbs", "").strip(" _-.!")
+    if text not in _NO | _YES:
+        return "bad" if "\N{THUMBS DOWN SIGN}" in text else "other"
     # Only a plain yes or no is turned round: "bad" is bad whatever its column is called.
-    if set(split_name(name)) & _OPPOSITE and text in (
-        "true",
-        "yes",
-        "y",
-        "1",
-        "false",
-        "no",
-        "n",
-        "0",
-    ):
-        said = not said
-    return "good" if said else "bad"
+    is_turned = text in _TURNED and not _OPPOSITE.isdisjoint(split_name(name))
+    return "bad" if (text in _NO) != is_turned else "good"
+
+
+def says_no(value: Any) -> bool:
+    """Return whether a value is a word against an answer, whatever its column is called.
+
+    >>> says_no("Incorrect"), says_no("no"), says_no(False)
+    (True, False, False)
+    """
+    return isinstance(value, str) and value.strip().lower() in _PLAIN_NO
+
+
+def is_rating(name: str, value: Any) -> bool:
+    """Return whether a value is a place on a scale, rather than a text about ratings.
+
+    >>> is_rating("score", "4.5"), is_rating("quality", "very poor"), is_rating("points", ["a: b"])
+    (True, True, False)
+    >>> is_rating("quality_explanation", "poor"), is_rating("reward_model", "org/name")
+    (False, False)
+    """
+    return not is_about(name) and any(map(_is_place, _some_leaves(value)))
+
+
+def _is_place(value: Any) -> bool:
+    if shape_of(value) in ("flag", "number"):
+        return True
+    is_short = isinstance(value, str) and len(value.split()) <= _MAX_RATING_WORDS
+    return is_short and not re.search(r"[:/\n]|\w-\d", value)
 
 
 def is_weighted(name: str, value: Any) -> bool:
@@ -430,117 +512,21 @@ def is_weighted(name: str, value: Any) -> bool:
     (False, True, True)
     >>> is_weighted("loss_mask", True), is_weighted("masked", True), is_weighted("mask", [1, 0])
     (False, True, True)
-    >>> is_weighted("loss", 1.7), is_weighted("training_source", "web")
-    (False, False)
-    >>> is_weighted("in_gsm8k_train", False), is_weighted("attention_mask", [1, 0])
-    (False, False)
+    >>> is_weighted("loss", 1.7)
+    False
     """
-    words = set(split_name(name))
-    if words & _OTHER_WEIGHTS or (words & _LEARNING and not words <= _FLAG_WORDS):
-        return False
     if isinstance(value, (list, tuple)):
         flags = {str(one) for one in value if isinstance(one, (bool, int, float))}
         return len(flags) > 1 or any(is_weighted(name, one) for one in value[:1])
-    if isinstance(value, str) and value.strip().lower() not in _FLAGS and not _is_number(value):
+    words, text = set(split_name(name)), str(value).strip().lower()
+    if shape_of(value) not in ("flag", "number"):
         return False
-    is_loss = "loss" in words and not words & _WEIGHTS
-    if not isinstance(value, (str, bool, int, float)) or (is_loss and value not in _FLAG):
-        return False
+    if "loss" in words and not words & _WEIGHTS and text not in _FLAGS:
+        return False  # what it was, not whether it counts
     # A `loss_mask` of 1 is learned, a message that is `masked` is not.
-    is_skipping = bool(words & _SKIPPING) and "loss" not in words
-    text = str(value).strip().lower()
-    usual = ("false", "0", "0.0", "no", "none") if is_skipping else ("true", "1", "1.0", "yes")
-    return text not in usual
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def is_rating(name: str, value: Any) -> bool:
-    """Return whether a value is a place on a scale, rather than a text about ratings.
-
-    >>> is_rating("score", "4.5"), is_rating("quality", "very poor"), is_rating("points", ["a: b"])
-    (True, True, False)
-    >>> is_rating("quality_explanation", "poor"), is_rating("reward_model", "org/name")
-    (False, False)
-    """
-    if set(split_name(name)) & _ABOUT:
-        return False
-    if isinstance(value, (list, tuple)):
-        return any(is_rating(name, one) for one in value[:_CHECKED_ITEMS])
-    if isinstance(value, dict):
-        return any(is_rating(name, one) for one in value.values())
-    if isinstance(value, str) and not _is_number(value):
-        words = value.split()
-        return 0 < len(words) <= _MAX_RATING_WORDS and not re.search(r"[:/\n]|\w-\d", value)
-    return isinstance(value, (bool, int, float, str))
-
-
-def is_reasoning(name: str, value: Any) -> bool:
-    """Return whether a value is reasoning, rather than a flag or figure about it.
-
-    >>> is_reasoning("reasoning", "on"), is_reasoning("is_reasoning_complete", [True])
-    (False, False)
-    >>> is_reasoning("thinking", "The river is long."), is_reasoning("cot", [{"text": "First"}])
-    (True, True)
-    """
-    if set(split_name(name)) & _ABOUT:
-        return False
-    if isinstance(value, (list, tuple)):
-        return any(is_reasoning(name, one) for one in value[:_CHECKED_ITEMS])
-    if isinstance(value, dict):
-        return any(is_reasoning(name, one) for one in value.values())
-    return isinstance(value, str) and value.strip().lower() not in {*_FLAGS, "on", "off"}
-
-
-def says_no(value: Any) -> bool:
-    """Return whether a value is a word against an answer, whatever its column is called.
-
-    >>> says_no("Incorrect"), says_no("no"), says_no("\N{THUMBS DOWN SIGN}"), says_no(False)
-    (True, False, True, False)
-    """
-    if not isinstance(value, str):
-        return False
-    text = value.strip().lower()
-    return text in _PLAIN_NO or text == _THUMBS_DOWN
-
-
-def is_history(name: str, value: Any) -> bool:
-    """Return whether a value holds turns; what came before need not be one."""
-    if isinstance(value, (list, dict)):
-        return True
-    return isinstance(value, str) and not set(split_name(name)) & _BEFORE
-
-
-def is_system_prompt(name: str) -> bool:
-    """Return whether a name means the text that begins a conversation.
-
-    >>> is_system_prompt("system_prompt"), is_system_prompt("operating_system")
-    (True, False)
-    """
-    first, *rest = split_name(name)
-    return first in ("system", "sys") and set(rest) <= _PROMPTS
-
-
-def is_listed_tools(value: Any) -> bool:
-    """Return whether a value lists tools, rather than saying something about them."""
-    is_json = isinstance(value, str) and value.lstrip().startswith(("[", "{", "<"))
-    return isinstance(value, (list, dict)) or is_json
-
-
-def is_role(value: Any) -> bool:
-    """Return whether a value names who speaks in a conversation with an assistant."""
-    return isinstance(value, str) and value.strip().lower() in _ROLES
-
-
-def is_held_out(value: Any) -> bool:
-    """Return whether a value names a split that is not for training."""
-    return isinstance(value, str) and bool(_HELD_OUT & set(split_name(value)))
+    if words & _SKIPPING and "loss" not in words:
+        return text not in ("false", "0", "0.0", "no", "none")
+    return text not in ("true", "1", "1.0", "yes")
 
 
 def find_marker(text: str) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agents.shared.models.config_findings import text_of
 from agents.shared.models.families import name_family
-from agents.shared.models.sizes import text_of
 
 _NO_GGUF = frozenset({"ministral"})
 # Layers that gptqmodel does not know, where its own detection finds nothing to divide.

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agents.contract.node import ModelRefusal
+from agents.contract.objectives import ROW_FORMATS
 from agents.contract.spec import RunSpec
-from agents.shared.models.folder import ModelFolder, is_4_bit, quantization_of
+from agents.shared.models.config_findings import is_4_bit, quantization_of, text_of
+from agents.shared.models.folder import ModelFolder
 from agents.shared.models.safetensors_header import TensorInfo
-from agents.shared.models.sizes import text_of
 
 _LEARNED = re.compile(r"(.*\.)?(wpe|embed_positions|position_embeddings)\.weight")
 _NOT_LINEAR = re.compile(
@@ -254,7 +255,8 @@ def _check_rank(spec: RunSpec, config: Mapping[str, Any]) -> Iterator[Misfit]:
 
 
 def _check_tokenizer(spec: RunSpec, model: ModelFolder) -> Iterator[Misfit]:
-    wants_chat = spec.data.format in ("chat", "alpaca", "preference") and model.tensors
+    row = ROW_FORMATS.get(spec.data.format)
+    wants_chat = row is not None and not row.is_text and model.tensors
     if wants_chat and model.tokenizer.is_there and not model.tokenizer.has_template:
         text = "has no chat template: a plain one is used, which the trained model needs, too"
         yield Misfit(severity="warning", key="model", text=text)

@@ -13,10 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
-
-from agents.shared.files.folder_files import open_regular
+from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
 """Maximum size of a header, as in the library's own reader."""
@@ -54,26 +51,25 @@ class TensorInfo:
     shape: tuple[int, ...]
 
 
-def read_header(path: Path, root: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of a safetensors file by name; no link may lead out of `root`.
+def read_header(file: BinaryIO) -> dict[str, TensorInfo]:
+    """Return the tensors of an open safetensors file by name.
 
     Raises:
         HeaderError: it is not one, is cut off, or contradicts itself.
         OSError: it cannot be read.
     """
-    with open_regular(path, root) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        data_bytes = size - _LENGTH_BYTES - length
-        if size < _LENGTH_BYTES + 2:
-            raise HeaderError(f"has {size} bytes, which is no safetensors file")
-        if length > MAX_HEADER_BYTES:
-            raise HeaderError(
-                f"claims a header of {length:,} bytes, and at most {MAX_HEADER_BYTES:,} are allowed"
-            )
-        if data_bytes < 0:
-            raise HeaderError(f"ends in its header, after {size:,} bytes")
-        raw = file.read(length)
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    data_bytes = size - _LENGTH_BYTES - length
+    if size < _LENGTH_BYTES + 2:
+        raise HeaderError(f"has {size} bytes, which is no safetensors file")
+    if length > MAX_HEADER_BYTES:
+        raise HeaderError(
+            f"claims a header of {length:,} bytes, and at most {MAX_HEADER_BYTES:,} are allowed"
+        )
+    if data_bytes < 0:
+        raise HeaderError(f"ends in its header, after {size:,} bytes")
+    raw = file.read(length)
     return parse_header(raw, data_bytes)
 
 

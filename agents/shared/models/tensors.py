@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agents.shared.models.config_findings import text_of
 from agents.shared.models.safetensors_header import TensorInfo
-from agents.shared.models.sizes import text_of
 
 Tensors = Mapping[str, TensorInfo]
 _LAYER = re.compile(r"(.*?\b(?:layers|h|blocks|block|layer))\.(\d{1,9})\.(.+)")
@@ -54,16 +54,15 @@ _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 
 
 def find_tensor_problems(
-    config: Mapping[str, Any], tensors: Tensors, *, packed: bool
+    text: Mapping[str, Any], tensors: Tensors, *, packed: bool
 ) -> Iterator[str]:
     """Yield what is missing or has another shape than the config says, as phrases.
 
     Args:
-        config: the whole config.json, whose sizes have been checked.
+        text: config of the language model (`text_of`), whose sizes have been checked.
         tensors: tensors of all files.
         packed: whether weights are quantized, so that their shapes say nothing.
     """
-    text = text_of(config)
     groups = _group_layers(tensors)
     if not groups and text.get("model_type") in FAMILIES:
         yield "it has no layers"
@@ -71,7 +70,7 @@ def find_tensor_problems(
     yield from _find_missing_parts(text, groups)
     yield from _find_missing_in_some(text, groups)
     yield from _find_missing_experts(text, groups)
-    yield from _find_missing_ends(config, text, tensors)
+    yield from _find_missing_ends(text, tensors)
     if not packed:
         yield from _find_no_embedding(text, tensors)
         yield from _find_misshapen(text, tensors)
@@ -183,9 +182,7 @@ def _find_no_embedding(text: Mapping[str, Any], tensors: Tensors) -> Iterator[st
         yield f"the embedding is missing: no matrix has {vocab:,} rows, one for each token"
 
 
-def _find_missing_ends(
-    config: Mapping[str, Any], text: Mapping[str, Any], tensors: Tensors
-) -> Iterator[str]:
+def _find_missing_ends(text: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
     family = str(text.get("model_type"))
     if family not in FAMILIES:
         return
@@ -194,8 +191,8 @@ def _find_missing_ends(
     # The norm after the last layer.
     if not any(re.fullmatch(r"(.*\.)?norm\.weight", name) for name in tensors):
         yield "the last norm (norm.weight) is missing"
-    is_multimodal = "text_config" in config
-    is_tied = config.get("tie_word_embeddings", family in _TIED)
+    is_multimodal = "text_config" in text
+    is_tied = text.get("tie_word_embeddings", family in _TIED)
     if not is_tied and not is_multimodal and not any(name.endswith(_HEADS) for name in tensors):
         yield "the head (lm_head.weight) is missing, and tie_word_embeddings is false"
 

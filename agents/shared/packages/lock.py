@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -23,6 +27,18 @@ class LockedPackage:
     """Environment marker that limits where it is installed; empty: everywhere."""
     hashes: tuple[str, ...]
     """SHA-256 of each file that may be installed."""
+
+    @property
+    def key(self) -> tuple[str, Version]:
+        """Name in its normal form and version, as in the names of its wheels.
+
+        Raises:
+            ValueError: the version is not one of PEP 440.
+        """
+        from packaging.utils import canonicalize_name  # here: most commands compare no wheels
+        from packaging.version import Version
+
+        return canonicalize_name(self.name), Version(self.version)
 
     @property
     def line(self) -> str:

@@ -18,13 +18,11 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
-
-from agents.contract.wheel_tags import normal_name
 
 PYPI = "https://pypi.org/simple"
 TIMEOUT_S = 20.0
@@ -62,10 +60,6 @@ class IndexedFile:
     sha256: str | None = None
     """Hash that the index claims; None: it claims none."""
     size_bytes: int | None = None
-    is_yanked: bool = False
-    """Whether its makers have withdrawn it, except for those who name its very version."""
-    uploaded: str = ""
-    """Moment of its upload in ISO 8601; empty: the index does not say."""
 
 
 def read_index_settings(
@@ -126,8 +120,10 @@ class PackageIndex:
         """
         for link in self._settings.links:
             yield list(self._linked(link, name))
+        from packaging.utils import canonicalize_name  # here: most starts of an agent ask no index
+
         for index in self._settings.indexes:
-            url = f"{index.rstrip('/')}/{normal_name(name)}/"
+            url = f"{index.rstrip('/')}/{canonicalize_name(name)}/"
             yield list(self._page(url + "index.html" if url.startswith("file:") else url))
 
     @contextlib.contextmanager
@@ -156,10 +152,12 @@ class PackageIndex:
         if link.startswith(("http://", "https://")):
             yield from self._page(link)
             return
+        from packaging.utils import canonicalize_name
+
         path = Path(unquote(urlsplit(link).path) if link.startswith("file:") else link)
         with contextlib.suppress(OSError):
             for file in sorted(path.expanduser().absolute().iterdir()):
-                if normal_name(file.name.partition("-")[0]) == normal_name(name):
+                if canonicalize_name(file.name.partition("-")[0]) == canonicalize_name(name):
                     # Known here, so that an index is asked where this is another file.
                     yield IndexedFile(
                         name=file.name,
@@ -188,14 +186,8 @@ class PackageIndex:
             if not url.startswith("file:") and not address.startswith(("http://", "https://")):
                 continue
             hashed = file.sha256 or claim.removeprefix("sha256=")
-            yield IndexedFile(
-                name=file.name,
-                url=_with_login(address, url),
-                sha256=hashed if _SHA256.fullmatch(hashed) else None,
-                size_bytes=file.size_bytes,
-                is_yanked=file.is_yanked,
-                uploaded=file.uploaded,
-            )
+            sha256 = hashed if _SHA256.fullmatch(hashed) else None
+            yield replace(file, url=_with_login(address, url), sha256=sha256)
 
     def _get(self, url: str, headers: Mapping[str, str], method: str = "GET") -> Any:
         place, login = _split_login(url)
@@ -279,32 +271,27 @@ def _read_json(data: bytes) -> list[IndexedFile]:
             url=str(file["url"]),
             sha256=file.get("hashes", {}).get("sha256"),
             size_bytes=size if isinstance(size := file.get("size"), int) else None,
-            is_yanked=bool(file.get("yanked")),
-            uploaded=str(file.get("upload-time") or ""),
         )
         for file in files
     ]
 
 
 class _Links(HTMLParser):
-    """Addresses of a page's links, each with whether its file is yanked."""
+    """Addresses of a page's links."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, bool]] = []
+        self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
-            is_yanked = any(name == "data-yanked" for name, _ in attrs)
-            self.found += [(value, is_yanked) for name, value in attrs if name == "href" and value]
+            self.found += [value for name, value in attrs if name == "href" and value]
 
 
 def _read_html(data: bytes) -> list[IndexedFile]:
     links = _Links()
     links.feed(data.decode("utf-8", "replace"))
     return [
-        IndexedFile(
-            name=unquote(urlsplit(link).path.rpartition("/")[2]), url=link, is_yanked=is_yanked
-        )
-        for link, is_yanked in links.found
+        IndexedFile(name=unquote(urlsplit(link).path.rpartition("/")[2]), url=link)
+        for link in links.found
     ]

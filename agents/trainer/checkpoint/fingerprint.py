@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.run_layout import MANIFEST_FILE
-from agents.contract.spec import RunSpec
+from agents.contract.spec import RunSpec, run_keys
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.file_hashes import hash_cached
@@ -22,13 +22,6 @@ from agents.shared.files.folder_files import list_own
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # Files that change without the model; a manifest is that of a bundle or of a checkpoint.
 _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
-# Keys of the spec that may differ between the attempts of a run: they change no number, or only
-# its last bits. So may the learning rate, with which a run that diverged goes on.
-_FREE_TO_CHANGE = (
-    "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
-    "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps", "recovery",
-    "rejoin", "divergence", "learning_rate",
-)  # fmt: skip
 
 
 def hash_model(folder: Path, memory: Path | None) -> str:
@@ -63,17 +56,15 @@ def _is_of_model(name: str) -> bool:
 
 def fixed_part(spec: RunSpec) -> dict[str, Any]:
     """Return the part of a spec that decides the numbers, as plain values."""
-    plain: dict[str, Any] = to_wire(spec)
-    for key in _FREE_TO_CHANGE:
-        del plain[key]
-    data = plain["data"]
-    plain["data"] = {"format": data["format"]}  # the content has a hash of its own
-    if data["ignore_columns"]:  # left out when empty, as in checkpoints of older versions
-        plain["data"]["ignore_columns"] = sorted(data["ignore_columns"])
-    if spec.activation_bits == 16:  # likewise
-        del plain["activation_bits"]
-    if not spec.adapter.experts:  # likewise
-        del plain["adapter"]["experts"]
+    plain: dict[str, Any] = {}
+    for key in run_keys().values():
+        value = key.value_in(spec)
+        if key.about.may_change or (key.about.is_later and value == key.default):
+            continue
+        section, _, name = key.name.rpartition(".")
+        (plain.setdefault(section, {}) if section else plain)[name] = to_wire(value)
+    if columns := plain["data"].get("ignore_columns"):
+        plain["data"]["ignore_columns"] = sorted(columns)  # their order decides nothing
     return plain
 
 

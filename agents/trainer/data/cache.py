@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from agents.errors import explain_os_error
 from agents.state import take_lock
@@ -35,7 +36,7 @@ ReportProgress = Callable[[int, float], None]
 _REPORT_ROWS = 1000
 _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
-# Modules, here and in `agents.contract`, whose source decides the content of an entry.
+# Modules, here and in `agents.shared.data`, whose source decides the content of an entry.
 _SOURCES = (
     "conversations",
     "examples",
@@ -77,12 +78,13 @@ def load_examples(
         ExpectedError: The data is unusable; see `rows` and `tally`.
     """
     key = make_key(files, data_sha256, spec, tokenizer, rules)
+    weighs_tokens = OBJECTIVES[spec.objective].weighs_tokens
     # One lock per entry: another run may tokenize other data meanwhile.
     with _lock(cache, key, wait):
-        examples = open_examples(cache / key)
+        examples = open_examples(cache / key, weighs_tokens=weighs_tokens)
         if examples is None:
             _write(files, spec, tokenizer, cache / key, report, rules)
-            examples = ExampleSet(cache / key)
+            examples = ExampleSet(cache / key, weighs_tokens=weighs_tokens)
             prune(cache, MAX_BYTES, keep=key)
     return examples
 

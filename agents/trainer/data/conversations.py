@@ -58,6 +58,8 @@ class ConversationRow:
     """Rejected conversation of a pair, as a whole; `turns` is then the chosen one."""
     num_shared_turns: int = 0
     """Number of leading turns that both conversations of a pair share; they are not learned."""
+    label: float | None = None
+    """Label that the data gives the row; None: none."""
 
     @property
     def num_chars(self) -> int:

@@ -18,8 +18,9 @@ from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.foreign_code import forbid
 from agents.shared.data.files import KINDS
+from agents.shared.models.config_findings import quantization_of
 from agents.shared.models.fit import find_refusals
-from agents.shared.models.folder import ModelFolder, inspect_model, quantization_of
+from agents.shared.models.folder import ModelFolder, inspect_model
 from agents.trainer.data.hub_words import HUB, MODEL_FILES, TOKENIZER_FILES, explain_download
 from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agents.contract.hub import HubModel, hub_cache
+from agents.contract.hub import hub_cache
+from agents.contract.requests.hub import FetchSnapshot
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
 from agents.trainer.data.hub_words import HUB, MODEL_FILES, explain_download
@@ -131,7 +132,7 @@ def main(argv: list[str]) -> int:
     """Download the model of a job; return the exit code."""
     job_path = Path(argv[0])
     try:
-        job = from_wire(HubModel, json.loads(job_path.read_bytes()), "job")
+        job = from_wire(FetchSnapshot, json.loads(job_path.read_bytes()), "job")
         fetch_model(job.model, lambda text: _print("progress", text))
     except (OSError, ValueError, WireError) as error:
         _print("failed", f"{job_path}: {error}")

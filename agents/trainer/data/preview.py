@@ -22,11 +22,11 @@ from agents.contract.data import (
     DataFinding,
     DataPreview,
     NamedRow,
-    PreviewJob,
     ShownConversation,
     ShownPart,
     ShownRow,
 )
+from agents.contract.requests.jobs import PreviewJob
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError

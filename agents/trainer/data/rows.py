@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataFinding
+from agents.contract.objectives import OBJECTIVES, ROW_FORMATS, find_readers, join_or
 from agents.errors import ExpectedError, explain_os_error
 from agents.shared.data.columns import KNOWN_KEYS, choose_format
 from agents.shared.data.files import KINDS, look_through
@@ -133,7 +134,7 @@ class RowReader:
     Args:
         files: Files to read.
         data_format: `auto`, or the format of all rows.
-        objective: `dpo` requires pairs, `sft` anything else.
+        objective: Decides which formats are read.
         tally: Collects skipped rows.
         ignored: Columns of rows and keys of messages to read the data without.
         enforce: Whether data that would be trained wrongly is refused.
@@ -274,15 +275,18 @@ class RowReader:
         return replace(named, row=named.row - self._starts[place], file=self._names[place])
 
     def _expect_format(self) -> None:
-        if self._objective == "dpo" and self.format != "preference":
+        mine = OBJECTIVES[self._objective]
+        if self.format in mine.formats:
+            return
+        kind, (reader, *_) = ROW_FORMATS[self.format], find_readers(self.format)
+        if kind.contents:
             raise ExpectedError(
-                f"objective dpo needs preference rows, but {self._files.name} holds "
-                f"{self.format} rows.",
-                "Give rows with 'prompt', 'chosen' and 'rejected', or use objective: sft",
+                f"{self._files.name} holds {kind.name} rows ({kind.contents}), which need "
+                f"objective {reader.name}.",
+                f"Use objective: {reader.name}, or give {mine.gives}",
             )
-        if self._objective == "sft" and self.format == "preference":
-            raise ExpectedError(
-                f"{self._files.name} holds preference rows (chosen and rejected answers), "
-                "which need objective dpo.",
-                "Use objective: dpo, or give chat, instruction or text rows",
-            )
+        raise ExpectedError(
+            f"objective {mine.name} needs {join_or(mine.formats)} rows, but {self._files.name} "
+            f"holds {kind.name} rows.",
+            f"Give {mine.gives}, or use objective: {reader.name}",
+        )

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.contract.data import DataFinding
+from agents.contract.objectives import ROW_FORMATS
 from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.data.packing import pack
@@ -37,7 +38,9 @@ _ARRAYS = {
     "first": np.int64,
     "num_tokens": np.int32,
     "num_targets": np.int32,
+    "labels": np.float32,
 }
+_LABELS = "labels"
 _BUFFER_BYTES = 1 << 20
 
 
@@ -46,18 +49,23 @@ class ExampleSet:
 
     Args:
         folder: Folder that `write_examples` and `write_about` have written.
+        weighs_tokens: Whether a batch counts the targets of an example; else it counts examples.
 
     Raises:
         OSError: The folder is missing or incomplete.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, weighs_tokens: bool = True) -> None:
         about: dict[str, Any] = json.loads((folder / _ABOUT).read_bytes())
         sizes = about["sizes"]
-        arrays = {name: _map(folder / name, kind, sizes[name]) for name, kind in _ARRAYS.items()}
+        arrays = {
+            name: _map(folder / name, kind, sizes[name])
+            for name, kind in _ARRAYS.items()
+            if name in sizes or name != _LABELS
+        }
         self.folder = folder
         self.format: str = about["format"]
-        """`chat`, `alpaca`, `text` or `preference`, as requested or detected."""
+        """Format of the rows, as requested or detected."""
         self.vocab_size: int = sizes["words"]
         """Largest token id + 1, the vocabulary that the model needs."""
         self.num_rows: int = about["num_rows"]
@@ -72,8 +80,9 @@ class ExampleSet:
         self.findings = tuple(DataFinding(**one) for one in about["findings"])
         self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
         self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
-        pairs = self.format == "preference"
-        self.weights = np.ones_like(self.num_targets) if pairs else self.num_targets
+        self.weights = self.num_targets if weighs_tokens else np.ones_like(self.num_targets)
+        self.labels: npt.NDArray[np.float32] | None = arrays.get(_LABELS)
+        """Label of each row (N,), where the format gives rows one."""
         self._tokens, self._starts = arrays["tokens"], arrays["starts"]
         self._rows, self._order, self._first = arrays["rows"], arrays["order"], arrays["first"]
 
@@ -86,7 +95,7 @@ class ExampleSet:
 
     def first_rows(self, count: int) -> list[tuple[Segment, ...]]:
         """Return the segments of the first rows in their order, packed or not."""
-        size = 2 if self.format == "preference" else 1
+        size = ROW_FORMATS[self.format].num_segments
         count = min(count, len(self._rows) // size)
         return [
             tuple(self._segment(place) for place in range(row * size, (row + 1) * size))
@@ -169,6 +178,10 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
             num_segments += 1
             vocab_size = max(vocab_size, int(ids.max(initial=-1)) + 1)
         columns["first"].add(num_segments)
+        if row.label is not None:
+            if _LABELS not in columns:
+                columns[_LABELS] = _Column(folder, _LABELS)
+            columns[_LABELS].add(row.label)
         columns["num_targets"].add(sum(segment.num_targets for segment in row.segments))
     for column in columns.values():
         column.close()
@@ -230,10 +243,10 @@ def write_about(
         raise explain_os_error(error, f"writing tokens to {folder}") from error
 
 
-def open_examples(folder: Path) -> ExampleSet | None:
+def open_examples(folder: Path, *, weighs_tokens: bool = True) -> ExampleSet | None:
     """Return the examples stored in the folder, or None if it is missing or incomplete."""
     try:
-        examples = ExampleSet(folder)
+        examples = ExampleSet(folder, weighs_tokens=weighs_tokens)
         os.utime(folder / _ABOUT)  # marks the last use, for `cache.prune`
     except (OSError, ValueError, KeyError, TypeError, ExpectedError):
         return None

@@ -83,6 +83,8 @@ class Tokenized:
 
     segments: tuple[Segment, ...]
     """One segment, or the chosen and the rejected conversation of a pair."""
+    label: float | None = None
+    """Label that the data gives the row; None: none."""
     cut_from: int | None = None
     """Tokens of the longest conversation before truncation; None if nothing was truncated."""
     num_tokens: int = 0
@@ -170,7 +172,9 @@ def _tokenize(
             segments = [_close(segment, ends) for segment in segments]
         cut = _cut(row.number, segments, max_tokens)
         yield (
-            cut if isinstance(cut, Skipped) else replace(cut, extra=one.extra, dropped=one.dropped)
+            cut
+            if isinstance(cut, Skipped)
+            else replace(cut, label=row.label, extra=one.extra, dropped=one.dropped)
         )
 
 
@@ -260,7 +264,7 @@ def _cut(row: int, texts: Sequence[_Encoded], max_tokens: int) -> Tokenized | Sk
     if len(cut) == 2 and np.array_equal(cut[0].ids, cut[1].ids):
         where = f" within {max_tokens} of their {longest} tokens" if longest > max_tokens else ""
         return Skipped(row=row, reason=f"'chosen' and 'rejected' are the same{where}")
-    return Tokenized(cut, longest if longest > max_tokens else None, num_tokens)
+    return Tokenized(cut, cut_from=longest if longest > max_tokens else None, num_tokens=num_tokens)
 
 
 def mark_targets(

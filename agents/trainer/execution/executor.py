@@ -28,13 +28,11 @@ from agents.trainer.execution.shapes import ShapeGrid
 from agents.trainer.model import fused_linear
 from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
-from agents.trainer.objectives.objective import LOSS, NUM_SUMS, Objective
-from agents.trainer.optim.flat_parameters import FlatParameters
+from agents.trainer.objectives.objective import Objective
+from agents.trainer.optim.flat_parameters import TrainedParameters
 from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
 
 Warn = Callable[[str, str], None]
-# Limit of the gradients of one micro-batch that are held to its end and then added in bulk.
-_MAX_HELD_BYTES = 1 << 28
 
 
 class GradientOverlap(Protocol):
@@ -53,7 +51,7 @@ class Executor:
     def __init__(  # noqa: PLR0913 - what a pass touches
         self,
         model: TrainedModel,
-        flat: FlatParameters,
+        flat: TrainedParameters,
         objective: Objective,
         device: torch.device,
         *,
@@ -85,8 +83,8 @@ class Executor:
         """What was said when memory ran out in the last pass; empty: it did not."""
         # Loss scale that the gradients contain, a scalar on the device; None for 1.
         self._gradient_scale: Tensor | None = None
-        self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
-        """Sums of the objective over this rank's examples (NUM_SUMS,); see `objectives`."""
+        self.sums = torch.zeros(len(objective.sums), dtype=torch.float64, device=device)
+        """`sums` of the objective over this rank's examples; see `objectives`."""
 
     @property
     def recomputed_share(self) -> float:
@@ -117,11 +115,11 @@ class Executor:
     @property
     def holds_gradients(self) -> bool:
         """Whether the gradients of a micro-batch are held to its end, and then added in bulk."""
-        return self._flat.gradients.nbytes <= _MAX_HELD_BYTES
+        return self._flat.adds_in_bulk
 
     def begin_batch(self) -> None:
         """Start from zero: gradients, sums, and what layers keep of the weights."""
-        self._flat.gradients.zero_()
+        self._flat.zero_gradients()
         self.sums.zero_()
         self._copies.refresh()
 
@@ -137,7 +135,7 @@ class Executor:
     @property
     def loss_sum(self) -> Tensor:
         """Sum of the losses over this rank's examples."""
-        return self.sums[LOSS]
+        return self.sums[0]
 
     def add_gradients(self, part: Part, overlap: GradientOverlap | None = None) -> None:
         """Start from zero and do the forward and backward passes of a slice, which may be empty.

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 
 from agents.contract.spec import AdapterKind
 from agents.errors import ExpectedError
-from agents.shared.models.folder import is_4_bit
+from agents.shared.models.config_findings import is_4_bit
 
 
 def choose_quantization(kind: AdapterKind, path: Path, dtype: torch.dtype) -> Any:

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from agents.contract.objectives import OBJECTIVES
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import MicroBatch, copy_to_device
+from agents.trainer.objectives.objective import sum_log_probabilities
 
 
 class Preference:
@@ -20,6 +22,8 @@ class Preference:
             data under the reference model, in float64 on the CPU; None: the model with its adapter
             off is the reference.
     """
+
+    sums = OBJECTIVES["dpo"].sums
 
     def __init__(self, forward: Forward, beta: float, reference_P2: Tensor | None = None) -> None:
         self._forward = forward
@@ -39,7 +43,7 @@ class Preference:
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the sums; see `Objective`."""
         reference_P2 = self._refer(batch) if known is None else known
-        policy_P2 = sum_log_probabilities(self._forward, batch)
+        policy_P2 = sum_log_probabilities(self._forward, batch, 2)
         reward_P2 = self._beta * (policy_P2 - reference_P2.to(policy_P2))
         margin_P = reward_P2[:, 0] - reward_P2[:, 1]
         loss_P = -F.logsigmoid(margin_P)
@@ -56,13 +60,4 @@ class Preference:
 
     def _refer(self, batch: MicroBatch) -> Tensor:
         with self._forward.without_adapter():
-            return sum_log_probabilities(self._forward, batch)
-
-
-def sum_log_probabilities(forward: Forward, batch: MicroBatch) -> Tensor:
-    """Return the log-probability of the chosen and the rejected answer of each pair (P, 2)."""
-    features = forward.features(batch)
-    token_N = forward.head.log_probabilities(features, batch.label_N)
-    sums_S = torch.zeros(batch.num_segments, dtype=token_N.dtype, device=token_N.device)
-    # Segments come in pairs: chosen, then rejected.
-    return sums_S.index_add(0, batch.segment_N, token_N).unflatten(0, (-1, 2))
+            return sum_log_probabilities(self._forward, batch, 2)

@@ -12,7 +12,7 @@ that of the reference model; weight: the number of pairs. The reference is the m
 training: the same weights with the adapter off, in the same micro-batch; in full fine-tuning its
 log-probabilities are computed once from the base weights (see `reference_model`).
 
-Shape letters: N tokens that count, P pairs, S segments (2 P).
+Shape letters: N tokens that count, R rows, K segments of each row, S segments (R K).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import MicroBatch
-
-LOSS, MARGIN, CORRECT = range(3)
-"""Slots of what an objective sums over a batch: loss, reward margin, pairs ranked correctly."""
-SUMS = ("loss", "margin", "correct")
-"""Names of the slots in the statistics of a step."""
-NUM_SUMS = len(SUMS)
 
 
 class Objective(Protocol):
     """Computes the loss of micro-batches."""
 
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Names of what `compute` sums, as the objective's row has them: the loss first."""
+
     def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
-        """Return what the loss needs beside the micro-batch, on its device; None for nothing.
+        """Return what the loss needs besides the micro-batch, on its device; None for nothing.
 
         Apart from `compute`, because a recorded pass can read a table in host memory only once.
 
@@ -47,7 +47,7 @@ class Objective(Protocol):
     def compute(
         self, batch: MicroBatch, known: Tensor | None, gradient_scale: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss to differentiate, and the sums (3,) in float64, detached.
+        """Return the loss to differentiate, and all `sums` in float64, detached.
 
         Args:
             batch: the micro-batch; the dropout clock is set to it.
@@ -55,3 +55,17 @@ class Objective(Protocol):
             gradient_scale: factor on the loss, a scalar, and so on the gradients (fp16); None for
                 1.
         """
+
+
+def sum_log_probabilities(forward: Forward, batch: MicroBatch, num_segments: int) -> Tensor:
+    """Return the log-probabilities (R, K) of the targets of each segment of each row.
+
+    Args:
+        forward: of the model.
+        batch: rows of `num_segments` segments each, in their order.
+        num_segments: K.
+    """
+    features = forward.features(batch)
+    token_N = forward.head.log_probabilities(features, batch.label_N)
+    sums_S = torch.zeros(batch.num_segments, dtype=token_N.dtype, device=token_N.device)
+    return sums_S.index_add(0, batch.segment_N, token_N).unflatten(0, (-1, num_segments))

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agents.contract.objectives import ObjectiveTraits
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import MicroBatch
-from agents.trainer.objectives.objective import NUM_SUMS
 
 
 class PassOn:
@@ -23,13 +23,14 @@ class PassOn:
 
     Args:
         forward: passes through the layers of this rank.
-        has_reference: whether the objective compares with the model without its adapter, so that
-            both features are handed on.
+        objective: row of the run's objective. Where it compares with the model without its
+            adapter, both features are handed on.
     """
 
-    def __init__(self, forward: Forward, *, has_reference: bool) -> None:
+    def __init__(self, forward: Forward, objective: ObjectiveTraits) -> None:
         self._forward = forward
-        self._has_reference = has_reference
+        self._has_reference = objective.has_reference
+        self.sums = objective.sums
 
     def pass_on(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
         """Return the features (M, H) with the adapter, and those without it if they are needed."""
@@ -40,7 +41,7 @@ class PassOn:
         return self._forward.outputs(batch), plain_MH
 
     def look_up(self, batch: MicroBatch, places: Sequence[int]) -> Tensor | None:
-        """Return None: features need nothing beside the tokens."""
+        """Return None: features need nothing besides the tokens."""
         return None
 
     def compute(
@@ -48,5 +49,5 @@ class PassOn:
     ) -> tuple[Tensor, Tensor]:
         """Return a loss to differentiate alone, and sums of zero; see `Objective`."""
         hidden_MH, _ = self.pass_on(batch)
-        sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=hidden_MH.device)
+        sums = torch.zeros(len(self.sums), dtype=torch.float64, device=hidden_MH.device)
         return hidden_MH.float().square().mean(), sums

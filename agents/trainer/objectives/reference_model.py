@@ -1,11 +1,11 @@
-"""Log-probabilities of the answers under the model as it was before a full fine-tuning by DPO.
+"""Log-probabilities of the answers under the model as it was before a full fine-tuning.
 
 With an adapter the reference model stays at hand: the same weights without the adapter. A full
 fine-tuning changes the weights themselves, so the reference is evaluated once, before the first
-step, on every pair that the run will see. A second copy of the model would take its memory during
+step, on every row that the run will see. A second copy of the model would take its memory during
 the whole run. Each rank evaluates its part; the sum over the ranks is the whole table.
 
-The table is cached on every node under a hash of what it depends on: model, tokenized data, pairs,
+The table is cached on every node under a hash of what it depends on: model, tokenized data, rows,
 precision and versions. So a resume finds it, as does a run with other settings; one node that has
 it is enough. The tables unused for longest are deleted first, as with tokenized data.
 """
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from agents.contract.micro_shapes import group_examples
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from agents.trainer.data.cache import prune
 from agents.trainer.data.examples import Examples
@@ -34,7 +35,7 @@ from agents.trainer.data.store import ExampleSet
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import CPU_TOKENS, build_micro_batch
 from agents.trainer.model.model import choose_dtype
-from agents.trainer.objectives.dpo import sum_log_probabilities
+from agents.trainer.objectives.objective import sum_log_probabilities
 from agents.trainer.rank.device import explain_out_of_memory
 from agents.trainer.rank.group import Group
 
@@ -42,7 +43,7 @@ MAX_CACHE_BYTES = 5 << 30
 """Maximum size of all tables on a node, in bytes."""
 _TABLE, _ABOUT = "table.npy", "about.json"
 ReportProgress = Callable[[int, float], None]
-"""Called with the number of pairs done, and their part of all pairs of this rank, 0 to 1."""
+"""Called with the number of rows done, and their part of all rows of this rank, 0 to 1."""
 
 
 class ReferenceTable:
@@ -51,7 +52,7 @@ class ReferenceTable:
     Args:
         spec: of the run.
         forward: of the model, which has to hold its base weights until the table is complete.
-        sets: pairs of the training data, then those of the evaluation.
+        sets: rows of the training data, then those of the evaluation.
         cache: folder of all tables on this node.
         device: of this rank.
     """
@@ -69,9 +70,10 @@ class ReferenceTable:
         self._sets = sets
         self._cache = cache
         self._device = device
-        num_pairs = sum(len(pairs) for pairs in sets if pairs is not None)
-        self.table_P2 = torch.zeros(num_pairs, 2, dtype=torch.float64)
-        """Log-probability of the chosen and rejected answer of each pair; 0: no step reads it."""
+        num_rows = sum(len(rows) for rows in sets if rows is not None)
+        num_segments = OBJECTIVES[spec.objective].num_segments
+        self.table_RK = torch.zeros(num_rows, num_segments, dtype=torch.float64)
+        """Log-probability of each segment of each row; 0: no step reads it."""
 
     def complete(
         self, group: Group, model_sha256: str, *, keeps: bool, report: ReportProgress | None = None
@@ -95,10 +97,10 @@ class ReferenceTable:
             group.agree("reference", lambda: self._compute(group.rank, group.world_size, report))
         # One rank gives the table and the others zeros, so that the sum below is the table.
         elif found is not None and group.rank == holders[0]:
-            self.table_P2.copy_(found)
-        whole_P2 = self.table_P2.to(self._device)
-        group.sum(whole_P2)
-        self.table_P2.copy_(whole_P2)
+            self.table_RK.copy_(found)
+        whole_RK = self.table_RK.to(self._device)
+        group.sum(whole_RK)
+        self.table_RK.copy_(whole_RK)
         if keeps and found is None:
             self._keep(key)
 
@@ -122,7 +124,7 @@ class ReferenceTable:
             found = np.load(self._cache / key / _TABLE)
         except (OSError, ValueError):
             return None
-        if found.shape != tuple(self.table_P2.shape) or found.dtype != np.float64:
+        if found.shape != tuple(self.table_RK.shape) or found.dtype != np.float64:
             return None
         return torch.from_numpy(found)
 
@@ -133,7 +135,7 @@ class ReferenceTable:
         try:
             with contextlib.suppress(OSError):
                 unfinished.mkdir(mode=0o700, parents=True)
-                np.save(unfinished / _TABLE, self.table_P2.numpy())
+                np.save(unfinished / _TABLE, self.table_RK.numpy())
                 (unfinished / _ABOUT).write_text("{}", encoding="ascii")
                 unfinished.rename(self._cache / key)
                 prune(self._cache, MAX_CACHE_BYTES, keep=key)
@@ -143,7 +145,7 @@ class ReferenceTable:
     def _compute(self, rank: int, world_size: int, report: ReportProgress | None) -> dict[str, int]:
         train, evaluation = self._sets
         with explain_out_of_memory(self._device):
-            part_P2 = compute_reference(
+            part_RK = compute_reference(
                 self._spec,
                 self._forward,
                 (train, evaluation),
@@ -152,8 +154,8 @@ class ReferenceTable:
                 device=self._device,
                 report=report,
             )
-        self.table_P2.copy_(part_P2)
-        return {"computed": len(part_P2)}
+        self.table_RK.copy_(part_RK)
+        return {"computed": len(part_RK)}
 
 
 def compute_reference(
@@ -166,14 +168,16 @@ def compute_reference(
     device: torch.device,
     report: ReportProgress | None = None,
 ) -> Tensor:
-    """Return this rank's part of the table (P, 2): pairs of training, then those of evaluation.
+    """Return this rank's part of the table (R, K): rows of training, then those of evaluation.
 
-    Rows of other ranks, and of pairs that no step will see, are zero.
+    Rows of other ranks, and those that no step will see, are zero.
     """
     train, evaluation = sets
     num_train = len(train)
-    table_P2 = torch.zeros(num_train + len(evaluation or ()), 2, dtype=torch.float64)
-    # Every n-th pair, so that long and short ones are spread over the ranks.
+    num_segments = OBJECTIVES[spec.objective].num_segments
+    num_rows = num_train + len(evaluation or ())
+    table_RK = torch.zeros(num_rows, num_segments, dtype=torch.float64)
+    # Every n-th row, so that long and short ones are spread over the ranks.
     wanted = _find_used(spec, num_train)[rank::world_size]
     evaluated = range(rank, len(evaluation or ()), world_size)
     total = len(wanted) + len(evaluated)
@@ -182,17 +186,17 @@ def compute_reference(
         if report is not None:
             report(num_done, num_done / max(1, total))
 
-    _fill(table_P2[:num_train], train, wanted, forward, device, count)
+    _fill(table_RK[:num_train], train, wanted, forward, device, count)
     if evaluation is not None:
         done = len(wanted)
         _fill(
-            table_P2[num_train:], evaluation, evaluated, forward, device, lambda n: count(done + n)
+            table_RK[num_train:], evaluation, evaluated, forward, device, lambda n: count(done + n)
         )
-    return table_P2
+    return table_RK
 
 
 def _find_used(spec: RunSpec, num_rows: int) -> list[int]:
-    """Return the indices of the pairs that a step of the run will see."""
+    """Return the indices of the rows that a step of the run will see."""
     size = spec.batch_sequences
     steps = count_steps(epochs=spec.epochs, num_rows=num_rows, batch=size, max_steps=spec.max_steps)
     if steps * size >= num_rows:
@@ -205,18 +209,18 @@ def _find_used(spec: RunSpec, num_rows: int) -> list[int]:
 
 
 def _fill(
-    table_P2: Tensor,
+    table_RK: Tensor,
     examples: Examples,
     places: Sequence[int],
     forward: Forward,
     device: torch.device,
     count: Callable[[int], None],
 ) -> None:
-    num_done = 0
+    num_done, num_segments = 0, table_RK.shape[1]
     for group in group_examples([int(examples.num_tokens[p]) for p in places], CPU_TOKENS):
         chosen = [places[i] for i in group]
         batch = build_micro_batch([examples[place] for place in chosen], device)
         with torch.no_grad():
-            table_P2[chosen] = sum_log_probabilities(forward, batch).double().cpu()
+            table_RK[chosen] = sum_log_probabilities(forward, batch, num_segments).double().cpu()
         num_done += len(chosen)
         count(num_done)

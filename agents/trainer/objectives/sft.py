@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from agents.contract.objectives import OBJECTIVES
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import MicroBatch
-from agents.trainer.objectives.objective import NUM_SUMS
 
 
 class Supervised:
     """The sum of the cross-entropies of the tokens that count."""
+
+    sums = OBJECTIVES["sft"].sums
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
@@ -28,5 +29,4 @@ class Supervised:
         """Return the loss and the sums; see `Objective`."""
         features = self._forward.features(batch)
         loss = self._forward.head.sum_loss(features, batch.label_N, gradient_scale)
-        # The slots of preference data stay zero.
-        return loss, F.pad(loss.detach().double().reshape(1), (0, NUM_SUMS - 1))
+        return loss, loss.detach().double().reshape(1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ Layout = Literal["sorted", "backward"]
 _MAX_BUCKETS = 8
 # A smaller message takes as long as this one on a LAN of 1 Gb/s and 5 ms per collective.
 _MIN_BUCKET_BYTES = 1 << 20
+# Limit of the gradients of one micro-batch that are held to its end and then added in bulk.
+_MAX_HELD_BYTES = 1 << 28
 # Values of a block in a norm. On a CPU, in fp32: 1e-7 relative error and as fast as one pass;
 # blocks of 2^20 have an error of 1e-5.
 _NORM_BLOCK = 1 << 16
@@ -35,6 +37,33 @@ class Bucket:
     start: int
     stop: int
     names: tuple[str, ...]
+
+
+class TrainedParameters(Protocol):
+    """Trained parameters of a rank, as passes over its part of a batch need them.
+
+    A strategy places them: in one flat buffer, or as its engine wants them.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """Order of the parameters in the state of a checkpoint."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Parameters by name."""
+
+    @property
+    def adds_in_bulk(self) -> bool:
+        """Whether gradients of a pass are held to its end, and then added with `add`; else autograd
+        accumulates each of them as soon as it is known.
+        """
+
+    def zero_gradients(self) -> None:
+        """Start the gradients of a step from zero."""
+
+    def add(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add the gradients of one backward pass, one for each of `parameters`; None: none."""
 
 
 class FlatParameters:
@@ -77,6 +106,15 @@ class FlatParameters:
         # Rounded up, so that there are at most 8 buckets.
         minimum = max(1, min_bucket_bytes // dtype.itemsize, -(-num_values // _MAX_BUCKETS))
         self.buckets = cut_buckets(sizes, minimum)
+
+    @property
+    def adds_in_bulk(self) -> bool:
+        """Whether the gradients of a pass are few enough bytes to hold them twice."""
+        return self.gradients.nbytes <= _MAX_HELD_BYTES
+
+    def zero_gradients(self) -> None:
+        """Start the gradients of a step from zero."""
+        self.gradients.zero_()
 
     def add(self, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of one backward pass, one for each of `parameters`; None: none."""

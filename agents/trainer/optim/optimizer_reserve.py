@@ -9,12 +9,12 @@ What a step needs only temporarily is subtracted: the activations are gone by th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from agents.contract.spec import OptimizerKind
-from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.optim.optimizer import export_state
 
 OPTIMIZER_COPIES = 5
@@ -26,7 +26,7 @@ class Reserve:
 
     Args:
         kind: name of the optimizer in the spec.
-        flat: trained parameters.
+        trained: values of the trained parameters on this rank.
         optimizer: over these parameters.
         device: where they are; nothing is reserved on a CPU.
     """
@@ -34,14 +34,15 @@ class Reserve:
     def __init__(
         self,
         kind: OptimizerKind,
-        flat: FlatParameters,
+        trained: Sequence[Tensor],
         optimizer: torch.optim.Optimizer,
         device: torch.device,
     ) -> None:
-        self._peak_bytes = OPTIMIZER_COPIES * flat.values.nbytes if device.type != "cpu" else 0
+        trained_bytes = sum(values.nbytes for values in trained)
+        self._peak_bytes = OPTIMIZER_COPIES * trained_bytes if device.type != "cpu" else 0
         self._state_bytes = {
-            "adamw": 2 * flat.values.nbytes,
-            "adamw_8bit": 2 * flat.values.numel(),
+            "adamw": 2 * trained_bytes,
+            "adamw_8bit": 2 * sum(values.numel() for values in trained),
             "paged_adamw_8bit": 0,  # it is in unified memory, which the driver pages to the host
         }[kind]
         self._optimizer = optimizer

@@ -104,7 +104,7 @@ class DataParallel:
 
     def make_reserve(self) -> Reserve:
         """Return the memory that the optimizer over all parameters needs."""
-        return Reserve(self._spec.optimizer, self._flat, self._optimizer, self._device)
+        return Reserve(self._spec.optimizer, [self._flat.values], self._optimizer, self._device)
 
     def start(
         self,

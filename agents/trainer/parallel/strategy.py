@@ -22,7 +22,7 @@ from agents.trainer.data.examples import Examples
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.layer_holdings import LayerHoldings, ModelOutline
 from agents.trainer.model.model import TrainedModel
-from agents.trainer.optim.flat_parameters import FlatParameters, Layout
+from agents.trainer.optim.flat_parameters import Layout, TrainedParameters
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.batch import Batch
 
@@ -88,12 +88,12 @@ class Strategy(Protocol):
             ExpectedError: this model cannot be divided so.
         """
 
-    def place(self, model: TrainedModel, layout: Layout) -> FlatParameters:
+    def place(self, model: TrainedModel, layout: Layout) -> TrainedParameters:
         """Take over the trained parameters of this rank, and make their optimizer.
 
         Args:
             model: loaded, on the device.
-            layout: order of the parameters in the buffer, which a checkpoint prescribes.
+            layout: order of the parameters in the state, which a checkpoint prescribes.
 
         Raises:
             ExpectedError: the optimizer needs a package that is not installed.

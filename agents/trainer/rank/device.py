@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from agents.contract.parallel import find_mode
 from agents.errors import ExpectedError
 
 
@@ -26,7 +27,7 @@ def choose_backend(device: torch.device, parallel: str) -> str:
     """
     if named := os.environ.get("RACKLESS_BACKEND", ""):
         return named
-    return "nccl" if device.type == "cuda" and parallel != "pipeline" else "gloo"
+    return "nccl" if device.type == "cuda" and find_mode(parallel).sends_over_nccl else "gloo"
 
 
 def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from agents.contract.artifacts import MakeJob, MergeJob, Origin, PackagesBuild, TextSource
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
 from agents.contract.messages import Progress
+from agents.contract.requests.environment import PackagesBuild
+from agents.contract.requests.exports import MakeJob, MergeJob, Origin, TextSource
+from agents.contract.requests.node import ReadFacts
+from agents.contract.requests.runs import DeleteArtifact
 from app.artifacts.estimates.forecast import describe_forecast
 from app.artifacts.estimates.learning import maker_of
 from app.artifacts.estimates.plan import ExportPlan, describe_place
@@ -30,12 +33,13 @@ from app.events import ExportedModel
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.library.licence import find_licence
+from app.progress import OnMessage, OnProgress, messages
 from app.provisioning.environment import python_of, read_lock
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.export_claims import claim_name
 from app.runs.inputs.run_inputs import Inputs, recall_inputs, send
 from app.runs.lifecycle.start_point import choose_checkpoint
-from app.runs.nodes.node_pool import NodeAgent, OnMessage, OnProgress
+from app.runs.nodes.node_pool import NodeAgent
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
@@ -57,68 +61,96 @@ async def export_run(
         return await _export(services, request, out, progress or (lambda said: None))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """One export on the node that was chosen for it."""
+
+    run: RunRecord
+    request: ExportRequest
+    inputs: Inputs
+    own: Source | None
+    """Data that the user chose for calibration; None: the run's own."""
+    node: str
+    python: str
+    device: ExportDevice
+    step: int
+    progress: OnProgress
+
+    def tell(self, phase: str, message: str) -> None:
+        self.progress(Progress(phase=phase, message=message))
+
+    def folder(self, name: str) -> str:
+        return f"runs/{self.run.run_id}/exports/{name}"
+
+
 async def _export(
     services: Services, request: ExportRequest, out: Path, progress: OnProgress
 ) -> ExportedModel:
-    run_id, to = request.run_id, request.to
-    tell = _in_phase(progress, "find")
-    run = services.runs.get(run_id)
+    run = services.runs.get(request.run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     # Checked even where it is sent much later: a bad file should fail in the first second.
     own = await asyncio.to_thread(_find_calibration, services, request)
+    tell = _in_phase(progress, "find")
     tell("looking for the newest whole checkpoint")
     names = services.pool.names() if request.node is None else (request.node,)
-    whole = await find_whole(services, run_id, names, request.checkpoint)
+    whole = await find_whole(services, run.run_id, names, request.checkpoint)
     plan = await plan_export(services, request, whole)
     await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
-    agent = services.pool.agent(copy.node)
-    facts = await agent.facts()
-    python = python_of(copy.node, facts)
-    origin = await asyncio.to_thread(origin_of, run, copy.info.step)
-    with claim_name(services, run_id, _name_result(request, copy.info.step)) as name:
-        merging = _in_phase(progress, "merge")
-        merging(f"merging step {copy.info.step} on {copy.node}")
-        exported = await agent.export_merged(
-            MergeJob(
-                run_id=run_id,
-                step=copy.info.step,
-                python=python,
-                model_path=await send(services, copy.node, inputs.model, merging, "the model"),
-                destination=f"runs/{run_id}/exports/merged-{copy.info.step}",
-            ),
-            progress,
-        )
-        made = exported.path
-        if to in METHODS:
-            device = await _expect_device(services, copy.node, choose_export_device(facts))
-            made = await _make(
-                services,
-                request,
-                inputs,
-                copy.node,
-                python,
-                device,
-                made,
-                name,
-                origin,
-                own,
-                progress,
-            )
-        _in_phase(progress, "fetch")(f"fetching it from {copy.node}")
-        try:
-            await services.pool.fetch(copy.node, made, out)
-        finally:
-            if made != exported.path:  # the merged model stays, for the next format
-                with suppress(RacklessError):
-                    await agent.delete_artifact(made)
-    services.runs.add_event(run_id, "exported", f"step {copy.info.step} exported to {out} as {to}")
-    chosen = next(place for place in plan.places if place.node == copy.node)
-    measured = keep_forecast(chosen, maker_of(to, request.engine))
+    facts = await services.pool.agent(copy.node).ask(ReadFacts())
+    work = _Work(
+        run=run,
+        request=request,
+        inputs=inputs,
+        own=own,
+        node=copy.node,
+        python=python_of(copy.node, facts),
+        device=choose_export_device(facts),
+        step=copy.info.step,
+        progress=progress,
+    )
+    origin = await asyncio.to_thread(origin_of, run, work.step)
+    await _make(services, work, origin, out)
+    text = f"step {work.step} exported to {out} as {request.to}"
+    services.runs.add_event(run.run_id, "exported", text)
+    chosen = next(place for place in plan.places if place.node == work.node)
+    measured = keep_forecast(chosen, maker_of(request.to, request.engine))
     made_of = await asyncio.to_thread(
-        record_export, services, out, to, request.types, origin, measured
+        record_export, services, out, request.to, request.types, origin, measured
     )
     return ExportedModel(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
+
+
+async def _make(services: Services, work: _Work, origin: Origin, out: Path) -> None:
+    """Make the model on its node, and fetch it to `out`."""
+    run_id, agent = work.run.run_id, services.pool.agent(work.node)
+    with claim_name(services, run_id, _name_result(work.request, work.step)) as name:
+        merged = await _merge(services, work)
+        made = merged
+        if work.request.to in METHODS:
+            made = await _quantize(services, work, merged, name, origin)
+        work.tell("fetch", f"fetching it from {work.node}")
+        try:
+            await services.pool.fetch(work.node, made, out)
+        finally:
+            if made != merged:  # the merged model stays, for the next format
+                with suppress(RacklessError):
+                    await agent.ask(DeleteArtifact(path=made))
+
+
+async def _merge(services: Services, work: _Work) -> str:
+    """Merge the adapter into its base on the node; return the folder there."""
+    tell = _in_phase(work.progress, "merge")
+    tell(f"merging step {work.step} on {work.node}")
+    job = MergeJob(
+        run_id=work.run.run_id,
+        step=work.step,
+        python=work.python,
+        model_path=await send(services, work.node, work.inputs.model, tell, "the model"),
+        destination=work.folder(f"merged-{work.step}"),
+    )
+    agent = services.pool.agent(work.node)
+    return (await agent.ask(job, work.progress)).path
 
 
 def _in_phase(progress: OnProgress, phase: str) -> OnMessage:
@@ -135,7 +167,8 @@ async def forecast_export(services: Services, request: ExportRequest) -> ExportP
     node, run = request.node, services.runs.get(request.run_id)
     _expect_nodes(services, () if node is None else (node,))
     await asyncio.to_thread(_find_calibration, services, request)
-    there = None if node is None else await find_copies(services, run.run_id, (node,))
+    names = services.pool.names() if node is None else (node,)
+    there = await find_copies(services, run.run_id, names)
     plan = await plan_export(services, request, there)
     places = tuple(one for one in plan.places if node in (None, one.node))
     return replace(plan, places=places)
@@ -165,41 +198,30 @@ def _name_result(request: ExportRequest, step: int) -> str:
     return "-".join((request.to, str(step), *request.types, *engine))
 
 
-async def _make(  # noqa: PLR0913 - the parts of one job
-    services: Services,
-    request: ExportRequest,
-    inputs: Inputs,
-    node: str,
-    python: str,
-    device: ExportDevice,
-    merged: str,
-    name: str,
-    origin: Origin,
-    own: Source | None,
-    progress: OnProgress,
-) -> str:
+async def _quantize(services: Services, work: _Work, merged: str, name: str, origin: Origin) -> str:
     """Quantize the merged model on the node that has it; return the folder `name` there."""
+    request, inputs, node = work.request, work.inputs, work.node
+    device = await _expect_device(services, node, work.device)
+    tell = _in_phase(work.progress, "prepare")
     agent = services.pool.agent(node)
-    tell = _in_phase(progress, "prepare")
-    packages = await bring_packages(agent, python, request.to, tell, request.engine)
-    spec = services.runs.get(request.run_id).spec
+    packages = await bring_packages(agent, work.python, request.to, tell, request.engine)
     train = TextSource(
         path=await send(services, node, inputs.train, tell, "the training data"),
-        format=spec.data.format,
-        objective=spec.objective,
+        format=work.run.spec.data.format,
+        objective=work.run.spec.objective,
     )
     evaluation = None
     if inputs.eval is not None:
         evaluation = replace(train, path=await send(services, node, inputs.eval))
     calibration = None
-    if own is not None:  # of any kind: what its rows are is seen there
-        calibration = TextSource(path=await send(services, node, own))
+    if work.own is not None:  # of any kind: what its rows are is seen there
+        calibration = TextSource(path=await send(services, node, work.own))
     job = MakeJob(
-        python=python,
+        python=work.python,
         packages=packages,
         model=merged,
         method=cast(Method, request.to),
-        destination=f"runs/{request.run_id}/exports/{name}",
+        destination=work.folder(name),
         origin=origin,
         train=train,
         evaluation=evaluation,
@@ -210,7 +232,7 @@ async def _make(  # noqa: PLR0913 - the parts of one job
         device_id=device.device_id,
     )
     tell(f"making {' and '.join(request.types) or request.to} on {node}")
-    return (await agent.export_made(job, progress)).path
+    return (await agent.ask(job, work.progress)).path
 
 
 async def _expect_device(services: Services, node: str, planned: ExportDevice) -> ExportDevice:
@@ -219,7 +241,7 @@ async def _expect_device(services: Services, node: str, planned: ExportDevice) -
     Raises:
         UserError: runs have taken every GPU since it was planned for one.
     """
-    now = choose_export_device(await services.pool.agent(node).facts())
+    now = choose_export_device(await services.pool.agent(node).ask(ReadFacts()))
     if planned.gpu is not None and now.gpu is None:
         raise UserError(
             f"every GPU of {node} was taken during the merge: {now.note.partition(',')[0]}",
@@ -236,14 +258,14 @@ async def bring_packages(
     if name is None:
         return None
     lock = read_lock("autoawq" if engine == "autoawq" else name)
-    report = await agent.build_packages(
+    report = await agent.ask(
         PackagesBuild(
             python=python,
             lock_sha256=lock.sha256,
             lock_text=lock.text,
             requirements=lock.requirements,
         ),
-        tell,
+        messages(tell),
     )
     return report.path
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
+from agents.contract.requests.node import ReadFacts
 from agents.shared.models.export_support import find_left_wide, find_refusal
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.cost import forecast_phases
@@ -34,7 +35,7 @@ from app.planning.hardware.cluster import make_cluster
 from app.planning.hardware.rates import find_rates
 from app.planning.shape.model_shape import ModelShape, read_shape
 from app.provisioning.environment import python_of
-from app.runs.checkpoints import Copy, find_copies
+from app.runs.checkpoints import Copy
 from app.runs.services import Services
 
 _VALUE_BYTES = {"float64": 8.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
@@ -44,23 +45,21 @@ _SYSTEM_RAM_BYTES = 1 << 30
 
 
 async def plan_export(
-    services: Services, request: ExportRequest, whole: Sequence[Copy] | None = None
+    services: Services, request: ExportRequest, copies: Sequence[Copy]
 ) -> ExportPlan:
     """Return what an export makes, what it takes on each node, and where it cannot be made.
 
     Args:
         request: its node is not considered; all nodes are.
-        whole: the copies to choose among, where they are already listed; None: those of all nodes
-            are listed, not read.
+        copies: checkpoints to choose among.
     """
     run, to, types = services.runs.get(request.run_id), request.to, request.types
     checkpoint, engine = request.checkpoint, request.engine
     names = services.pool.names()
-    copies = whole if whole is not None else await find_copies(services, run.run_id, names)
-    copies = [one for one in copies if not one.broken]
-    steps = {one.info.step for one in copies if checkpoint in (None, one.info.step)}
+    usable = [copy for copy in copies if not copy.broken]
+    steps = {copy.info.step for copy in usable if checkpoint in (None, copy.info.step)}
     step = max(steps, default=None)
-    holders = {one.node for one in copies if one.info.step == step}
+    holders = {copy.node for copy in usable if copy.info.step == step}
     refusal = await asyncio.to_thread(_find_refusal, services, run.spec.model, to, engine)
     shape, value_bytes = await asyncio.to_thread(_find_shape, services, run.spec.model)
     data, _ = await asyncio.to_thread(find_data_size, services.planning, run.spec)
@@ -222,7 +221,7 @@ async def _look(
     if refusal:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=refusal)
     try:
-        facts = await services.pool.agent(node).facts()
+        facts = await services.pool.agent(node).ask(ReadFacts())
     except RacklessError as error:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=f"does not answer: {error}")
     problem = "" if node in holders else "has no complete copy of the checkpoint"

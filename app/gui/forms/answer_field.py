@@ -15,10 +15,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from agents.contract.key import RunKey
 from app.events import NodeSnapshot
-from app.flows.field import NO, YES, Field
 from app.flows.new_run import Finding
-from app.flows.new_run_answers import ALL_NODES, split_names
+from app.flows.new_run_answers import ALL_NODES, NO, YES, split_names
 from app.gui.kit.inputs import ChoiceBox
 from app.gui.kit.primitives import Button, ElidedLabel, make_label, make_tooltip, set_style_property
 from app.gui.kit.theme import Theme
@@ -29,13 +29,16 @@ TICK_INDENT_PX = 27
 
 
 class AnswerField(QWidget):
-    """The widget of one Field; `answer` returns its text as typed."""
+    """The widget of one key; `answer` returns its text as typed."""
 
     edited = Signal()
 
-    def __init__(self, theme: Theme, field: Field, nodes: Sequence[NodeSnapshot] = ()) -> None:
+    def __init__(self, theme: Theme, key: RunKey, nodes: Sequence[NodeSnapshot] = ()) -> None:
         super().__init__()
-        self.field = field
+        self.key = key
+        self._is_tick, self._is_nodes = key.kind == "tick", key.about.names == "node"
+        self.is_wide = key.about.is_wide or self._is_tick or bool(key.about.names)
+        """Whether it takes a whole line of the form."""
         self.was_touched = False
         self._theme = theme
         self._boxes: dict[str, QCheckBox] = {}
@@ -46,28 +49,28 @@ class AnswerField(QWidget):
         # What the form was last filled with; ticks follow it until the user changes one.
         self._wanted = ALL_NODES
         self.input = self._make_input()
-        self.input.setAccessibleName(field.label)
-        self.input.setAccessibleDescription(field.help)
+        self.input.setAccessibleName(key.about.label)
+        self.input.setAccessibleDescription(key.about.help)
         self._finding = make_label(role="problem", wraps=True)
         self._finding.hide()
-        indent = TICK_INDENT_PX if field.kind == "tick" else 0
+        indent = TICK_INDENT_PX if self._is_tick else 0
         self._finding.setContentsMargins(indent, 0, 0, 0)
-        explanation = make_label(field.help, "caption", wraps=True)
+        explanation = make_label(key.about.help, "caption", wraps=True)
         explanation.setContentsMargins(indent, 0, 0, 0)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
-        if field.kind != "tick":
-            column.addWidget(make_label(field.label, "subheading"))
+        if not self._is_tick:
+            column.addWidget(make_label(key.about.label, "subheading"))
         column.addLayout(self._make_row())
         column.addWidget(self._finding)
         column.addWidget(explanation)
         column.addStretch(1)
-        if field.kind == "nodes":
+        if self._is_nodes:
             self.show_nodes(nodes, are_known=bool(nodes))
 
     def answer(self) -> str:
-        if self.field.kind == "nodes":
+        if self._is_nodes:
             chosen = [name for name, box in self._boxes.items() if box.isChecked()]
             return ALL_NODES if set(chosen) == self._known else ", ".join(chosen)
         if isinstance(self.input, QComboBox):
@@ -78,7 +81,7 @@ class AnswerField(QWidget):
         return self.input.text()
 
     def set_answer(self, text: str) -> None:
-        if self.field.kind == "nodes":
+        if self._is_nodes:
             self._set_nodes(text)
         elif isinstance(self.input, QComboBox):
             if self.input.findData(text) < 0:  # run files allow values that the form does not offer
@@ -143,28 +146,28 @@ class AnswerField(QWidget):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.input, 1)
-        if self.field.unit:
-            row.addWidget(make_label(self.field.unit, "muted"))
-        if self.field.kind == "path":
+        if self.key.about.unit:
+            row.addWidget(make_label(self.key.about.unit, "muted"))
+        if self.key.about.names in ("file", "folder"):
             row.addWidget(Button(self._theme, "Choose\u2026", self._choose, icon="folder"))
         return row
 
     def _make_input(self) -> QWidget:
-        if self.field.kind == "choice":
+        if self.key.kind == "choice":
             combo = ChoiceBox()
-            for value, words in self.field.choices:
+            for value, words in self.key.about.choices:
                 combo.addItem(words, value)
             combo.currentIndexChanged.connect(lambda index: self._touch())
             return combo
-        if self.field.kind == "nodes":
+        if self._is_nodes:
             return self._make_node_boxes()
-        if self.field.kind == "tick":
-            check = QCheckBox(self.field.label)
+        if self._is_tick:
+            check = QCheckBox(self.key.about.label)
             check.setObjectName("tick")
             check.toggled.connect(lambda checked: self._touch())
             return check
         line = QLineEdit()
-        line.setPlaceholderText(self.field.placeholder)
+        line.setPlaceholderText(self.key.about.placeholder)
         # Not textChanged: an answer that the form fills in is not one that a person typed.
         line.textEdited.connect(lambda text: self._touch())
         return line
@@ -199,10 +202,10 @@ class AnswerField(QWidget):
         self.edited.emit()
 
     def _choose(self) -> None:
-        if self.field.key == "model":
-            chosen = QFileDialog.getExistingDirectory(self, "Model folder")
+        if self.key.about.names == "folder":
+            chosen = QFileDialog.getExistingDirectory(self, f"{self.key.about.label} folder")
         else:
-            chosen, _ = QFileDialog.getOpenFileName(self, self.field.label)
+            chosen, _ = QFileDialog.getOpenFileName(self, self.key.about.label)
         if chosen:
             self.set_answer(chosen)
             # `set_answer` emits no textEdited.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 
-from app.flows.field import Field
+from agents.contract.key import RunKey
 from app.gui.forms.answer_field import AnswerField
 from app.gui.kit.primitives import make_label
 
@@ -29,7 +29,7 @@ class FormSection(QWidget):
             grid.setColumnMinimumWidth(place, 1)
         place = 0
         for field in fields:
-            if field.field.is_wide:
+            if field.is_wide:
                 # A wide field starts a line of its own; the cell before it may stay empty.
                 place += place % 2
                 grid.addWidget(field, place // 2, 0, 1, 2)
@@ -42,18 +42,19 @@ class FormSection(QWidget):
     def show_asked(self, keys: Collection[str]) -> None:
         """Show the questions among `keys`, and hide the others."""
         for field in self._fields:
-            field.setVisible(field.field.key in keys)
-        self.setVisible(any(field.field.key in keys for field in self._fields))
+            field.setVisible(field.key.name in keys)
+        self.setVisible(any(field.key.name in keys for field in self._fields))
 
 
 def make_sections(
-    asked: Sequence[Field], fields: Mapping[str, AnswerField]
+    asked: Sequence[RunKey], fields: Mapping[str, AnswerField]
 ) -> tuple[FormSection, ...]:
-    """Return the sections of the fields `asked`, in order of appearance."""
+    """Return the sections of the keys `asked`, in order of appearance."""
     # A dict and not a set, for its order.
-    titles = dict.fromkeys(field.section for field in asked)
+    titles = dict.fromkeys(key.about.group for key in asked)
     return tuple(
-        FormSection(title, [fields[f.key] for f in asked if f.section == title]) for title in titles
+        FormSection(title, [fields[key.name] for key in asked if key.about.group == title])
+        for title in titles
     )
 
 

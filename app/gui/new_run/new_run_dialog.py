@@ -7,7 +7,6 @@ has pressed Start.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from PySide6.QtWidgets import (
 )
 
 from agents.contract.spec import RunSpec
-from app.core.api import CoreApi, RecipeRow
+from app.core.library import DeleteRecipe, ListRecipes, ReadRunFile
+from app.core.runs import StartRun
 from app.errors import RacklessError
 from app.events import RunSnapshot
 from app.flows.new_run import RunReview, name_paths, plan_spec, preview_spec, review, take_advice
@@ -31,6 +31,7 @@ from app.flows.new_run_answers import (
     to_answers,
     to_draft,
     use_recipe,
+    usual_answers,
 )
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
@@ -46,18 +47,6 @@ from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.session.path_checker import PathChecker
 from app.text import capitalize, free_name
-
-
-async def read_file(core: CoreApi, path: Path) -> RunSpec:
-    return core.library.read_run_file(path)
-
-
-async def read_recipes(core: CoreApi) -> Sequence[RecipeRow]:
-    return core.library.recipes()
-
-
-async def drop_recipe(core: CoreApi, name: str) -> RecipeRow:
-    return core.library.delete_recipe(name)
 
 
 def confirm_delete_recipe(parent: QWidget, theme: Theme) -> bool:
@@ -149,7 +138,7 @@ class NewRunDialog(QDialog):
         foot.addLayout(make_foot((*files, self.start_over), (cancel, self.start)))
         self.start.setDefault(True)
         column.addLayout(foot)
-        self._fill(RunAnswers(name=self._free_name("run-1")))
+        self._fill({**usual_answers(), "name": self._free_name("run-1")})
         self._untouched = self.answers()
         # Answers filled in from a run or a file; closing with just these saves no draft.
         self._given: RunAnswers | None = None
@@ -159,11 +148,7 @@ class NewRunDialog(QDialog):
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
         self.outlook.plan.advised.connect(self._take_advice)
-        context.bridge.run(
-            lambda core, report: read_recipes(core),
-            self.form.start_from.add_recipes,
-            self.banner.show_error,
-        )
+        context.bridge.do(ListRecipes(), self.form.start_from.add_recipes, self.banner.show_error)
         self.form.begin()
 
     # ------------------------------------------------------------ answers
@@ -175,8 +160,8 @@ class NewRunDialog(QDialog):
         """Fill in the form from a run file."""
         # if the file cannot be read, the form is unchanged and its draft is kept
         self._given = self.answers()
-        self._context.bridge.run(
-            lambda core, report: read_file(core, path),
+        self._context.bridge.do(
+            ReadRunFile(path=path),
             partial(self._take_file, path),
             self.banner.show_error,
         )
@@ -206,7 +191,7 @@ class NewRunDialog(QDialog):
     def repeat(self, run: RunSnapshot) -> None:
         """Fill in the form with every setting of a run, under a new name."""
         self._shows_all = True
-        self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
+        self._fill({**to_answers(run.spec), "name": self._free_name(run.spec.name)})
         self._given = self.answers()
         self.form.start_from.show_source(
             f"Run {run.name}", "All settings of that run, including its data and nodes.", run.spec
@@ -222,8 +207,8 @@ class NewRunDialog(QDialog):
 
     def _delete_recipe(self, name: str) -> None:
         if confirm_delete_recipe(self, self._context.theme):
-            self._context.bridge.run(
-                lambda core, report: drop_recipe(core, name),
+            self._context.bridge.do(
+                DeleteRecipe(name=name),
                 lambda recipe: self.form.start_from.drop(recipe.name),
                 self.banner.show_error,
             )
@@ -270,9 +255,9 @@ class NewRunDialog(QDialog):
     def _take_nodes(self) -> None:
         if not self.form.fields["nodes"].was_touched:
             # Ticks that follow the nodes' states are no edit that a draft should keep.
-            nodes = self.answers().nodes
-            self._untouched = replace(self._untouched, nodes=nodes)
-            self._given = self._given and replace(self._given, nodes=nodes)
+            nodes = {"nodes": self.answers()["nodes"]}
+            self._untouched = {**self._untouched, **nodes}
+            self._given = self._given and {**self._given, **nodes}
         self._review()
 
     def preview_data(self) -> None:
@@ -319,8 +304,8 @@ class NewRunDialog(QDialog):
         # A second click would launch a second run; failure and cancel enable the button again.
         self.start.setEnabled(False)
         self._show_start("Copying what the nodes do not have yet.")
-        self._op = self._context.bridge.run(
-            lambda core, report: core.runs.start(spec, progress=report),
+        self._op = self._context.bridge.do(
+            StartRun(spec=spec),
             success=self._started,
             failure=self._failed,
             progress=lambda line: self._show_start(capitalize(str(line))),

@@ -6,10 +6,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
 
 from app.events import NodeState
-from app.flows.new_run import RunReview
-from app.flows.new_run_advanced import ADVANCED
+from app.flows.new_run import RunReview, list_questions
 from app.flows.new_run_answers import RunAnswers
-from app.flows.new_run_fields import FIELDS, MAIN
 from app.gui.forms.answer_field import AnswerField
 from app.gui.forms.form import make_sections, stack_sections
 from app.gui.kit.collapsible import CollapsibleSection
@@ -31,13 +29,14 @@ class RunForm(QScrollArea):
         self._cluster = cluster = context.cluster
         # State of each node as last offered: they report several times a minute.
         self._states: list[tuple[str, NodeState]] | None = None
-        self.fields = {field.key: AnswerField(context.theme, field) for field in FIELDS}
+        basic, self._folded = list_questions(advanced=False), list_questions(advanced=True)
+        self.fields = {key.name: AnswerField(context.theme, key) for key in (*basic, *self._folded)}
         self._offer_nodes()
         for signal in (cluster.is_open_changed, cluster.node_changed, cluster.node_removed):
             signal.connect(self._offer_nodes)
         self.start_from = StartFrom(context.theme)
-        self._main = make_sections(MAIN, self.fields)
-        self._advanced = make_sections(ADVANCED, self.fields)
+        self._main = make_sections(basic, self.fields)
+        self._advanced = make_sections(self._folded, self.fields)
         self.fold = CollapsibleSection(context.theme, "Advanced", stack_sections(self._advanced))
         body = QWidget()
         body.setObjectName("content")
@@ -66,12 +65,12 @@ class RunForm(QScrollArea):
 
     def answers(self) -> RunAnswers:
         """Return the current answers."""
-        return RunAnswers(**{key: field.answer() for key, field in self.fields.items()})
+        return {key: field.answer() for key, field in self.fields.items()}
 
     def fill(self, answers: RunAnswers) -> None:
         """Set every field."""
         for key, field in self.fields.items():
-            field.set_answer(str(getattr(answers, key)))
+            field.set_answer(answers[key])
 
     def show_review(self, result: RunReview, *, shows_all: bool) -> None:
         """Show the fields that apply, with findings below them.
@@ -98,7 +97,7 @@ class RunForm(QScrollArea):
         errors = [key for key in self.fields if result.is_error(key)]
         if errors:
             first = self.fields[errors[0]]
-            if first.field.advanced:
+            if first.key in self._folded:
                 self.fold.open()
             first.input.setFocus()
             self.ensureWidgetVisible(first)
@@ -108,12 +107,13 @@ class RunForm(QScrollArea):
         self.fields["model"].input.setFocus()
 
     def _show_advanced_note(self, result: RunReview) -> None:
-        found = [field.key for field in ADVANCED if field.key in result.findings]
+        found = [key.name for key in self._folded if key.name in result.findings]
+        num_all = len(self._folded)
         if found:
             number = count_of(len(found), "setting")
             role = "problem" if any(result.is_error(key) for key in found) else "advice"
             self.fold.set_note(f"{number} need{'s' if len(found) == 1 else ''} attention", role)
         elif result.changed:
-            self.fold.set_note(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
+            self.fold.set_note(f"{len(result.changed)} of {num_all} settings changed")
         else:
-            self.fold.set_note(f"{len(ADVANCED)} settings, all at their defaults")
+            self.fold.set_note(f"{num_all} settings, all at their defaults")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
@@ -11,11 +11,13 @@ from PySide6.QtWidgets import (
     QFrame,
     QGridLayout,
     QHBoxLayout,
+    QListView,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
 )
 
+from agents.contract.objectives import METRICS
 from app.events import EvaluationRecord, StepRecord
 from app.gui.charts.curves import Curves
 from app.gui.charts.line import LineSeries, choose_style
@@ -39,6 +41,10 @@ class Quantity:
     """Name of each line and the function that reads its value from a step."""
     color: str = "chart_utilisation"
     from_zero: bool = True
+
+
+def _read_metric(name: str) -> Read:
+    return lambda step: step.metrics.get(name)
 
 
 LOSS = Quantity(
@@ -85,6 +91,16 @@ OTHERS = (
         write=show_exponent,
         reads=(("learning rate", lambda step: step.learning_rate),),
         color="chart_memory",
+    ),
+    *(
+        Quantity(
+            key=metric.name,
+            title=metric.label,
+            write=lambda value: show_number(value, 3),
+            reads=((metric.label.lower(), _read_metric(metric.name)),),
+            from_zero=False,
+        )
+        for metric in METRICS.values()
     ),
 )
 
@@ -144,6 +160,20 @@ class ChosenPlots(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.addWidget(panel)
+        self.offer_metrics(())
+
+    def offer_metrics(self, names: Collection[str]) -> None:
+        """Offer, of the metrics that only some objectives report, those with these names."""
+        view, model = self.choice.view(), self.choice.model()
+        assert isinstance(view, QListView)
+        for place, one in enumerate(self.quantities):
+            is_hidden = one.key in METRICS and one.key not in names
+            view.setRowHidden(place, is_hidden)
+            # The keyboard passes over a choice that is disabled.
+            flags = Qt.ItemFlag.NoItemFlags.value if is_hidden else None
+            model.setData(model.index(place, 0), flags, Qt.ItemDataRole.UserRole - 1)
+            if is_hidden and place == self.choice.currentIndex():
+                self.choice.setCurrentIndex(0)
 
     @property
     def plot(self) -> Plot:
@@ -188,11 +218,14 @@ class RunCharts(QWidget):
         return [self.loss, *self.others.values()]
 
     def clear(self) -> None:
+        self.right.offer_metrics(())
         for plot in self.plots:
             plot.clear()
 
     def extend(self, steps: Sequence[StepRecord]) -> None:
         """Append steps, in order."""
+        if steps:
+            self.right.offer_metrics(steps[-1].metrics)
         for attempt, part in group_attempts(steps):
             at = [float(one.step) for one in part]
             for quantity, plot in zip((LOSS, *OTHERS), self.plots, strict=True):

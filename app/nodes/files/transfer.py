@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
+from agents.contract.requests.runs import CompareBundle
 from agents.contract.run import FileEntry
 from agents.shared.files.folder_files import open_regular, require_own
 from app.errors import RacklessError, UserError
@@ -82,7 +83,7 @@ async def push(
         UserError: a file cannot be read or has changed, the node's disk is full, ...
         NodeUnreachable: the connection broke; what has arrived stays for the next try.
     """
-    status = await client.bundle_status(destination, files)
+    status = await client.ask(CompareBundle(destination=destination, files=tuple(files)))
     if status.complete:
         return status.path
     missing = frozenset(status.missing)
@@ -145,7 +146,10 @@ async def share(
         What a person may want to mend, in sentences.
     """
     states = await asyncio.gather(
-        *(wish.client.bundle_status(wish.destination, wish.files) for wish in wishes)
+        *(
+            wish.client.ask(CompareBundle(destination=wish.destination, files=tuple(wish.files)))
+            for wish in wishes
+        )
     )
     wanted: dict[str, tuple[Place, FileEntry]] = {}
     takers: dict[str, dict[str, NodeClient]] = {}
@@ -298,7 +302,9 @@ async def copy(
 
     async def lacks(client: NodeClient, entries: Sequence[FileEntry]) -> bool:
         check_entries(source.name, entries)
-        return not (await client.bundle_status(path, entries)).complete
+        return not (
+            await client.ask(CompareBundle(destination=path, files=tuple(entries)))
+        ).complete
 
     giver = Giver(client=source, root=path, lacks=lacks)
     report = await spread_from(giver, targets, rates, progress)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from agents.contract.parallel import find_mode
 from agents.contract.spec import RunSpec
 
 Change = dict[str, Any]
@@ -33,8 +34,10 @@ def list_changes(spec: RunSpec, longest_tokens: int) -> list[list[tuple[Change, 
     if spec.memory_gib is not None:
         kinds[1].append(({"memory_gib": None}, "Remove the memory limit"))
     states = ("adamw", "adamw_8bit", "paged_adamw_8bit")
-    for name in states[states.index(spec.optimizer) + 1 :] if spec.parallel != "pipeline" else ():
-        kinds[2].append(({"optimizer": name}, _OPTIMIZER_WORDS[name]))
+    needs = {need.key: need.values for need in find_mode(spec.parallel).needs}
+    for name in states[states.index(spec.optimizer) + 1 :]:
+        if name in needs.get("optimizer", states):
+            kinds[2].append(({"optimizer": name}, _OPTIMIZER_WORDS[name]))
     if spec.adapter.kind != "full":
         for rank in (spec.adapter.rank // 2, spec.adapter.rank // 4, _MIN_RANK):
             if _MIN_RANK <= rank < spec.adapter.rank:

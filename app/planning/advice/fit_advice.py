@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agents.contract.parallel import PARALLEL
+from agents.contract.parallel import PARALLEL, find_mode
 from app.planning.advice.changes import Change, apply_change, list_changes
 from app.planning.build_context import open_case
-from app.planning.candidate import CUT_MODES, Advice, Candidate, GpuPlan, PlanRequest
+from app.planning.candidate import Advice, Candidate, GpuPlan, PlanRequest
 from app.planning.choice import find_least
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case, Worker
 from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import propose_data
-from app.planning.strategies.pipeline_plan import has_room, plan_pipeline, refuse_pipeline
-from app.planning.strategies.weight_streaming import plan_streamed, refuse_streamed
+from app.planning.strategies.registry import PLANNED_MODES, DividedMode, find_divided
 from app.planning.subsets import fastest_together
 
-# Plans over all GPUs of the modes in which GPUs hold parts of the model.
-_PLANS = {"pipeline": plan_pipeline, "streamed": plan_streamed}
 # A change with its words; None: none of its kind.
 _Choice = tuple[Change, str] | None
 
@@ -37,13 +34,12 @@ def advise_fit(
             change={"nodes": chosen.nodes},
         )
     # A run that names its nodes needs all of them; otherwise one card that fits is enough.
-    is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
+    is_whole = request.spec.nodes != "all" and not find_mode(request.spec.parallel).uses_one_gpu
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
     # Where a run fits, so do the ways that divide the model, without a change.
     only_whole = chosen is not None
-    refusing = {"pipeline": refuse_pipeline, "streamed": refuse_streamed}
-    refuse = refusing.get(request.spec.parallel)
-    if refusal := refuse(case) if refuse is not None else "":
+    divided = find_divided(request.spec.parallel)
+    if refusal := divided.refuse(case) if divided is not None else "":
         yield Advice(text=refusal)
     offers = list(_list_offers(request, num_needed, only_whole))
     other = None if chosen is not None else _offer_other_way(request, case, found)
@@ -146,7 +142,7 @@ def _offer(
     """Return advice with what a changed run needs; None: it fits on too few cards."""
     change, words = one
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))
-    if request.spec.parallel not in CUT_MODES:
+    if find_divided(request.spec.parallel) is None:
         whole = _offer_whole(changed, words, change, num_needed)
         if whole is not None:
             return whole
@@ -165,32 +161,28 @@ def _fit_divided(case: Case, num_needed: int) -> Candidate | None:
 
     It is over all GPUs, or over the most of the fastest nodes that can where fewer are enough.
     """
-    names = [
-        name
-        for name in CUT_MODES
-        if case.spec.parallel in ("auto", name)
-        and PARALLEL[name].runnable
-        and not (name == "pipeline" and refuse_pipeline(case))
-    ]
+    able = [one for one in _list_divided(case) if not one.refuse(case)]
     groups = [case.workers]
     if num_needed < len(case.workers):
         groups += [case.of(some) for some in list(fastest_together(case))[-2::-1]]
-    # What a GPU cannot do alone it cannot do beside others, and a plan over many takes long.
-    streaming: dict[tuple[object, ...], bool] = {}
-    for worker in case.workers if "streamed" in names else ():
-        if worker.like not in streaming:
-            alone = plan_streamed(case, (worker,))
-            streaming[worker.like] = alone is None or alone.fits
+    screened = [(mode.plan, mode.screen(case)) for mode in able]
     for workers in groups:
-        may_fit = {
-            "pipeline": has_room(case, workers),
-            "streamed": all(streaming.get(worker.like, False) for worker in workers),
-        }
-        found = [_PLANS[name](case, workers) for name in names if may_fit[name]]
+        found = [plan(case, workers) for plan, may_fit in screened if may_fit(workers)]
         fitting = [plan for plan in found if plan is not None and plan.fits]
         if fitting:
             return min(fitting, key=lambda one: one.step_s)
     return None
+
+
+def _list_divided(case: Case) -> list[DividedMode]:
+    """Return the modes that divide the layers, can be trained, and that the run file allows."""
+    return [
+        mode.divided
+        for name, mode in PLANNED_MODES.items()
+        if mode.divided is not None
+        and case.spec.parallel in ("auto", name)
+        and PARALLEL[name].runnable
+    ]
 
 
 def _offer_whole(changed: Case, words: str, change: Change, num_needed: int) -> Advice | None:
@@ -213,7 +205,7 @@ def _offer_whole(changed: Case, words: str, change: Change, num_needed: int) -> 
 
 def _is_shared(case: Case, num_needed: int) -> bool:
     """Return whether enough GPUs train together where the run file says that they share batches."""
-    if case.spec.parallel != "data" or len(case.workers) == 1:
+    if not find_mode(case.spec.parallel).copies_model or len(case.workers) == 1:
         return True
     return any(one.fits and len(one.gpus) >= num_needed for one in propose_data(case))
 
@@ -239,10 +231,13 @@ def _nothing_fits(request: PlanRequest, case: Case, found: Sequence[Candidate]) 
         for one, _ in changes[-1:]:
             change |= one
     smallest = open_case(replace(request, spec=apply_change(request.spec, change)))
-    if smallest.spec.parallel == "pipeline" and len(smallest.workers) < 2:
-        yield Advice(text="A pipeline needs two GPUs or more: add a node, or use parallel: auto")
+    divided = find_divided(smallest.spec.parallel)
+    if divided is not None and len(smallest.workers) < divided.min_gpus:
+        label = find_mode(smallest.spec.parallel).label
+        text = f"A {label} needs two GPUs or more: add a node, or use parallel: auto"
+        yield Advice(text=text)
         return
-    needs = _say_pipeline_needs(smallest)
+    needs = divided.say_missing(smallest) if divided is not None else ""
     if not needs:
         needs = _say_needs(smallest, max(smallest.workers, key=_room_bytes))
     yield Advice(
@@ -255,28 +250,14 @@ def _room_bytes(worker: Worker) -> int:
     return worker.memory.room_bytes - worker.gpu.desktop_bytes
 
 
-def _say_pipeline_needs(smallest: Case) -> str:
-    """Say what is missing where the run file names a pipeline; empty: it names none."""
-    if smallest.spec.parallel != "pipeline":
-        return ""
-    found = plan_pipeline(smallest, smallest.workers)
-    if found is None:
-        num = smallest.shape.num_layers
-        return f"a pipeline has at most as many GPUs as the model has layers, {num}"
-    needed = sum(gpu.memory.expected_bytes for gpu in found.gpus) / GIB
-    room = sum(gpu.room_bytes for gpu in found.gpus) / GIB
-    return f"its stages need {needed:.0f} GiB and the GPUs have {room:.0f}: it needs more of them"
-
-
 def _say_needs(smallest: Case, best: Worker) -> str:
     """Say what GPU and PC a run needs, of which the largest card is not enough."""
     # Where GPUs hold the whole model and all take part, they exchange gradients.
-    ranks = len(smallest.workers) if smallest.spec.parallel == "data" else 1
+    copies = find_mode(smallest.spec.parallel).copies_model
+    ranks = len(smallest.workers) if copies else 1
     whole = smallest.fit(best, ranks).memory
-    streamed = None
-    if smallest.spec.parallel in ("auto", "streamed"):
-        streamed = plan_streamed(smallest, (best,))
-    gpu = streamed.gpus[0] if streamed is not None else None
+    alone = (one.plan(smallest, (best,)) for one in _list_divided(smallest) if one.min_gpus == 1)
+    gpu = next((plan.gpus[0] for plan in alone if plan is not None), None)
     if gpu is None or gpu.memory.expected_bytes >= whole.expected_bytes:
         return f"it needs {_say_card(whole.expected_bytes - whole.desktop_bytes)}"
     said = []

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from agents.contract.spec import MOST
+from agents.contract.parallel import PARALLEL
+from agents.contract.spec import run_keys
 from app.planning.advice.changes import Change, apply_change
 from app.planning.advice.fit_advice import advise_fit
 from app.planning.build_context import open_case
-from app.planning.candidate import CUT_MODES, Advice, Candidate, PlanRequest
+from app.planning.candidate import Advice, Candidate, PlanRequest
 from app.planning.choice import find_least
 from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S
 from app.planning.plan_context import Case
@@ -40,9 +41,7 @@ def give_advice(
         return (Advice(text=_say_no_gpu(case)),)
     together = _together(case, found)
     advice: list[Advice] = []
-    if chosen is None or (
-        chosen.mode not in CUT_MODES and together is not None and not together.fits
-    ):
+    if chosen is None or (not chosen.divides_layers and together is not None and not together.fits):
         advice += advise_fit(request, case, chosen, found)
     if chosen is not None:
         advice += _fewer_nodes(case, chosen, found)
@@ -98,7 +97,7 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
     if together is None or not together.fits or case.spec.shares is not None:
         return
     speeds, rows = [gpu.tokens_per_s for gpu in together.gpus], case.spec.batch_sequences
-    limit = int(MOST["batch_sequences"])
+    limit = int(run_keys()["batch_sequences"].about.maximum or 0)
     lost = {
         more: _lost(more, speeds)
         for more in range(rows, min(2 * rows, rows + _MAX_EXTRA_ROWS, limit) + 1)
@@ -130,7 +129,7 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
     waited = chosen.parts_s.network_s
     if request.spec.compression != "none" or waited < _SLOW_NETWORK * chosen.step_s:
         return
-    if chosen.mode == "pipeline":
+    if PARALLEL[chosen.mode].has_stages:
         return  # what it waits for is features, not gradients
     yield Advice(
         text=f"{show_share(waited / chosen.step_s)} of each step waits for the network: send "
@@ -141,7 +140,7 @@ def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
 
 def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
     """Advise QLoRA where copies of 16-bit weights take most of the time."""
-    if chosen.mode != "streamed" or request.spec.adapter.kind != "lora":
+    if not PARALLEL[chosen.mode].streams or request.spec.adapter.kind != "lora":
         return
     change: Change = {"adapter.kind": "qlora"}
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))

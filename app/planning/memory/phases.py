@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agents.contract.layer_plan import LayerPlan
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from app.planning.memory.eager_layers import measure_eager_layer
 from app.planning.memory.experts import count_experts
@@ -178,7 +179,7 @@ def _list_ends(
 def _count_chunk(shape: ModelShape, spec: RunSpec, tokens: int, gpu: GpuMemory) -> int:
     """Return the bytes of the logits that exist at once, those of the previous chunk included."""
     width = choose_width(spec, gpu)
-    if spec.objective != "sft" or width != 2 or not has_kernels(gpu):
+    if not OBJECTIVES[spec.objective].fuses_loss or width != 2 or not has_kernels(gpu):
         return _CHUNK_BYTES * _CHUNK_VALUES
     rows = _KERNEL_VALUES // shape.vocab
     rows = rows // _TILE_TOKENS * _TILE_TOKENS or rows

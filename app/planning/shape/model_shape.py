@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.shared.models.sizes import LIMITS, find_odd_sizes, text_of
+from agents.shared.models.config_findings import LIMITS, find_odd_sizes, text_of
 from app.errors import UserError
 from app.planning.shape.adapter_targets import choose_targets as choose_targets
 from app.planning.shape.adapter_targets import tell_layers_apart
@@ -410,7 +410,7 @@ def _layer(sizes: _Sizes, num_experts: int = 0) -> LayerShape:
         # Every token passes the shared expert, so it counts as an MLP beside the routed ones.
         if shared and family == "qwen2_moe":
             gate = Linear(name="shared_expert_gate", num_inputs=hidden, num_outputs=1)
-            mlp = (*_mlp(sizes, shared), gate)
+            mlp = (*_mlp(sizes, shared, "mlp.shared_expert"), gate)
         elif num_shared := _first(known, ("n_shared_experts",)):
             mlp = _mlp(sizes, num_shared * sizes.expert_ffn)
     norms = (4 if family in _FOUR_NORMS else 2) * hidden
@@ -449,14 +449,17 @@ def _attention(sizes: _Sizes) -> tuple[Linear, ...]:
     )
 
 
-def _mlp(sizes: _Sizes, ffn: int) -> tuple[Linear, ...]:
+def _mlp(sizes: _Sizes, ffn: int, part: str = "") -> tuple[Linear, ...]:
     hidden = sizes.hidden
     bias = bool(sizes.known.get("mlp_bias", False)) and sizes.family == "llama"
-    down = Linear(name="down_proj", num_inputs=ffn, num_outputs=hidden, has_bias=bias)
+    down = Linear(name="down_proj", num_inputs=ffn, num_outputs=hidden, has_bias=bias, part=part)
     if sizes.family == "phi3":
         return (Linear(name="gate_up_proj", num_inputs=hidden, num_outputs=2 * ffn), down)
     names = ("up_proj",) if sizes.family in _PLAIN else ("gate_proj", "up_proj")
-    ups = (Linear(name=name, num_inputs=hidden, num_outputs=ffn, has_bias=bias) for name in names)
+    ups = (
+        Linear(name=name, num_inputs=hidden, num_outputs=ffn, has_bias=bias, part=part)
+        for name in names
+    )
     return (*ups, down)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from agents.contract.model_cut import Stage
 from app.planning.candidate import Candidate, GpuPlan, StepParts
 from app.planning.hardware.network import gradient_bytes, ring_s, statistics_s
+from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import split_rows
@@ -94,7 +96,7 @@ def refuse_pipeline(case: Case) -> str:
             f"Models of the family {case.shape.family} cannot be cut into stages: their layers "
             "hand on more than features"
         )
-    if refusal := case.spec.refuse_pipeline():
+    if refusal := case.spec.refuse_mode("pipeline"):
         return refusal
     trained = list_trained_layers(case.shape, case.spec)
     if len(trained) > 1:
@@ -105,6 +107,44 @@ def refuse_pipeline(case: Case) -> str:
         "Each stage of a pipeline needs an adapter, and adapter.targets gives one to layer "
         f"{trained[0] + 1} alone"
     )
+
+
+def refuse_stages(case: Case, num_gpus: int) -> str:
+    """Return why a pipeline has no stage for each of so many GPUs; empty: it has."""
+    num_trained = len(list_trained_layers(case.shape, case.spec))
+    if num_trained >= num_gpus:
+        return ""
+    return (
+        f"Each stage of a pipeline needs a layer with an adapter: {num_gpus} GPUs are more "
+        f"than the {num_trained} layers that have one"
+    )
+
+
+def make_pipeline_stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> Stage:
+    """Return the stage of a rank, from the plan of its GPU."""
+    first, stop = gpu.layers or (0, num_layers)
+    return Stage(
+        rank=rank,
+        replica=gpu.replica,
+        first_layer=first,
+        stop_layer=stop,
+        has_embedding=first == 0,
+        has_head=stop == num_layers,
+        max_in_flight=gpu.max_in_flight,
+        num_recomputed=gpu.setting.num_recomputed,
+        offloads=gpu.offloads,
+    )
+
+
+def say_missing_stages(smallest: Case) -> str:
+    """Return what a pipeline over all GPUs lacks for the smallest form of a run."""
+    found = plan_pipeline(smallest, smallest.workers)
+    if found is None:
+        num = smallest.shape.num_layers
+        return f"a pipeline has at most as many GPUs as the model has layers, {num}"
+    needed = sum(gpu.memory.expected_bytes for gpu in found.gpus) / GIB
+    room = sum(gpu.room_bytes for gpu in found.gpus) / GIB
+    return f"its stages need {needed:.0f} GiB and the GPUs have {room:.0f}: it needs more of them"
 
 
 def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:

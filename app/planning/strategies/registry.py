@@ -9,14 +9,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from agents.contract.model_cut import Stage
 from agents.contract.parallel import ParallelMode
-from app.planning.candidate import Candidate
-from app.planning.plan_context import Case
+from app.planning.candidate import Candidate, GpuPlan
+from app.planning.plan_context import Case, Worker
 from app.planning.strategies.data_parallel import propose_data, propose_single
-from app.planning.strategies.pipeline_plan import propose_pipeline
+from app.planning.strategies.pipeline_plan import (
+    has_room,
+    make_pipeline_stage,
+    plan_pipeline,
+    propose_pipeline,
+    refuse_pipeline,
+    refuse_stages,
+    say_missing_stages,
+)
 from app.planning.strategies.sharded import gathering_s, propose_deepspeed, propose_sharded
-from app.planning.strategies.weight_streaming import propose_streamed
+from app.planning.strategies.weight_streaming import (
+    make_streamed_stage,
+    plan_streamed,
+    propose_streamed,
+    refuse_streamed,
+    screen_streamed,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DividedMode:
+    """How a mode is planned in which a GPU may hold some of the layers only."""
+
+    plan: Callable[[Case, tuple[Worker, ...]], Candidate | None]
+    """Returns the plan over exactly these GPUs; None: there is none."""
+    refuse: Callable[[Case], str]
+    """Returns why it does not train this run; empty: it may."""
+    screen: Callable[[Case], Callable[[tuple[Worker, ...]], bool]]
+    """Returns a quick test of whether a plan over some GPUs can fit."""
+    make_stage: Callable[[Candidate, GpuPlan, int, int], Stage]
+    """Returns what a rank must know, from its plan, its number and the number of layers."""
+    refuse_gpus: Callable[[Case, int], str] = lambda case, num_gpus: ""
+    """Returns why so many GPUs do not train this run; empty: they may."""
+    say_missing: Callable[[Case], str] = lambda case: ""
+    """Returns what a run lacks that names this mode; empty: it is a larger GPU or PC."""
+    min_gpus: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,18 +68,45 @@ class PlannedMode:
     wire_s: Callable[[Case, Candidate], float] | None = None
     """Returns the seconds of a step in which the network is busy, for modes in which that explains
     more than the seconds spent waiting; None: the waiting is what matters."""
+    divided: DividedMode | None = None
+    """How it divides the layers over GPUs; None: it does not."""
 
 
 PLANNED_MODES: dict[ParallelMode, PlannedMode] = {
     "single": PlannedMode(propose=propose_single),
     "data": PlannedMode(propose=propose_data),
-    "pipeline": PlannedMode(propose=propose_pipeline),
-    "streamed": PlannedMode(propose=propose_streamed, needs_gpu=True),
+    "pipeline": PlannedMode(
+        propose=propose_pipeline,
+        divided=DividedMode(
+            plan=plan_pipeline,
+            refuse=refuse_pipeline,
+            screen=lambda case: partial(has_room, case),
+            make_stage=make_pipeline_stage,
+            refuse_gpus=refuse_stages,
+            say_missing=say_missing_stages,
+            min_gpus=2,
+        ),
+    ),
+    "streamed": PlannedMode(
+        propose=propose_streamed,
+        needs_gpu=True,
+        divided=DividedMode(
+            plan=plan_streamed,
+            refuse=refuse_streamed,
+            screen=screen_streamed,
+            make_stage=make_streamed_stage,
+        ),
+    ),
     "sharded": PlannedMode(
         propose=propose_sharded, max_shown=1, needs_gpu=True, wire_s=gathering_s
     ),
     "deepspeed": PlannedMode(propose=propose_deepspeed, max_shown=1, needs_gpu=True),
 }
+
+
+def find_divided(parallel: str) -> DividedMode | None:
+    """Return how the mode that a run file names divides the layers; None: it does not."""
+    return next((row.divided for name, row in PLANNED_MODES.items() if name == parallel), None)
 
 
 def propose_candidates(case: Case) -> list[Candidate]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from agents.contract.layer_plan import MOST_TOKENS
-from agents.contract.model_cut import WeightTier
+from agents.contract.model_cut import Stage, WeightTier
 from agents.contract.parallel import refuse_trained_weights
-from app.planning.candidate import Candidate, StepParts
+from app.planning.candidate import Candidate, GpuPlan, StepParts
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting
 from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
@@ -109,6 +109,32 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     )
     busy = [time[0] for time in times]
     return make_candidate(case, "streamed", workers, gpus, parts, busy)
+
+
+def screen_streamed(case: Case) -> Callable[[tuple[Worker, ...]], bool]:
+    """Return a quick test of whether some GPUs can stream: what one cannot do alone it cannot do
+    with others, and a plan over many takes long.
+    """
+    streaming: dict[tuple[object, ...], bool] = {}
+    for worker in case.workers:
+        if worker.like not in streaming:
+            alone = plan_streamed(case, (worker,))
+            streaming[worker.like] = alone is None or alone.fits
+    return lambda workers: all(streaming[worker.like] for worker in workers)
+
+
+def make_streamed_stage(candidate: Candidate, gpu: GpuPlan, rank: int, num_layers: int) -> Stage:
+    """Return all layers, with the number of those that stay on the GPU."""
+    # Where the GPU is a CPU, its memory is the RAM, and nothing is won by copying.
+    num_resident = None if gpu.device == "cpu" else num_layers - gpu.num_streamed
+    return Stage(
+        rank=rank,
+        replica=rank,
+        first_layer=0,
+        stop_layer=num_layers,
+        num_resident=num_resident,
+        streams_from=gpu.streams_from,
+    )
 
 
 def refuse_streamed(case: Case) -> str:

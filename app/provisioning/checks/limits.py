@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.contract.examination import NO_LIMIT
+from agents.contract.requests.examination import NO_LIMIT
 from app.provisioning.check_row import CheckedNode, CheckRow, make_row
 from app.text import show_bytes
 

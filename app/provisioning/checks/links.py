@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.contract.node import LinkProbe
+from agents.contract.requests.examination import FindRoutes
+from agents.contract.requests.probes import ListenForProbe, ProbeLink
 from app.errors import RacklessError, UserError
-from app.nodes.client import NodeClient, OnMessage
+from app.nodes.client import NodeClient
+from app.progress import OnMessage
 from app.provisioning.check_row import CheckedGroup, CheckRow, OnRow, Status
 from app.provisioning.checks.network import find_device, judge_routes
 from app.provisioning.network_repairs import open_ufw
@@ -53,7 +56,7 @@ async def check_routes(
             if name != client.name
         }
         try:
-            found = await client.find_routes(tuple(peers.values()))
+            found = (await client.ask(FindRoutes(addresses=tuple(peers.values())))).routes
         except RacklessError as error:
             fix = f"rackless nodes show {client.name}"
             row = CheckRow(
@@ -148,11 +151,19 @@ async def _probe(
     caller, answerer = pair
     address = group.endpoints[answerer.name].address
     try:
-        door = await answerer.probe_listen(address, _LISTEN_S)
+        door = await answerer.ask(ListenForProbe(address=address, timeout_s=_LISTEN_S))
     except RacklessError as error:
         return _untried(answerer.name, caller.name, error)
     try:
-        return await caller.probe_connect(address, door, num_bytes, segment_bytes)
+        return await caller.ask(
+            ProbeLink(
+                address=address,
+                port=door.port,
+                greeting=door.greeting,
+                num_bytes=num_bytes,
+                segment_bytes=segment_bytes,
+            )
+        )
     except RacklessError as error:
         return _untried(caller.name, answerer.name, error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 
-from agents.contract.examination import DeviceFacts, Route
+from agents.contract.requests.examination import DeviceFacts, Route
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.provisioning.network_repairs import keep_wifi_awake, set_mtu, widen_ports
 from app.text import show_list

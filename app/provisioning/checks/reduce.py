@@ -11,10 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.contract.node import AllReduceProbe, AllReduceResult, NodeFacts
+from agents.contract.node import AllReduceResult, NodeFacts
+from agents.contract.requests.probes import AllReduceProbe, ChoosePort
 from app.errors import RacklessError, UserError
-from app.nodes.client import NodeClient, OnMessage
+from app.nodes.client import NodeClient
 from app.nodes.credential import make_credential
+from app.progress import OnMessage
 from app.provisioning.check_row import CheckedGroup, CheckRow, OnRow, make_row
 from app.provisioning.checks.torch import judge_torch
 from app.provisioning.torch_build import tried_builds
@@ -45,7 +47,7 @@ async def _reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
     first = group.endpoints[able[0].name]
     try:
         # Chosen by the node of rank 0, which will listen there: only it knows which ports are free.
-        port = await able[0].port_choose(first.address)
+        port = (await able[0].ask(ChoosePort(address=first.address))).port
     except RacklessError as error:
         return (*rows, _failed(able[0].name, error))
     credential = await asyncio.to_thread(make_credential)
@@ -170,7 +172,7 @@ async def _run_probes(
 
     async def take_part(client: NodeClient, probe: AllReduceProbe) -> None:
         try:
-            result = await client.probe_allreduce(probe)
+            result = await client.ask(probe)
         except RacklessError as error:
             outcomes[client.name] = ReduceOutcome(ended_s=time.monotonic(), error=error)
             # Raised again, so that FIRST_EXCEPTION ends the wait for the others.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.contract.examination import WslFacts
+from agents.contract.requests.examination import WslFacts
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.system import WINDOWS_FILE_SYSTEMS
 from app.provisioning.windows.repair import run_script

@@ -7,20 +7,21 @@ import os
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from agents.contract.hub import (
-    HubModel,
-    HubSnapshot,
+from agents.contract.hub import HubSnapshot, find_snapshot, read_snapshot
+from agents.contract.requests.hub import (
+    FetchSnapshot,
+    FindSnapshot,
+    OfferSnapshot,
+    ShowSnapshot,
     SnapshotPlace,
-    find_snapshot,
-    read_snapshot,
 )
 from agents.contract.wire import to_wire
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.library.bundles import Source, make_bundle, safe_name
 from app.library.configs import is_hub_id
 from app.presentation.result_text import say_transfers
+from app.progress import OnMessage, messages
 from app.runs.nodes.local_program import run_program
-from app.runs.nodes.node_pool import OnMessage
 from app.runs.services import Services
 from app.text import show_list
 
@@ -50,9 +51,9 @@ async def spread_hub_model(
     found: _Found = {}
     try:
         answers = await asyncio.gather(
-            *(services.pool.agent(node).hub_snapshot(model.value) for node in nodes)
+            *(services.pool.agent(node).ask(FindSnapshot(model=model.value)) for node in nodes)
         )
-        found.update(zip(nodes, answers, strict=True))
+        found.update({n: one.snapshot for n, one in zip(nodes, answers, strict=True)})
     except RacklessError as error:
         report(f"{model.value} is not copied between nodes, so each fetches it: {error}")
         return
@@ -83,7 +84,8 @@ async def _download(
     for node in tuple(found):
         report(f"{node} downloads {model} from the hub, for all nodes of the run")
         try:
-            found[node] = await services.pool.agent(node).hub_fetch(model, _naming(node, report))
+            agent, told = services.pool.agent(node), messages(_naming(node, report))
+            found[node] = (await agent.ask(FetchSnapshot(model=model), told)).snapshot
             return None
         except RacklessError as error:
             refusals.append(error)
@@ -117,7 +119,7 @@ async def _download_here(services: Services, model: str, report: OnMessage) -> N
     Raises:
         UserError: it cannot be downloaded.
     """
-    job = to_wire(HubModel(model=model))
+    job = to_wire(FetchSnapshot(model=model))
     ended = await run_program(
         "agents.trainer.data.hub_fetch",
         job,
@@ -144,14 +146,16 @@ async def _spread(
     if giver is not None:
         report(f"{giver} has {model}: copying it to {show_list(lacking)}")
         place = _place(model, snapshot)
-        await services.pool.agent(giver).hub_offer(place)
+        await services.pool.agent(giver).ask(OfferSnapshot(place=place))
         progress = say_transfers(report, f"copying {model}")
         for note in await services.pool.copy(giver, lacking, place.folder, progress):
             report(note)
     else:
         report(f"this PC has {model}: copying it to {show_list(lacking)}")
         place = await _send_own(services, lacking, model, snapshot, report)
-    await asyncio.gather(*(services.pool.agent(node).hub_show(place) for node in lacking))
+    await asyncio.gather(
+        *(services.pool.agent(node).ask(ShowSnapshot(place=place)) for node in lacking)
+    )
 
 
 def _place(model: str, snapshot: HubSnapshot) -> SnapshotPlace:

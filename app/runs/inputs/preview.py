@@ -13,25 +13,26 @@ import asyncio
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.data import DataPreview
 from agents.contract.messages import from_wire, to_wire
+from agents.contract.requests.jobs import PreviewJob
+from agents.contract.requests.node import ReadFacts
 from agents.contract.spec import RunSpec
 from agents.shared.files.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
 from app.errors import RacklessError, UserError
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_tokenizer
+from app.progress import OnMessage, messages
 from app.provisioning.environment import python_of
 from app.runs.inputs.run_inputs import send
 from app.runs.nodes.local_program import run_program
 from app.runs.preflight import choose_nodes
 from app.runs.services import Services
 
-OnMessage = Callable[[str], None]
 Part = Literal["train", "eval"]
 """Data set of a run file."""
 # fcntl: the trainer's data cache takes file locks that Windows does not have.
@@ -98,7 +99,7 @@ async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> 
     problem: RacklessError | None = None
     for name in names:
         try:
-            return name, python_of(name, await services.pool.agent(name).facts())
+            return name, python_of(name, await services.pool.agent(name).ask(ReadFacts()))
         except RacklessError as error:
             problem = problem or error
     raise problem or UserError("there are no nodes yet", "Add one: rackless nodes add")
@@ -123,7 +124,7 @@ async def _run_there(  # noqa: PLR0913 - the parts of one job
         held_out_from=held_out_from,
         whole=whole,
     )
-    return await services.pool.agent(node).preview_data(job, report)
+    return await services.pool.agent(node).ask(job, messages(report))
 
 
 async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:

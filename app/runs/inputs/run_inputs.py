@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.contract.messages import from_wire
+from agents.contract.requests.models import InspectModel
+from agents.contract.requests.runs import CompareBundle
 from agents.contract.shares import SharedPlace
 from agents.contract.spec import RunSpec
 from agents.shared.models.code_references import without_code
@@ -20,8 +22,8 @@ from app.library.model_check import find_folder, refuse, require_usable
 from app.library.models import find_model, require_whole
 from app.library.shares import require_answer
 from app.presentation.result_text import say_bytes, say_transfers
+from app.progress import OnMessage
 from app.runs.inputs.shared_inputs import Places, find_places
-from app.runs.nodes.node_pool import OnMessage
 from app.runs.services import Services
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
@@ -90,7 +92,8 @@ def require_model(services: Services, spec: RunSpec) -> None:
         UserError: its folder cannot be trained, or the config of its hub id says so.
     """
     # Imported on use: commands that do not need it start sooner.
-    from agents.shared.models.folder import ModelFolder, find_config_problems
+    from agents.shared.models.config_findings import find_config_problems
+    from agents.shared.models.folder import ModelFolder
 
     if find_folder(spec.model) is not None:
         require_whole(spec.model, services.models, spec)
@@ -111,11 +114,10 @@ async def require_models_there(
     """
     if inputs.model.destination is not None:
         return
-    answers = await asyncio.gather(
-        *(services.pool.agent(node).inspect_model(inputs.model.value, spec) for node in nodes)
-    )
-    for node, refusals in zip(nodes, answers, strict=True):
-        refuse(refusals, node)
+    request = InspectModel(model=inputs.model.value, spec=spec)
+    answers = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
+    for node, answer in zip(nodes, answers, strict=True):
+        refuse(answer.refusals, node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +238,9 @@ async def _choose_files(
     if parts is model:
         return model
     # A run in which every rank had the whole model may have left it there.
-    whole = await services.pool.agent(node).bundle_status(model.destination, model.files)
+    whole = await services.pool.agent(node).ask(
+        CompareBundle(destination=model.destination, files=tuple(model.files))
+    )
     return model if whole.complete else parts
 
 

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agents.contract.requests.shared import PlaceQueries
 from agents.contract.shares import SharedPlace
 from app.library.bundles import Source
 from app.library.shares import ask_for, require_answer
-from app.runs.nodes.node_pool import OnMessage
+from app.progress import OnMessage, messages
 from app.runs.services import Services
 from app.text import show_list
 
@@ -65,7 +66,11 @@ async def _ask(
     services: Services, node: str, queries: Sequence[PlaceQuery], report: OnMessage
 ) -> tuple[PlaceAnswer, ...]:
     agent = services.pool.agent(node)
-    return await agent.find_places(queries, lambda line: report(f"{node}: {line}"))
+    return (
+        await agent.ask(
+            PlaceQueries(queries=tuple(queries)), messages(lambda line: report(f"{node}: {line}"))
+        )
+    ).answers
 
 
 def _say_places(nodes: Sequence[str], what: str, places: Places, report: OnMessage) -> None:

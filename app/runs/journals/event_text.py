@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.contract.data import DataFinding
+from agents.contract.objectives import METRICS
 from agents.contract.wire import WireError, from_wire
 from app.events import RunEvent, RunEventKind, Severity
 from app.presentation.result_text import describe_certificate
 from app.runs.journals.journal import (
     Line,
+    metrics_of,
     names_of,
     number_of,
     read_certificate,
@@ -260,11 +262,14 @@ def _describe_rounded(line: Line, node: str, rank: int | None) -> Description:
 
 def _describe_eval(line: Line, node: str, rank: int | None) -> Description:
     figures = [f"loss {show_loss(number_of(line, 'loss'))}"]
-    perplexity, right = number_of(line, "perplexity"), number_of(line, "reward_accuracy")
+    perplexity = number_of(line, "perplexity")
     if perplexity is not None:
         figures.append(f"perplexity {show_loss(perplexity)}")
-    if right is not None:
-        figures.append(f"{show_share(right)} of pairs ranked correctly")
+    figures += [
+        METRICS[name].sentence.format(share=show_share(value))
+        for name, value in metrics_of(line).items()
+        if METRICS[name].sentence
+    ]
     return "info", f"evaluation after step {whole_of(line, 'step')}: {', '.join(figures)}", False
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agents.contract.json_text import parse_json
 from agents.contract.names import MAX_STEP, MAX_TIME_S, is_safe_name
+from agents.contract.objectives import METRICS
 from agents.contract.run_layout import is_stream
 from agents.contract.wire import WireError
 from app.events import Certificate, RankTrace, StepRecord, TraceRow
@@ -76,6 +77,12 @@ def _share_of(line: Line, key: str) -> float | None:
     """Return a share, 0 to 1: versions before measured it against a cold card, and found more."""
     value = number_of(line, key)
     return None if value is None else min(1.0, max(0.0, value))
+
+
+def metrics_of(line: Line) -> dict[str, float]:
+    """Return what the objective of a run reports besides the loss, by name."""
+    found = {name: number_of(line, name) for name in METRICS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def whole_of(line: Line, key: str) -> int | None:
@@ -146,6 +153,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
         step_s=step_s,
         wait_s=number_of(line, "wait_s"),
         eta=_share_of(line, "eta"),
+        metrics=metrics_of(line),
     )
 
 

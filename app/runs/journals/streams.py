@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from agents.contract.messages import STREAM_CHUNK_BYTES
+from agents.contract.requests.streams import ListStreams, ReadStream
 from agents.contract.run import StreamChunk
 from agents.contract.wire import WireError
 from app.errors import BadAnswer, RacklessError
@@ -47,12 +48,20 @@ async def sync_part(
         UserError: the node refuses.
         NodeUnreachable: the connection was lost.
     """
-    sizes = await agent.stream_list(run_id, attempt)
+    sizes = (await agent.ask(ListStreams(run_id=run_id, attempt=attempt))).streams
     here = mirror.sizes()
 
     async def fetch(stream: str, offset: int, size: int) -> None:
         while offset < size:
-            chunk = await agent.stream_read(run_id, attempt, stream, offset, STREAM_CHUNK_BYTES)
+            chunk = await agent.ask(
+                ReadStream(
+                    run_id=run_id,
+                    attempt=attempt,
+                    stream=stream,
+                    offset=offset,
+                    max_bytes=STREAM_CHUNK_BYTES,
+                )
+            )
             # The size read below tells whether another process has appended meanwhile.
             with contextlib.suppress(MirrorGap):
                 store_chunk(mirror, chunk, written)

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+from agents.contract.requests.attempts import ConfirmAttempt
 from app.errors import NodeUnreachable, RacklessError
 from app.runs.nodes.node_pool import NodePool
 from app.runs.run import RunPart
@@ -81,7 +82,9 @@ async def _confirm(
     pool: NodePool, node: str, run_id: str, attempt: int, *, is_final: bool
 ) -> RacklessError | None:
     try:
-        await pool.agent(node).confirm(run_id, attempt, is_final=is_final)
+        await pool.agent(node).ask(
+            ConfirmAttempt(run_id=run_id, attempt=attempt, is_final=is_final)
+        )
     except RacklessError as error:
         return error
     return None

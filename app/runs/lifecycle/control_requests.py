@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from agents.contract.requests.attempts import ControlAttempt
 from agents.contract.run import ControlRequest
 from app.errors import UsageError, UserError
 from app.events import ACTIVE_STATES, RESUMABLE_STATES, RankTrace, SaveResult, TraceResult
@@ -143,5 +144,7 @@ async def _send(services: Services, run: RunRecord, request: ControlRequest) -> 
     members = services.runs.history(run.run_id).attempt(run.attempt).members
     placements = services.runs.placements(run)
     node = members[0] if members else placements[0].node if placements else run.nodes[0]
-    await services.pool.agent(node).leave_wish(run.run_id, run.attempt, request)
+    await services.pool.agent(node).ask(
+        ControlAttempt(run_id=run.run_id, attempt=run.attempt, wish=request)
+    )
     return request.wish_id

@@ -15,6 +15,9 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from agents.contract.election import MAX_PARKED_S, MIN_NODES, is_majority
+from agents.contract.requests.attempts import KeepAttempt
+from agents.contract.requests.probes import ChoosePort
+from agents.contract.requests.runs import ClaimAttempt
 from agents.contract.run import AttemptLoss, AttemptStatus, ElectionPlan
 from app.errors import RacklessError, UserError
 from app.events import ACTIVE_STATES
@@ -41,15 +44,16 @@ async def plan_election(
     """
     if run.spec.recovery == "off" or per_hour(services) < 1 or len(endpoints) < MIN_NODES:
         return None
-    ports = await asyncio.gather(
-        *(services.pool.agent(n).port_choose(e.address) for n, e in endpoints.items())
+    chosen = await asyncio.gather(
+        *(services.pool.agent(n).ask(ChoosePort(address=e.address)) for n, e in endpoints.items())
     )
-    places = {(e.address, port) for e, port in zip(endpoints.values(), ports, strict=True)}
+    ports = {n: one.port for n, one in zip(endpoints, chosen, strict=True)}
+    places = {(endpoints[n].address, port) for n, port in ports.items()}
     if len(places) < len(endpoints):  # nodes of one PC got one port by chance
         return None
     losses = services.recoveries.of_run(run.run_id)
     return ElectionPlan(
-        ports=dict(zip(endpoints, ports, strict=True)),
+        ports=ports,
         patience_s=services.settings.number("lost_after_s"),
         per_hour=per_hour(services),
         losses=tuple(
@@ -113,7 +117,9 @@ async def keep_part(
     with contextlib.suppress(RacklessError, TimeoutError):
         async with asyncio.timeout(_KEEP_TIMEOUT_S):
             agent = services.pool.agent(node)
-            await agent.keep(run.run_id, run.attempt, is_closed=is_closed)
+            await agent.ask(
+                KeepAttempt(run_id=run.run_id, attempt=run.attempt, is_closed=is_closed)
+            )
 
 
 async def close_replaced(
@@ -150,9 +156,8 @@ async def claim_attempt(services: Services, run: RunRecord, chosen: Collection[s
     nodes = [node for node in run.nodes if node in chosen]
     attempt = run.attempt + 1
     for _ in range(_MAX_CLAIMS):
-        claims = await asyncio.gather(
-            *(services.pool.agent(n).run_claim(run.run_id, attempt, run.attempt) for n in nodes)
-        )
+        claimed = ClaimAttempt(run_id=run.run_id, attempt=attempt, replaces=run.attempt)
+        claims = await asyncio.gather(*(services.pool.agent(n).ask(claimed) for n in nodes))
         if any(claim.launched > run.attempt for claim in claims):
             services.recoveries.close(run.run_id, "replaced")
             raise UserError(f"run {run.run_id} goes on already, started elsewhere")

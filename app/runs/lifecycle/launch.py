@@ -18,6 +18,8 @@ from dataclasses import replace
 from typing import cast
 
 from agents.contract.messages import to_wire
+from agents.contract.requests.attempts import LaunchAttempt
+from agents.contract.requests.probes import ChoosePort
 from agents.contract.run import (
     AttemptIntent,
     HeatRule,
@@ -29,6 +31,7 @@ from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.filelock import locked
 from app.nodes.credential import make_credential
+from app.progress import OnMessage
 from app.provisioning.torch_build import advise_one_build, tried_builds
 from app.runs.inputs.run_inputs import (
     Inputs,
@@ -43,7 +46,6 @@ from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, saying_it
 from app.runs.lifecycle.election import plan_election
 from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
 from app.runs.nodes.attempt_status import stop_parts
-from app.runs.nodes.node_pool import OnMessage
 from app.runs.placement import shares_a_gpu
 from app.runs.preflight import (
     LaunchPlan,
@@ -147,7 +149,7 @@ async def launch(
     runs = services.runs
     master = plan.endpoints[plan.nodes[0]]
     # Ranks meet at rank 0, and only its node knows which of its ports are free.
-    port = await services.pool.agent(plan.nodes[0]).port_choose(master.address)
+    port = (await services.pool.agent(plan.nodes[0]).ask(ChoosePort(address=master.address))).port
     credential = await asyncio.to_thread(make_credential)
     endpoints = {node: plan.endpoints[node] for node in plan.nodes}
     # Nodes that have only the files of their layers cannot take over those of a lost one.
@@ -321,7 +323,7 @@ async def _launch_everywhere(
     async with saying_it_goes_on(pool, nodes, run.run_id, run.attempt):
         # All answers are awaited before one is raised: `_abort` must not race with a launch.
         answers = await asyncio.gather(
-            *(pool.agent(intent.node).launch(intent) for intent in intents),
+            *(pool.agent(intent.node).ask(LaunchAttempt(intent=intent)) for intent in intents),
             return_exceptions=True,
         )
     for answer in answers:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agents.contract.requests.runs import DeleteRun
 from agents.contract.run import AttemptStatus
 from app.errors import RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
@@ -83,6 +84,12 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     # show for how long they have waited for it.
     patient = tuple(p if p.answers else replace(p, silent_s=lost_after_s) for p in parts)
     await apply_judgement(services, run, patient, idle_s(parts))
+
+
+async def refresh_run(services: Services, run_id: str) -> None:
+    """Reconcile a run, and take over what its own nodes have done since."""
+    await reconcile_run(services, run_id)
+    await adopt_newer(services, services.runs.get(run_id))
 
 
 def end_unsafe(services: Services, run: RunRecord) -> bool:
@@ -391,6 +398,6 @@ async def _end_deleted(services: Services, run_id: str, statuses: Sequence[Attem
         await stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
     for node in {status.node for status in statuses}:
         try:
-            await services.pool.agent(node).run_delete(run_id)
+            await services.pool.agent(node).ask(DeleteRun(run_id=run_id))
         except RacklessError as error:  # it is tried again when the node comes online again
             _log.warning("run %s could not be deleted on %s: %s", run_id, node, error)

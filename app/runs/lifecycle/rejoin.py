@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from agents.contract.requests.node import ReadFacts
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.inputs.run_inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.losses import per_hour
@@ -135,7 +136,9 @@ async def _plan_with(services: Services, run: RunRecord, nodes: Sequence[str]) -
     order = services.pool.names() if run.spec.nodes == "all" else run.spec.nodes
     every = [node for node in order if node in (*run.nodes, *nodes)]
     try:
-        answers = await asyncio.gather(*(services.pool.agent(node).facts() for node in every))
+        answers = await asyncio.gather(
+            *(services.pool.agent(node).ask(ReadFacts()) for node in every)
+        )
         facts = dict(zip(every, answers, strict=True))
         # Not `plan_launch`, for which the nodes of a run that trains are busy.
         plan = LaunchPlan(ranks=place_ranks(facts), endpoints={}, pythons={}, facts=facts)

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agents.contract.requests.attempts import ListAttempts
+from agents.contract.requests.runs import RaiseFence
+from agents.contract.run import AttemptStatus
 from agents.contract.spec import Parallel, RunSpec
 from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import RESUMABLE_STATES
+from app.progress import OnMessage
 from app.runs.inputs.run_inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
-from app.runs.lifecycle.reconcile import LOSS_GRACE_S, adopt_newer, reconcile_run
+from app.runs.lifecycle.reconcile import LOSS_GRACE_S
 from app.runs.lifecycle.resume_verification import count_logged, read_replay, require_replayable
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
 from app.runs.nodes.attempt_status import active_attempts, list_attempts, stop_parts
-from app.runs.nodes.node_pool import OnMessage
 from app.runs.preflight import (
+    LaunchPlan,
     add_forecast,
     choose_named,
     find_fit,
@@ -74,7 +78,7 @@ async def resume_run(
     changes: Changes = _UNCHANGED,
     automatic: Automatic | None = None,
 ) -> None:
-    """Launch the next attempt of a run.
+    """Launch the next attempt of a run whose stored state is fresh, see `refresh_run`.
 
     Args:
         services: stores and nodes.
@@ -94,45 +98,24 @@ async def resume_run(
     """
     if verify_steps is not None:
         require_replayable(verify_steps)
-    _choose_spec(services.runs.get(run_id).spec, nodes, changes)
-    await reconcile_run(services, run_id)
-    if automatic is None:
-        await adopt_newer(services, services.runs.get(run_id))
-    run = services.runs.get(run_id)
-    _require_resumable(run)
+    run = _read_resumable(services, run_id)
+    _choose_spec(run.spec, nodes, changes)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     with services.launching(run_id):
         # Read again: another process may have resumed it before this one got the lock.
-        run = services.runs.get(run_id)
-        _require_resumable(run)
+        run = _read_resumable(services, run_id)
         if automatic is None:
             services.recoveries.forget_earlier(run_id, "replaced")
-        answering = tuple(await list_attempts(services.pool, services.pool.names()))
-        is_shared = await _require_own(services, run, answering, is_automatic=automatic is not None)
-        if automatic is not None:
-            answering = await _leave_out_unusable(services, run_id, answering)
-            changes = Changes(learning_rate=_choose_rate(services, run))
-            chosen = await _choose_automatically(services, run, answering, automatic)
         else:
-            chosen = await _choose_nodes(services, run, nodes, answering)
-        report(f"checking {show_list(chosen)}")
-        # Before the fence, behind which they could not save any more.
-        await _stop_leftovers(services, run_id, answering, LOSS_GRACE_S, at_loss=True)
-        claimed = await claim_attempt(services, run, chosen) if is_shared else run.attempt + 1
-        attempt = await _raise_fence(services, run, answering, claimed, is_claimed=is_shared)
-        await _stop_leftovers(services, run_id, answering, LEFTOVER_GRACE_S)
-        # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
-        # without them, and keep them only where the count still fits.
-        run_spec = _choose_spec(run.spec, nodes, changes)
-        plan = await plan_launch(services, replace(run_spec, shares=None), chosen, run_id)
-        if is_shared:
-            require_majority(run, plan.nodes)
-        shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
-        spec = replace(run_spec, shares=shares)
-        plan = await add_forecast(services, spec, plan)
+            changes = Changes(learning_rate=_choose_rate(services, run))
+        spec = _choose_spec(run.spec, nodes, changes)
+        team = await _choose_team(services, run, nodes, automatic)
+        report(f"checking {show_list(team.nodes)}")
+        attempt = await _end_earlier(services, run, team)
+        plan = await _plan(services, run, spec, team)
         report("choosing a checkpoint and copying it to every node")
         step, void = await prepare_checkpoint(
-            services, run_id, checkpoint, plan.nodes, answering, verify_steps
+            services, run_id, checkpoint, plan.nodes, tuple(team.seen), verify_steps
         )
         # It repeats these steps in any case; at another rate, their losses differ.
         if automatic is not None and step is not None and changes.learning_rate is None:
@@ -145,10 +128,79 @@ async def resume_run(
             _require_pending(services, run_id)
         await delete_copies(services, void)  # last: everything else that can fail has succeeded
         report(f"launching on {show_list(plan.nodes)}")
-        next_run = replace(run, attempt=attempt, spec=spec)
+        next_run = replace(run, attempt=attempt, spec=_keep_shares(spec, plan))
         await launch(services, next_run, plan, inputs, folders, step, replay)
-        services.runs.change(run_id, lambda old: replace(old, spec=run_spec))
-        _report_changes(services, run, run_spec, (step or 0) + 1)
+        services.runs.change(run_id, lambda old: replace(old, spec=spec))
+        _report_changes(services, run, spec, (step or 0) + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Team:
+    """Nodes of the next attempt, and what the others had when they were asked."""
+
+    nodes: tuple[str, ...]
+    seen: Mapping[str, tuple[AttemptStatus, ...]]
+    """Attempts on each node that answers and can take part."""
+    is_shared: bool
+    """Whether the nodes of the run may recover it as well, so that a majority has to agree."""
+
+
+async def _choose_team(
+    services: Services, run: RunRecord, wanted: tuple[str, ...] | None, how: Automatic | None
+) -> _Team:
+    """Ask all nodes, and choose those of the next attempt.
+
+    Raises:
+        UserError: no node of the run answers, or others have resumed it or may do so.
+    """
+    seen = await list_attempts(services.pool, services.pool.names())
+    named = [replace(s, node=node) for node, statuses in seen.items() for s in statuses]
+    require_not_taken(services, run, named)
+    if how is None:
+        if wanted is not None:
+            chosen = choose_named(wanted, services.pool.names())
+        else:
+            chosen = await _require_any(services, run, [node for node in run.nodes if node in seen])
+        return _Team(nodes=chosen, seen=seen, is_shared=False)
+    _require_pending(services, run.run_id)
+    ours = [status for status in named if status.run_id == run.run_id]
+    _require_not_resumed(services, run, ours)
+    usable = await _leave_out_unusable(services, run.run_id, tuple(seen))
+    return _Team(
+        nodes=await _choose_automatically(services, run, usable, how),
+        seen={node: seen[node] for node in usable},
+        is_shared=any(s.attempt == run.attempt and s.election is not None for s in ours),
+    )
+
+
+async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> int:
+    """End what is left of earlier attempts, and return the number of the next one."""
+    # Before the fence, behind which they could not save any more.
+    await _stop_leftovers(services, run.run_id, team.seen, LOSS_GRACE_S, at_loss=True)
+    claimed = run.attempt + 1
+    if team.is_shared:
+        claimed = await claim_attempt(services, run, team.nodes)
+    nodes = tuple(team.seen)
+    attempt = await _raise_fence(services, run, nodes, claimed, is_claimed=team.is_shared)
+    # Asked again: an old part may have come back meanwhile.
+    left = await list_attempts(services.pool, nodes)
+    await _stop_leftovers(services, run.run_id, left, LEFTOVER_GRACE_S)
+    return attempt
+
+
+async def _plan(services: Services, run: RunRecord, spec: RunSpec, team: _Team) -> LaunchPlan:
+    """Return the plan of the next attempt with its forecast."""
+    # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
+    # without them, and keep them only where the count still fits.
+    plan = await plan_launch(services, replace(spec, shares=None), team.nodes, run.run_id)
+    if team.is_shared:
+        require_majority(run, plan.nodes)
+    return await add_forecast(services, _keep_shares(spec, plan), plan)
+
+
+def _keep_shares(spec: RunSpec, plan: LaunchPlan) -> RunSpec:
+    fits = len(spec.shares or ()) == len(plan.ranks)
+    return spec if fits else replace(spec, shares=None)
 
 
 def _choose_spec(spec: RunSpec, nodes: tuple[str, ...] | None, changes: Changes) -> RunSpec:
@@ -194,7 +246,13 @@ def _report_changes(services: Services, run: RunRecord, spec: RunSpec, step: int
         services.runs.add_event(run.run_id, "setting", text)
 
 
-def _require_resumable(run: RunRecord) -> None:
+def _read_resumable(services: Services, run_id: str) -> RunRecord:
+    """Return the run.
+
+    Raises:
+        UserError: it is done, or active.
+    """
+    run = services.runs.get(run_id)
     if run.state == "done":
         raise UserError(
             f"run {run.run_id} is done; there is nothing to resume",
@@ -205,6 +263,7 @@ def _require_resumable(run: RunRecord) -> None:
             f"run {run.run_id} is {run.state} and cannot be resumed",
             f"Stop it first: rackless runs stop {run.run_id}",
         )
+    return run
 
 
 def _require_pending(services: Services, run_id: str) -> None:
@@ -216,45 +275,20 @@ def _require_pending(services: Services, run_id: str) -> None:
         )
 
 
-async def _require_own(
-    services: Services, run: RunRecord, nodes: Sequence[str], *, is_automatic: bool
-) -> bool:
-    """Return whether the nodes of a run that no person resumes may recover it as well.
-
-    Raises:
-        UserError: they have, or another master has launched a newer attempt, which a fence would
-            end, or has taken the run over.
+def _require_not_resumed(services: Services, run: RunRecord, ours: Sequence[AttemptStatus]) -> None:
+    """Raise UserError if the run's nodes or another master have a newer attempt, which a fence
+    would end.
     """
-    if is_automatic:
-        _require_pending(services, run.run_id)
-    is_shared = False
-    answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
-    require_not_taken(services, run, [status for statuses in answers for status in statuses])
-    if not is_automatic:
-        return False
-    for node, statuses in zip(nodes, answers, strict=True):
-        ours = [status for status in statuses if status.run_id == run.run_id]
-        is_shared |= any(s.attempt == run.attempt and s.election is not None for s in ours)
-        for status in active_attempts(ours):
-            if status.attempt > run.attempt:
-                services.recoveries.close(run.run_id, "replaced")
-                who = "its nodes have" if status.election else "another master has"
-                raise UserError(
-                    f"{who} resumed run {run.run_id} on {node}",
-                    f"Stop it there: rackless runs stop {run.run_id} --node {node}",
-                )
-    named = [replace(s, node=n) for n, found in zip(nodes, answers, strict=True) for s in found]
-    if adopt_regrouped(services, run, named):
+    for status in active_attempts(ours):
+        if status.attempt > run.attempt:
+            services.recoveries.close(run.run_id, "replaced")
+            who = "its nodes have" if status.election else "another master has"
+            raise UserError(
+                f"{who} resumed run {run.run_id} on {status.node}",
+                f"Stop it there: rackless runs stop {run.run_id} --node {status.node}",
+            )
+    if adopt_regrouped(services, run, ours):
         raise UserError(f"run {run.run_id} goes on already")
-    return is_shared
-
-
-async def _choose_nodes(
-    services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
-) -> tuple[str, ...]:
-    if wanted is not None:
-        return choose_named(wanted, services.pool.names())
-    return await _require_any(services, run, [node for node in run.nodes if node in answering])
 
 
 async def _choose_automatically(
@@ -311,7 +345,7 @@ async def _require_any(services: Services, run: RunRecord, nodes: Sequence[str])
         # A node that refuses the login or shows another host key says what to do about it.
         for node in set(run.nodes) & set(services.pool.names()):
             with contextlib.suppress(NodeUnreachable):
-                await services.pool.agent(node).attempt_list()
+                await services.pool.agent(node).ask(ListAttempts())
         raise UserError(
             f"none of the run's nodes answers ({show_list(run.nodes)})",
             "Turn one on, or name others: rackless runs resume ID --nodes A,B",
@@ -328,23 +362,27 @@ async def _raise_fence(
         UserError: the number was claimed, and a node knows a newer one.
     """
     while True:
-        newest = await asyncio.gather(
-            *(services.pool.agent(node).run_fence(run.run_id, attempt) for node in nodes)
-        )
-        if max(newest, default=attempt) <= attempt:
+        request = RaiseFence(run_id=run.run_id, attempt=attempt)
+        fences = await asyncio.gather(*(services.pool.agent(node).ask(request) for node in nodes))
+        newest = max((fence.attempt for fence in fences), default=attempt)
+        if newest <= attempt:
             return attempt
         if is_claimed:
             raise UserError(f"run {run.run_id} is being resumed elsewhere")
-        attempt = max(newest) + 1  # another master has resumed this run before
+        attempt = newest + 1  # another master has resumed this run before
 
 
 async def _stop_leftovers(
-    services: Services, run_id: str, nodes: Sequence[str], grace_s: float, *, at_loss: bool = False
+    services: Services,
+    run_id: str,
+    seen: Mapping[str, tuple[AttemptStatus, ...]],
+    grace_s: float,
+    *,
+    at_loss: bool = False,
 ) -> None:
-    answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
     left = [
         (node, status.attempt)
-        for node, statuses in zip(nodes, answers, strict=True)
+        for node, statuses in seen.items()
         for status in active_attempts(statuses)
         if status.run_id == run_id
     ]

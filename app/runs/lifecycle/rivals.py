@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from agents.contract.requests.attempts import ListAttempts
+from agents.contract.requests.runs import DeleteRun
 from app.errors import RacklessError, UserError
 from app.runs.foreign import busy_attempts, refuse_busy
 from app.runs.services import Services
@@ -41,7 +43,7 @@ async def find_rival(services: Services, nodes: Sequence[str], run_id: str) -> U
     """Return why these nodes are busy with another run than `run_id`; None: none of them is."""
     for node in nodes:
         with contextlib.suppress(RacklessError):  # a node that is silent names no other run
-            attempts = await services.pool.agent(node).attempt_list()
+            attempts = (await services.pool.agent(node).ask(ListAttempts())).attempts
             for status in busy_attempts(attempts):
                 if status.run_id != run_id:
                     return refuse_busy(services, node, status)
@@ -57,4 +59,4 @@ async def withdraw(services: Services, run_id: str, nodes: Sequence[str]) -> Non
 
 async def _delete_on(services: Services, node: str, run_id: str) -> None:
     with contextlib.suppress(RacklessError):
-        await services.pool.agent(node).run_delete(run_id)
+        await services.pool.agent(node).ask(DeleteRun(run_id=run_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from agents.contract.requests.runs import DeleteCheckpoint
 from app.errors import RacklessError, UserError
 from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.lifecycle.resume_verification import choose_starts
@@ -125,7 +126,9 @@ async def delete_copies(services: Services, copies: Sequence[Copy]) -> None:
 
 async def _delete(services: Services, copy: Copy) -> None:
     try:
-        await services.pool.agent(copy.node).checkpoint_delete(copy.info.run_id, copy.info.step)
+        await services.pool.agent(copy.node).ask(
+            DeleteCheckpoint(run_id=copy.info.run_id, step=copy.info.step)
+        )
     except RacklessError as error:
         services.runs.add_event(
             copy.info.run_id,

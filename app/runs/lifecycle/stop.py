@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
+from agents.contract.requests.attempts import ListAttempts, StopAttempt
+from agents.contract.requests.runs import DeleteRun
 from app.errors import (
     HostKeyChanged,
     HostKeyUnknown,
@@ -15,12 +17,13 @@ from app.errors import (
     UserError,
 )
 from app.events import ACTIVE_STATES
+from app.progress import OnMessage
 from app.runs.export_claims import refuse_exported
 from app.runs.lifecycle.election import close_parts
 from app.runs.lifecycle.losses import cancel_recovery
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.nodes.attempt_status import active_attempts, ask_parts, stop_parts
-from app.runs.nodes.node_pool import NodePool, OnMessage
+from app.runs.nodes.node_pool import NodePool
 from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -86,7 +89,7 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
 async def _reporting(
     pool: NodePool, run: RunRecord, grace_s: float, report: OnMessage
 ) -> AsyncIterator[None]:
-    """Say inside the block what the ranks of a stopping run still do."""
+    """OnMessage inside the block what the ranks of a stopping run still do."""
 
     async def report_on() -> None:
         said = ""
@@ -152,7 +155,7 @@ async def _stop_leftovers(services: Services, run: RunRecord, *, is_needed: bool
 async def _find_left(services: Services, node: str, run_id: str) -> list[int] | None:
     """Return the attempts of a run that have processes on a node; None: it does not answer."""
     try:
-        statuses = await services.pool.agent(node).attempt_list()
+        statuses = (await services.pool.agent(node).ask(ListAttempts())).attempts
     except RacklessError:
         return None
     return [status.attempt for status in active_attempts(statuses) if status.run_id == run_id]
@@ -254,7 +257,7 @@ def _require_deleted(run_id: str, answers: Mapping[str, RacklessError | None]) -
 async def _delete_on(services: Services, node: str, run: RunRecord) -> RacklessError | None:
     agent = services.pool.agent(node)
     try:
-        for status in active_attempts(await agent.attempt_list()):
+        for status in active_attempts((await agent.ask(ListAttempts())).attempts):
             if status.run_id != run.run_id:
                 continue
             if status.attempt > run.attempt:
@@ -263,8 +266,8 @@ async def _delete_on(services: Services, node: str, run: RunRecord) -> RacklessE
                     f"Stop it there, or from here: rackless runs stop {run.run_id} --node {node}",
                 )
             # Without time to save, as its checkpoints are deleted next.
-            await agent.stop(run.run_id, status.attempt, 0.0)
-        await agent.run_delete(run.run_id)
+            await agent.ask(StopAttempt(run_id=run.run_id, attempt=status.attempt, grace_s=0.0))
+        await agent.ask(DeleteRun(run_id=run.run_id))
     except RacklessError as error:
         return error
     return None

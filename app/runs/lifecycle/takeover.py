@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from agents.contract.election import is_majority
+from agents.contract.requests.attempts import OwnAttempt
 from agents.contract.run import AttemptStatus, MasterIdentity
 from app.errors import RacklessError, UserError
 from app.runs.nodes.attempt_status import ask_parts
@@ -113,7 +114,9 @@ def _require_most(run: RunRecord, nodes: Sequence[str]) -> None:
 async def _tell(services: Services, run: RunRecord, node: str) -> RacklessError | None:
     try:
         agent = services.pool.agent(node)
-        await agent.attempt_own(run.run_id, run.attempt, services.identity)
+        await agent.ask(
+            OwnAttempt(run_id=run.run_id, attempt=run.attempt, master=services.identity)
+        )
     except RacklessError as error:
         return error
     return None

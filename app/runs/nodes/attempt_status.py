@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
+from agents.contract.requests.attempts import ListAttempts, ReadAttempt, StopAttempt
 from agents.contract.run import AttemptStatus
 from app.errors import REFUSALS, AgentBug, NodeUnreachable, RacklessError, UserError
 from app.runs.nodes.node_pool import NodePool
@@ -21,7 +22,7 @@ async def ask_part(pool: NodePool, node: str, run_id: str, attempt: int) -> RunP
     """Return the status of a node's part; a node that cannot be reached counts as silent."""
     began_s = time.monotonic()
     try:
-        status = await pool.agent(node).attempt_status(run_id, attempt)
+        status = await pool.agent(node).ask(ReadAttempt(run_id=run_id, attempt=attempt))
     # An answer that fails inside the agent says no more than none, nor does a PC that our SSH
     # refuses: the run there may be as well as ever.
     except (NodeUnreachable, AgentBug, *REFUSALS):
@@ -64,7 +65,7 @@ async def list_attempts(
 
 async def _list_on(pool: NodePool, node: str) -> tuple[AttemptStatus, ...] | None:
     try:
-        return await pool.agent(node).attempt_list()
+        return (await pool.agent(node).ask(ListAttempts())).attempts
     except RacklessError:
         return None
 
@@ -96,7 +97,9 @@ async def _stop_part(
     if node not in pool.names():
         return NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
     try:
-        await pool.agent(node).stop(run_id, attempt, grace_s, at_loss=at_loss)
+        await pool.agent(node).ask(
+            StopAttempt(run_id=run_id, attempt=attempt, grace_s=grace_s, at_loss=at_loss)
+        )
     except RacklessError as error:
         return error
     return None

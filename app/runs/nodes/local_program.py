@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from agents.contract.json_text import read_said
 from agents.shared.files.python_child import python_environ, same_source
 from app.hub.token_keyring import environ_with_token
+from app.progress import OnMessage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +32,7 @@ class Ended:
     """Last line on stderr."""
 
 
-async def run_program(
-    module: str, job: dict[str, Any], home: Path, report: Callable[[str], None]
-) -> Ended:
+async def run_program(module: str, job: dict[str, Any], home: Path, report: OnMessage) -> Ended:
     """Run `agents.program MODULE JOB REPORT` with our own Python, and with the hub's token.
 
     Args:

@@ -31,8 +31,8 @@ from agents.supervisor.fence import claim_attempt
 from agents.supervisor.ownership import OwnershipWatch
 from agents.supervisor.regrouping import RegroupWatch
 from agents.supervisor.sweep import find_processes
+from tests.agents.contract.test_election import NAMES, partitions
 from tests.agents.election.conftest import RUN, Nodes
-from tests.agents.election.test_election import NAMES, partitions
 
 BACK_S = 5.0
 """Longest time from a loss to the next step of those that are left, in seconds."""

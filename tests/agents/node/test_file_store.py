@@ -13,6 +13,7 @@ import pytest
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks, list_chunks
 from agents.contract.wire import WireError
 from agents.node.file_store import FileStore
+from tests.draws import random_bytes
 
 DATA = b"weights" * 1000
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -97,7 +98,7 @@ def test_a_copy_is_made_where_the_file_system_has_no_hard_links(
 
 
 def test_chunks_are_remembered_and_a_hash_that_is_none_is_no_path(store: FileStore) -> None:
-    data = os.urandom(CHUNK_BYTES) + b"end"
+    data = random_bytes(CHUNK_BYTES) + b"end"
     file = arrive(store, data)
     assert store.chunks(file.sha256, file.size_bytes) == file
     assert store.chunks(file.sha256, CHUNK_BYTES) != file

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from agents.children import Children
-from agents.contract.artifacts import PackagesBuild
+from agents.contract.requests.environment import PackagesBuild
 from agents.errors import ExpectedError
 from agents.node import packages
 from agents.state import Home

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from agents import file_hashes
-from agents.contract.in_place import PlaceAnswer, PlaceQueries, PlaceQuery
+from agents.contract.in_place import PlaceAnswer, PlaceQuery
+from agents.contract.requests.shared import PlaceQueries
 from agents.contract.run import FileEntry
 from agents.contract.shares import Share
 from agents.contract.wire import to_wire

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from agents.contract.storage import StorageReport
+from agents.contract.requests.storage import Freed, StorageReport
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.node.file_store import FileStore
@@ -20,6 +21,7 @@ from agents.serve.handlers import find_handler
 from agents.state import Home, locked
 from agents.supervisor.leases import borrow_device
 from tests.agents.node.test_checkpoints import make
+from tests.draws import random_bytes
 
 KIB = 1 << 10
 MODEL, DATA = "models/llama-0011", "data/rows-0022"
@@ -37,7 +39,7 @@ def put(home: Home, name: str, age_s: float = 2 * DAY_S, size: int = 64 * KIB) -
     """A folder with one file of random bytes."""
     file = home.path / name / "file"
     file.parent.mkdir(parents=True)
-    file.write_bytes(os.urandom(size))
+    file.write_bytes(random_bytes(size, zlib.crc32(name.encode())))
     return age(file.parent, age_s)
 
 
@@ -68,7 +70,7 @@ def test_files_with_two_names_count_once(home: Home) -> None:
     os.utime(put(home, "cache/tokens"), (-1.0, -1.0))  # before 1970
     answer = find_handler("storage.list")
     assert answer is not None
-    report = from_wire(StorageReport, to_wire(answer(SimpleNamespace(home=home))))
+    report = from_wire(StorageReport, to_wire(answer(SimpleNamespace(home=home, args={}))))
     for odd in ({"used_s": 1e300}, {"name": "../key"}, {"size_bytes": -1}):
         with pytest.raises(WireError):
             from_wire(
@@ -84,7 +86,7 @@ def test_files_with_two_names_count_once(home: Home) -> None:
     delete = find_handler("storage.delete")
     assert delete is not None
     call = SimpleNamespace(home=home, args={"names": [MODEL]})
-    assert delete(call) == {"freed_bytes": block}
+    assert delete(call) == Freed(freed_bytes=block)
     assert not list(home.path.glob("store/files/*/*"))
     assert not (home.path / MODEL).exists()
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agents.contract.artifacts import ChatJob, ChatMessage, ChatTurn
+from agents.contract.requests.chats import ChatJob, ChatMessage, ChatTurn
 from agents.contract.spec import AdapterSpec
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
+from agents.contract.requests.exports import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.node.files import remove_abandoned

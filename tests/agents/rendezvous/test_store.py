@@ -20,6 +20,7 @@ from agents.rendezvous.host import start_store
 from agents.rendezvous.server import MAX_CONNECTIONS
 from app.nodes.credential import make_credential
 from tests.agents.trainer.ranks import free_port
+from tests.draws import random_bytes
 
 HOME = "127.0.0.1"
 
@@ -80,7 +81,7 @@ def test_who_waits_for_a_key_holds_up_nobody(client: StoreClient) -> None:
 
 
 def test_a_large_value_and_many_threads(client: StoreClient) -> None:
-    large = os.urandom(3 << 20)
+    large = random_bytes(3 << 20)
     client.set("large", large)
     threads = [threading.Thread(target=client.add, args=("sum", 1)) for _ in range(20)]
     for thread in threads:
@@ -105,7 +106,7 @@ def test_rank_0_of_another_attempt_is_not_believed(port: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b'{"kind": "set", "key": "a", "value": "YQ=="}\n',
-     b"\x16\x03\x01\xff\xff" + bytes(70000), os.urandom(4096)],
+     b"\x16\x03\x01\xff\xff" + bytes(70000), random_bytes(4096)],
     ids=["nothing", "http", "a-request", "a-broken-handshake", "noise"],
 )  # fmt: skip
 def test_strangers_who_speak_without_a_handshake_are_not_heard(

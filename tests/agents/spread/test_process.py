@@ -38,8 +38,9 @@ from agents.rendezvous.credential import make_client_context
 from agents.spread.process import spread
 from agents.state import Home
 from app.nodes.credential import make_credential
+from tests.draws import random_bytes
 
-DATA = os.urandom(2 * CHUNK_BYTES + 7)
+DATA = random_bytes(2 * CHUNK_BYTES + 7)
 FILE = hash_chunks(io.BytesIO(DATA))
 ADDRESS = "127.0.0.1"
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import pytest
 from agents.contract.node import GpuSample, Sample
 from agents.telemetry.ring import NUM_SLOTS, RingReader, RingWriter
 from tests.agents.small_disk import fill, small_disk
+from tests.draws import seed
 
 GPU = GpuSample(uuid="GPU-" + "0" * 36, index=0, name="NVIDIA GeForce RTX 4070 Laptop GPU")
 
@@ -58,7 +59,7 @@ def test_damage_costs_samples_and_never_more(tmp_path: Path) -> None:
     path = tmp_path / "ring"
     write(RingWriter(path, 1), 40)
     whole = path.read_bytes()
-    generator = random.Random(5)
+    generator = random.Random(seed(5))
     for _ in range(200):
         data = bytearray(whole)
         for _ in range(20):

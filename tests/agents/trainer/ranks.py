@@ -31,6 +31,7 @@ from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.step_control import RankControl
 from app.nodes.credential import make_credential
+from tests.draws import seed
 
 if TYPE_CHECKING:  # torch comes with them, and only the fork server shall import it
     from agents.trainer.rank.context import RankContext
@@ -76,7 +77,7 @@ def make_tiny_model(folder: Path, num_layers: int = 2, **changes: Any) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(1)
+    torch.manual_seed(seed(1))
     torch.set_num_threads(1)
     sizes = {
         "vocab_size": 768,

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agents.contract.node import Calibration, CalibrationJob
+from agents.contract.node import Calibration
+from agents.contract.requests.jobs import CalibrationJob
 from agents.contract.wire import from_wire, to_wire
 from agents.trainer.calibration import calibrate, main
 

@@ -17,8 +17,8 @@ import pytest
 from agents.contract.run import RankPlacement
 from agents.contract.run_layout import INTERRUPT_FILE
 from agents.contract.spec import CheckpointSpec
+from tests.agents.trainer.rank.test_loss_on_gpus import SOCKETS
 from tests.agents.trainer.ranks import Run, wait_until
-from tests.agents.trainer.test_loss_on_gpus import SOCKETS
 from tests.agents.trainer.test_regrouping import (
     NODES,
     decide,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 from app.artifact import ArtifactSnapshot, tell_last
 from app.artifacts.copies import copy_artifact
 from app.artifacts.deletion import DeletedArtifact, delete_artifact

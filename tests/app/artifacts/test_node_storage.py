@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from agents.contract.requests.environment import PruneKept
+from agents.contract.requests.runs import DeleteCheckpoint
+from agents.contract.requests.storage import (
+    DeleteStorage,
+    Freed,
+    ListStorage,
+    StorageItem,
+    StorageKind,
+    StorageReport,
+)
 from agents.contract.run import FileEntry
 from agents.contract.spec import DataSpec, RunSpec
-from agents.contract.storage import StorageItem, StorageKind, StorageReport
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.artifacts.node_storage import FreedStorage, free_storage, list_storage
 from app.artifacts.storage_rules import choose
@@ -21,6 +29,7 @@ from app.events import RunState
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from tests.fakes.cluster import FakeCluster, FakeNode, make_services
+from tests.fakes.requests import FakeAgent, answers
 
 FILES = (FileEntry(path="model.safetensors", size_bytes=8, sha256="a" * 64),)
 POEMS = "artifacts/poems-0011"
@@ -32,7 +41,7 @@ def checkpoint(step: int) -> str:
 
 
 @dataclass
-class Disk:
+class Disk(FakeAgent):
     """The disk of alpha."""
 
     node: FakeNode
@@ -40,7 +49,8 @@ class Disk:
     needs: dict[str, str] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
 
-    async def storage(self) -> StorageReport:
+    @answers(ListStorage)
+    async def storage(self, request: ListStorage, progress: object) -> StorageReport:
         places: list[tuple[StorageKind, str]] = [("model", MODEL), ("wheels", WHEELS)]
         places += [("checkpoint", info.path) for info in self.node.checkpoints.values()]
         places += [("artifact", path) for path in self.node.artifacts]
@@ -57,15 +67,18 @@ class Disk:
         size = 1000 * len(items)
         return StorageReport(items=items, size_bytes=size, disk_bytes=10**6, disk_free_bytes=10**5)
 
-    async def delete_storage(self, names: Sequence[str]) -> int:
-        self.deleted += names
-        return 1000
+    @answers(DeleteStorage)
+    async def delete_storage(self, request: DeleteStorage, progress: object) -> Freed:
+        self.deleted += request.names
+        return Freed(freed_bytes=1000)
 
-    async def prune_environments(self, names: Sequence[str]) -> int:
-        raise UserError(f"{names[0]} is not deleted: training needs it by now.")
+    @answers(PruneKept)
+    async def prune_environments(self, request: PruneKept, progress: object) -> Freed:
+        raise UserError(f"{request.names[0]} is not deleted: training needs it by now.")
 
-    async def checkpoint_delete(self, run_id: str, step: int) -> None:
-        await self.node.checkpoint_delete(run_id, step)
+    @answers(DeleteCheckpoint)
+    async def checkpoint_delete(self, request: DeleteCheckpoint, progress: object) -> None:
+        await self.node.ask(request)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 from app.artifacts.record import (
     add_folder,
     find_artifact,

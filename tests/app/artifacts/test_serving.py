@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 from app.artifact import ArtifactSnapshot
 from app.artifacts.record import look_at_folders, record_export
 from app.artifacts.serving import check_vllm_config

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.artifacts import ChatJob, ChatMessage, ChatTurn, Origin
 from agents.contract.node import GpuFacts
+from agents.contract.requests.chats import ChatJob, ChatMessage, ChatTurn
+from agents.contract.requests.exports import Origin
 from agents.contract.wire import to_wire
 from app.artifacts.bundle import read_artifact
 from app.artifacts.record import add_folder

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from agents.contract.artifacts import MakeJob, Origin, TextSource
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Method
+from agents.contract.requests.exports import MakeJob, Origin, TextSource
 from app.flows.export import (
     MAKERS,
     NO_CHECKPOINT,

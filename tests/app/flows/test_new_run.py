@@ -5,17 +5,24 @@ from dataclasses import fields, replace
 
 import pytest
 
-from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec, run_keys
 from app.events import NodeSnapshot
-from app.flows.new_run import plan_spec, preview_spec, review, take_advice
-from app.flows.new_run_answers import RunAnswers, to_answers, to_spec, use_recipe
-from app.flows.new_run_fields import FIELDS
+from app.flows.new_run import list_questions, plan_spec, preview_spec, review, take_advice
+from app.flows.new_run_answers import (
+    take_up,
+    to_answers,
+    to_draft,
+    to_spec,
+    use_recipe,
+    usual_answers,
+)
 from app.library.recipes import list_recipes
 from app.runfile.run_file import format_run, parse_run
 from app.text import free_name
 from tests.fakes.core import make_node
 
-GOOD = RunAnswers(model="m", train="t.jsonl")
+USUAL = usual_answers()
+GOOD = USUAL | {"model": "m", "data.train": "t.jsonl"}
 
 
 def node(name, state="online"):
@@ -25,16 +32,22 @@ def node(name, state="online"):
 NODES = (node("alpha"), node("beta"))
 
 
-def test_every_answer_has_a_field_with_an_explanation():
-    assert [field.key for field in FIELDS] == [field.name for field in fields(RunAnswers)]
-    assert all(len(field.help) > 20 for field in FIELDS)
-    assert all(field.choices for field in FIELDS if field.kind == "choice")
+def test_every_key_of_a_run_file_is_asked_once():
+    asked = [key.name for folded in (False, True) for key in list_questions(advanced=folded)]
+    assert sorted(asked) == sorted(run_keys())
+
+
+def test_questions_stand_with_what_they_belong_to():
+    asked = [key.name for key in list_questions(advanced=True)]
+    assert asked[:2] == ["data.eval", "evaluate_every_steps"]
+    groups = [key.about.group for key in list_questions(advanced=True)]
+    assert len(set(groups)) == sum(a != b for a, b in zip(["", *groups], groups, strict=False))
 
 
 def test_good_answers_make_the_spec_of_a_run_file_with_the_defaults():
     result = review(GOOD, NODES)
     assert result.findings == {}
-    assert result.spec == RunSpec(name="my-run", model="m", data=DataSpec(train="t.jsonl"))
+    assert result.spec == RunSpec(model="m", data=DataSpec(train="t.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -42,14 +55,14 @@ def test_good_answers_make_the_spec_of_a_run_file_with_the_defaults():
     [
         ("name", " ", "name"),
         ("model", "", "folder"),
-        ("train", "", "file"),
-        ("rank", "0", "minimum is 1"),
-        ("rank", "1.5", "'1.5' is not a whole number"),
-        ("rank", "", "Enter a number"),
-        ("alpha", "0", "above 0"),
-        ("dropout", "1", "below 1"),
-        ("dropout", "-0.1", "minimum is 0"),
-        ("targets", " , ", "all-linear"),
+        ("data.train", "", "file"),
+        ("adapter.rank", "0", "minimum is 1"),
+        ("adapter.rank", "1.5", "'1.5' is not a whole number"),
+        ("adapter.rank", "", "Enter a number"),
+        ("adapter.alpha", "0", "above 0"),
+        ("adapter.dropout", "1", "below 1"),
+        ("adapter.dropout", "-0.1", "minimum is 0"),
+        ("adapter.targets", " , ", "all-linear"),
         ("sequence_tokens", "7", "minimum is 8"),
         ("batch_sequences", "x", "'x' is not a whole number"),
         ("epochs", "0", "above 0"),
@@ -57,18 +70,18 @@ def test_good_answers_make_the_spec_of_a_run_file_with_the_defaults():
         ("max_steps", "0", "minimum is 1"),
         ("learning_rate", "2e", "'2e' is not a number"),
         ("learning_rate", "inf", "finite number"),
-        ("every_minutes", "0", "above 0"),
-        ("every_steps", "0", "minimum is 1"),
-        ("keep", "0", "minimum is 1"),
-        ("copies", "-2", "minimum is 1"),
-        ("dropout", "", "Enter a number"),
+        ("checkpoint.every_minutes", "0", "above 0"),
+        ("checkpoint.every_steps", "0", "minimum is 1"),
+        ("checkpoint.keep", "0", "minimum is 1"),
+        ("checkpoint.copies", "-2", "minimum is 1"),
+        ("adapter.dropout", "", "Enter a number"),
         ("warmup_share", "1", "below 1"),
         ("weight_decay", "-1", "minimum is 0"),
         ("max_gradient_norm", "0", "above 0"),
         ("seed", "-1", "minimum is 0"),
         ("seed", str(2**63), "maximum is 9,223,372,036,854,775,807"),
         ("seed", "-" + "9" * 400, "-9999999999999999999... is too small"),
-        ("rank", "-" + "9" * 400, "too small"),
+        ("adapter.rank", "-" + "9" * 400, "too small"),
         ("batch_sequences", "9" * 400, "maximum is 1,000,000."),
         ("batch_sequences", "9" * 5000, "'99999999999999999999...' is not a whole number"),
         ("batch_sequences", "1,5", "'1,5' is not a whole number"),
@@ -76,7 +89,7 @@ def test_good_answers_make_the_spec_of_a_run_file_with_the_defaults():
         ("sequence_tokens", "20_48", "'20_48' is not a whole number"),
         ("epochs", "1e300", "maximum is"),
         ("memory_gib", "1e300", "maximum is"),
-        ("targets", "layers[.](0|1", "is not a regular expression: missing )"),
+        ("adapter.targets", "layers[.](0|1", "is not a regular expression: missing )"),
         ("memory_gib", "0", "above 0"),
         ("evaluate_every_steps", "0", "minimum is 1"),
         ("shares", "1, x", "'x' is not a number"),
@@ -87,19 +100,19 @@ def test_good_answers_make_the_spec_of_a_run_file_with_the_defaults():
     ],
 )
 def test_a_bad_answer_is_named_at_its_field_and_nothing_starts(key, text, words):
-    result = review(replace(GOOD, **{key: text}), NODES)
+    result = review({**GOOD, key: text}, NODES)
     assert result.spec is None
     assert result.findings[key].severity == "error"
     assert words in result.findings[key].text
 
 
 def test_weights_that_are_trained_are_not_streamed():
-    result = review(replace(GOOD, adapter="full", parallel="streamed"), NODES)
+    result = review(GOOD | {"adapter.kind": "full", "parallel": "streamed"}, NODES)
     assert "keeps frozen weights outside the GPU" in result.findings["parallel"].text
 
 
 def test_fields_of_an_adapter_do_not_matter_in_full_training():
-    assert review(replace(GOOD, adapter="full", rank="0"), NODES).findings == {}
+    assert review(GOOD | {"adapter.kind": "full", "adapter.rank": "0"}, NODES).findings == {}
 
 
 @pytest.mark.parametrize(
@@ -112,60 +125,59 @@ def test_fields_of_an_adapter_do_not_matter_in_full_training():
     ],
 )
 def test_nodes_that_cannot_start_are_named(nodes, answer, words):
-    result = review(replace(GOOD, nodes=answer), nodes)
+    result = review(GOOD | {"nodes": answer}, nodes)
     assert words in result.findings["nodes"].text
     assert result.spec is None
 
 
 def test_a_lost_node_that_is_not_chosen_does_not_matter():
     nodes = (node("alpha"), node("beta", "refused"))
-    assert review(replace(GOOD, nodes="alpha"), nodes).spec.nodes == ("alpha",)
+    assert review(GOOD | {"nodes": "alpha"}, nodes).spec.nodes == ("alpha",)
 
 
 def test_warnings_do_not_stop_a_start():
-    result = review(replace(GOOD, learning_rate="0.5", every_minutes=""), NODES)
+    result = review(GOOD | {"learning_rate": "0.5", "checkpoint.every_minutes": ""}, NODES)
     assert {f.severity for f in result.findings.values()} == {"warning"}
     assert result.spec.checkpoint.every_minutes is None
 
 
 def test_what_is_not_there_is_told_at_its_field_and_a_start_looks_again():
-    result = review(GOOD, NODES, {"train": "There is no such file.", "model": "No folder."})
-    assert result.findings["train"].text == "There is no such file."
+    result = review(GOOD, NODES, {"data.train": "There is no such file.", "model": "No folder."})
+    assert result.findings["data.train"].text == "There is no such file."
     assert result.spec is not None
-    assert review(replace(GOOD, model=""), NODES, {"model": "No folder."}).is_error("model")
+    assert review(GOOD | {"model": ""}, NODES, {"model": "No folder."}).is_error("model")
 
 
 def test_numbers_as_people_type_them():
-    typed = replace(GOOD, learning_rate="0,0002", batch_sequences="1,024", max_steps="1 000")
+    typed = GOOD | {"learning_rate": "0,0002", "batch_sequences": "1,024", "max_steps": "1 000"}
     spec = review(typed, NODES).spec
     assert (spec.learning_rate, spec.batch_sequences, spec.max_steps) == (0.0002, 1024, 1000)
 
 
 CONTRADICTIONS = [
     ({"objective": "dpo", "packing": "true"}, "packing"),
-    ({"objective": "dpo", "format": "chat"}, "format"),
-    ({"format": "preference"}, "format"),
+    ({"objective": "dpo", "data.format": "chat"}, "data.format"),
+    ({"data.format": "preference"}, "data.format"),
 ]
 
 
 @pytest.mark.parametrize(("given", "key"), CONTRADICTIONS)
 def test_answers_that_contradict_each_other_are_told_at_the_field(given, key):
-    result = review(replace(GOOD, **given), NODES)
+    result = review(GOOD | given, NODES)
     assert set(result.findings) == {key}
     assert result.is_error(key)
     with pytest.raises(ValueError, match=key):
-        to_spec(replace(GOOD, **given))
+        to_spec(GOOD | given)
 
 
 def test_what_is_allowed_and_without_effect_is_told_even_before_there_is_a_model():
     nodes = (make_node("alpha"),)
-    typed = replace(
-        RunAnswers(),
-        optimizer="paged_adamw_8bit",
-        compression="bf16",
-        memory_gib="8",
-        evaluate_every_steps="5",
-    )
+    typed = USUAL | {
+        "optimizer": "paged_adamw_8bit",
+        "compression": "bf16",
+        "memory_gib": "8",
+        "evaluate_every_steps": "5",
+    }
     findings = review(typed, nodes).findings
     told = {key for key, finding in findings.items() if finding.severity == "warning"}
     assert told == {"optimizer", "compression", "memory_gib", "evaluate_every_steps"}
@@ -174,26 +186,31 @@ def test_what_is_allowed_and_without_effect_is_told_even_before_there_is_a_model
 def test_shares_are_one_for_each_device():
     nodes = (make_node("alpha", ("card", 8), ("card", 8)), make_node("beta"))
     assert (
-        "2 shares for 3 devices"
-        in review(replace(GOOD, shares="1, 2"), nodes).findings["shares"].text
+        "2 shares for 3 devices" in review(GOOD | {"shares": "1, 2"}, nodes).findings["shares"].text
     )
-    assert review(replace(GOOD, shares="1, 2.5, 1"), nodes).spec.shares == (1.0, 2.5, 1.0)
-    single = replace(GOOD, shares="1", parallel="single")
+    assert review(GOOD | {"shares": "1, 2.5, 1"}, nodes).spec.shares == (1.0, 2.5, 1.0)
+    single = GOOD | {"shares": "1", "parallel": "single"}
     assert review(single, nodes).spec.shares == (1.0,)
 
 
 def test_what_is_not_asked_is_no_problem():
-    typed = replace(GOOD, adapter="full", alpha="x", rslora="true", dpo_beta="-1")
+    typed = GOOD | {
+        "adapter.kind": "full",
+        "adapter.alpha": "x",
+        "adapter.rslora": "true",
+        "dpo_beta": "-1",
+    }
     result = review(typed, NODES)
     assert result.findings == {}
-    assert not {"rank", "alpha", "dropout", "targets", "rslora", "dora", "dpo_beta"} & result.asked
+    adapter = {name for name in run_keys() if name.startswith("adapter.")} - {"adapter.kind"}
+    assert not (adapter | {"dpo_beta"}) & result.asked
 
 
 def test_folded_answers_that_differ_from_the_usual_are_counted():
-    typed = replace(GOOD, rank="8", seed="7", weight_decay=" 0 ", keep="5")
-    assert review(typed, NODES).changed == {"seed", "keep"}
-    full = replace(typed, adapter="full", dropout="0.5")
-    assert review(full, NODES).changed == {"seed", "keep"}, "nobody is asked for dropout"
+    typed = GOOD | {"adapter.rank": "8", "seed": "7", "weight_decay": " 0 ", "checkpoint.keep": "5"}
+    assert review(typed, NODES).changed == {"seed", "checkpoint.keep"}
+    full = typed | {"adapter.kind": "full", "adapter.dropout": "0.5"}
+    assert review(full, NODES).changed == {"seed", "checkpoint.keep"}, "nobody is asked for dropout"
 
 
 # ---------------------------------------------------------------- round trip
@@ -290,16 +307,17 @@ def test_targets_are_a_word_a_list_or_a_pattern(targets):
 
 def test_numbers_are_shown_as_people_write_them():
     answers = to_answers(RunSpec(model="m", data=DataSpec(train="t"), learning_rate=5e-6))
-    assert (answers.learning_rate, answers.alpha, answers.warmup_share) == ("5e-6", "32", "0.03")
+    shown = [answers[key] for key in ("learning_rate", "adapter.alpha", "warmup_share")]
+    assert shown == ["5e-6", "32", "0.03"]
 
 
 def test_the_first_answers_are_those_of_a_run_file_without_any_key():
-    assert to_answers(RunSpec(name="my-run", model="m", data=DataSpec(train="t.jsonl"))) == GOOD
+    assert to_answers(RunSpec(model="m", data=DataSpec(train="t.jsonl"))) == GOOD
 
 
 @pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
 def test_a_recipe_gives_its_settings_and_leaves_model_data_and_nodes(recipe):
-    typed = replace(GOOD, name="mine", nodes="alpha")
+    typed = GOOD | {"name": "mine", "nodes": "alpha"}
     result = review(use_recipe(typed, recipe.spec), NODES)
     assert result.findings == {}
     assert result.spec == replace(
@@ -325,14 +343,14 @@ def test_a_name_that_is_taken_gets_the_next_number(wanted, taken, free):
 
 
 def test_data_can_be_looked_at_while_other_answers_are_open():
-    spec = preview_spec(replace(GOOD, rank="x", sequence_tokens="64", nodes="alpha"))
+    spec = preview_spec(GOOD | {"adapter.rank": "x", "sequence_tokens": "64", "nodes": "alpha"})
     assert (spec.model, spec.sequence_tokens, spec.nodes) == ("m", 64, ("alpha",))
-    assert preview_spec(replace(GOOD, train="")) is None
-    assert preview_spec(replace(GOOD, sequence_tokens="")) is None
+    assert preview_spec(GOOD | {"data.train": ""}) is None
+    assert preview_spec(GOOD | {"sequence_tokens": ""}) is None
 
 
 def test_the_summary_says_what_follows():
-    summary = dict(review(replace(GOOD, max_steps="50"), NODES).summary)
+    summary = dict(review(GOOD | {"max_steps": "50"}, NODES).summary)
     assert summary["Nodes"] == "alpha and beta"
     assert summary["Tokens per step"] == "up to 49,152"
     assert summary["Ends after"] == "50 steps at most"
@@ -341,10 +359,10 @@ def test_the_summary_says_what_follows():
 @pytest.mark.parametrize(
     ("answers", "nodes", "words"),
     [
-        (RunAnswers(train="t"), NODES, "Choose a model to see its plan."),
+        (USUAL | {"data.train": "t"}, NODES, "Choose a model to see its plan."),
         (GOOD, (), "Add a node to see the plan."),
-        (replace(GOOD, rank="0"), NODES, "Correct the marked fields to see the plan."),
-        (replace(GOOD, nodes="gone"), NODES, "Choose at least one node to see the plan."),
+        (GOOD | {"adapter.rank": "0"}, NODES, "Correct the marked fields to see the plan."),
+        (GOOD | {"nodes": "gone"}, NODES, "Choose at least one node to see the plan."),
     ],
 )
 def test_a_plan_needs_a_model_nodes_and_right_answers(answers, nodes, words):
@@ -352,16 +370,16 @@ def test_a_plan_needs_a_model_nodes_and_right_answers(answers, nodes, words):
 
 
 def test_a_plan_needs_neither_name_nor_data():
-    spec, words = plan_spec(RunAnswers(model="m", name=""), NODES)
+    spec, words = plan_spec(USUAL | {"model": "m", "name": ""}, NODES)
     assert spec is not None
     assert (spec.model, spec.data.train, words) == ("m", "the data", "")
 
 
 def test_advice_changes_its_answers_and_nothing_else():
     found = take_advice(
-        replace(GOOD, name=""), {"nodes": ("alpha", "beta"), "optimizer": "adamw_8bit"}
+        GOOD | {"name": ""}, {"nodes": ("alpha", "beta"), "optimizer": "adamw_8bit"}
     )
-    assert found == replace(GOOD, name="", nodes="alpha, beta", optimizer="adamw_8bit")
+    assert found == GOOD | {"name": "", "nodes": "alpha, beta", "optimizer": "adamw_8bit"}
 
 
 def test_nodes_that_are_not_known_yet_are_not_called_missing():
@@ -374,4 +392,31 @@ def test_nodes_that_are_not_known_yet_are_not_called_missing():
     result = review(GOOD, connecting)
     assert result.findings["nodes"].text == "Connecting to beta\u2026"
     assert result.spec is None
-    assert review(replace(GOOD, nodes="alpha"), connecting).spec is not None
+    assert review(GOOD | {"nodes": "alpha"}, connecting).spec is not None
+
+
+# ---------------------------------------------------------------- drafts
+
+EARLIER_NAMES = (
+    *("name", "model", "train", "objective", "adapter", "rank", "alpha", "dpo_beta"),
+    *("sequence_tokens", "batch_sequences", "epochs", "learning_rate", "packing", "nodes", "eval"),
+    *("evaluate_every_steps", "format", "ignore_columns", "targets", "dropout", "rslora", "dora"),
+    *("experts", "optimizer", "schedule", "warmup_share", "max_gradient_norm", "weight_decay"),
+    *("max_steps", "seed", "precision", "recompute", "compile", "memory_gib", "exact", "parallel"),
+    *("rebalance", "shares", "compression", "activation_bits", "every_minutes", "every_steps"),
+    *("keep", "copies", "recovery", "rejoin", "divergence"),
+)
+"""Names under which version 0.1 stored the answers of a draft."""
+
+
+def test_a_draft_of_an_earlier_version_is_taken_up():
+    found = take_up({name: f"typed {name}" for name in EARLIER_NAMES}, USUAL)
+    assert found["adapter.kind"] == "typed adapter"
+    assert sorted(found.values()) == sorted(f"typed {name}" for name in EARLIER_NAMES)
+
+
+def test_a_draft_holds_what_was_typed_and_comes_back():
+    typed = GOOD | {"adapter.rank": "x"}
+    draft = to_draft(typed, USUAL)
+    assert draft == {"model": "m", "data.train": "t.jsonl", "adapter.rank": "x"}
+    assert take_up(draft | {"gone": "1", "seed": 3}, USUAL) == typed

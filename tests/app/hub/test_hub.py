@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from agents.contract.artifacts import Origin
+from agents.contract.requests.exports import Origin
 from app.artifact import ArtifactSnapshot
 from app.artifacts.copies import push_artifact
 from app.artifacts.deletion import delete_artifact

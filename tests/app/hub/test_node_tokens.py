@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from agents.contract.hub import digest_of
-from agents.contract.node import NodeTokenPlace, TokenWish
+from agents.contract.requests.hub import FoundToken, TokenWish
 from app.errors import NodeUnreachable
 from app.events import NodeSnapshot
 from app.hub.node_tokens import (
@@ -27,17 +27,17 @@ class Node:
         self.token = token
         self.heard: list[TokenWish] = []
 
-    async def hub_token(self, wish: TokenWish) -> NodeTokenPlace:
+    async def ask(self, request: TokenWish) -> FoundToken:
         if self.token is None:
             raise NodeUnreachable("it is off", "Start it.")
-        self.heard.append(wish)
-        if wish.deed == "keep":
-            self.token = self.token or wish.token
-        elif wish.deed == "forget" and digest_of(self.token) == wish.digest:
+        self.heard.append(request)
+        if request.deed == "keep":
+            self.token = self.token or request.token
+        elif request.deed == "forget" and digest_of(self.token) == request.digest:
             self.token = ""
         if not self.token:
-            return "none"
-        return "same" if self.token == OURS else "other"
+            return FoundToken(place="none")
+        return FoundToken(place="same" if self.token == OURS else "other")
 
 
 def test_it_is_given_told_of_and_taken_back() -> None:

@@ -22,12 +22,16 @@ def test_the_same_sources_give_the_same_bytes(monkeypatch) -> None:
 
 def test_the_archive_holds_the_agent_and_nothing_else() -> None:
     names = zipfile.ZipFile(io.BytesIO(build_archive().data)).namelist()
-    assert {"__main__.py", "pynvml.py", "agents/__init__.py", "agents/serve/server.py"} <= set(
-        names
-    )
+    known = {"__main__.py", "pynvml.py", "agents/__init__.py", "agents/serve/server.py"}
+    assert known | {"packaging/tags.py", "packaging/licenses/__init__.py"} <= set(names)
     assert names == sorted(names)
     assert all(name.endswith(".py") for name in names)
-    assert {name.partition("/")[0] for name in names} == {"__main__.py", "pynvml.py", "agents"}
+    assert {name.partition("/")[0] for name in names} == {
+        "__main__.py",
+        "pynvml.py",
+        "agents",
+        "packaging",
+    }
 
 
 def test_the_archive_runs_with_nothing_but_python(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.contract.messages import MAX_LINE_BYTES
+from agents.contract.requests.connection import Ping
 from app.errors import AgentBug, NodeUnreachable, UserError
 from app.nodes.bootstrap import start_agent
 from app.nodes.channel import MasterChannel
@@ -251,7 +252,7 @@ async def test_an_answer_in_a_wrong_form_is_a_bug_that_names_the_field(tmp_path:
     async with link_to_fake(tmp_path) as link:
         link.channel.request = _answer_with({"wall_s": "late"})  # type: ignore[method-assign]
         with pytest.raises(AgentBug, match=r"pc answered ping in a wrong form: Clock\.wall_s"):
-            await client_of(link).ping()
+            await client_of(link).ask(Ping())
 
 
 def _answer_with(result: dict[str, object]) -> Callable[..., Awaitable[dict[str, object]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.requests.connection import Ping
 from app.errors import (
     HostKeyUnknown,
     LoginRefused,
@@ -191,7 +192,7 @@ def test_a_refused_login_is_not_tried_again_by_itself(
             assert len(tries) == 1
             for _ in range(3):  # requests do not hammer either
                 with pytest.raises(LoginRefused):
-                    await fleet.client("pc").ping()
+                    await fleet.client("pc").ask(Ping())
             assert len(tries) == 1
             await fleet.connect(["pc"])  # but a person who asks is heard
             await until(lambda: len(tries) == 2)
@@ -220,7 +221,7 @@ async def test_a_node_that_is_off_is_tried_with_growing_pauses(tmp_path: Path, m
         (standing,) = await fleet.reach()
         assert standing.state == "unreachable"
         with pytest.raises(NodeUnreachable, match="nothing listens"):
-            await fleet.client("pc").ping()
+            await fleet.client("pc").ask(Ping())
 
 
 def test_pauses_grow_to_a_limit_and_are_spread() -> None:
@@ -233,7 +234,7 @@ async def test_a_request_connects_by_itself(tmp_path: Path, fake_agent: None) ->
     async with loopback_node(tmp_path) as server, fleet_at(tmp_path / "m", Seen()) as fleet:
         await log_in_once(fleet, server, tmp_path / "m")
         clients = [fleet.client("pc") for _ in range(10)]
-        await asyncio.gather(*(client.ping() for client in clients))
+        await asyncio.gather(*(client.ask(Ping()) for client in clients))
         agents = [pid for pid in find_processes(server.home) if pid != server.process.pid]
         assert len(agents) == 1
 
@@ -250,7 +251,7 @@ async def test_a_bug_in_one_nodes_task_is_shown_and_touches_no_other(
         async with fleet_at(tmp_path / "m", Seen()) as fleet:
             fleet.add(node_of(server))
             with pytest.raises(NodeUnreachable, match="an error in Rackless itself"):
-                await fleet.client("pc").ping()
+                await fleet.client("pc").ask(Ping())
         assert "our fault" in caplog.text
 
 

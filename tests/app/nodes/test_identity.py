@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.requests.node import ReadFacts
 from app.errors import HostKeyChanged, HostKeyUnknown, UserError
 from app.events import NodeSnapshot, NodeState
 from app.nodes import finder
@@ -55,7 +56,7 @@ async def test_a_node_is_found_and_reached_at_its_new_address(
         node = await fleet.move("pc", found)  # the key is known: nobody is asked
         assert (node.state, node.address) == ("online", str(found))
         assert confirmed(master) == [f"[127.0.0.3]:{server.port}"]
-        assert (await fleet.client("pc").facts()).machine_id
+        assert (await fleet.client("pc").ask(ReadFacts())).machine_id
         await asyncio.to_thread(power_cut, moved.home)
         await moved.process.wait()
 
@@ -74,7 +75,7 @@ async def test_an_address_that_changed_hands_is_told_from_a_stranger(tmp_path: P
         await asyncio.to_thread(power_cut, one.home)
         taken = await move_server(replace(two, port=one.port), tmp_path, "127.0.0.1")
         with pytest.raises(HostKeyChanged, match="host key of two, not of one") as changed:
-            await fleet.client("one").facts()
+            await fleet.client("one").ask(ReadFacts())
         assert "rackless nodes find one" in changed.value.hint
         await asyncio.to_thread(power_cut, taken.home)
         await taken.process.wait()

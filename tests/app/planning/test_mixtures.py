@@ -23,7 +23,7 @@ from app.planning.shape.model_parts import list_parts
 from app.planning.shape.model_shape import read_shape
 from app.planning.throughput import measure_work
 from app.presentation.model_text import describe_parts, offer_adapters
-from tests.agents.trainer.mixtures import save_mixture
+from tests.agents.trainer.model.mixtures import save_mixture
 
 QWEN = {
     "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "head_dim": 128,

@@ -15,8 +15,8 @@ from app.planning.memory.forecast import MemorySetting
 from app.planning.row_lengths import RowLengths
 from app.planning.shape.model_shape import ModelShape, read_shape
 from app.planning.throughput import make_pace, measure_work
-from tests.bench.measured_runs import forecast_run, read_runs
-from tests.bench.planning_table import read_table, step_error_of
+from tests.bench.planning.measured_runs import forecast_run, read_runs
+from tests.bench.planning.planning_table import read_table, step_error_of
 
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.environments import DeviceTrial, EnvironmentTrial
-from agents.contract.examination import DriverFacts, Examination
 from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
+from agents.contract.requests.examination import DriverFacts, Examination
 from app.nodes.endpoints import Endpoint
 from app.provisioning import check_rules as rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode

@@ -19,14 +19,17 @@ from agents.contract.environments import (
     WheelReport,
     WheelTrouble,
 )
-from agents.contract.node import (
+from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
+from agents.contract.requests.environment import (
     EnvironmentBuild,
     EnvironmentQuery,
-    EnvironmentReport,
-    GpuFacts,
-    NodeFacts,
+    FetchWheels,
+    FindBuildTools,
+    LookForWheels,
+    TryEnvironment,
 )
-from agents.contract.wheel_tags import WheelTarget
+from agents.contract.requests.node import ReadFacts
+from agents.contract.wheel_target import WheelTarget
 from app.errors import NodeUnreachable, UnshippedLock, UserError
 from app.provisioning.environment import (
     EnvironmentLock,
@@ -40,6 +43,7 @@ from app.provisioning.torch_build import TorchBuild
 from app.provisioning.torch_locks import NoTorchLock, made_lock
 from app.provisioning.wheels import WheelPlaces
 from tests.fakes.packages import NO_HASH, lock_line
+from tests.fakes.requests import FakeAgent, answers
 from tests.fakes.ssh import nodes
 
 A = lock_line("a", "1")
@@ -80,7 +84,7 @@ def make_facts(*drivers: str, capability: str = "8.9") -> NodeFacts:
     )
 
 
-class FakeNode:
+class FakeNode(FakeAgent):
     """Has some interpreters; builds one when asked."""
 
     name = "pc"
@@ -95,10 +99,14 @@ class FakeNode:
         self.problem = ""
         self.asked: list[WheelQuery] = []
 
-    async def facts(self) -> NodeFacts:
+    @answers(ReadFacts)
+    async def facts(self, request: ReadFacts, progress: object) -> NodeFacts:
         return self.facts_now
 
-    async def environment_find(self, query: EnvironmentQuery) -> EnvironmentReport:
+    @answers(EnvironmentQuery)
+    async def environment_find(
+        self, query: EnvironmentQuery, progress: object
+    ) -> EnvironmentReport:
         self.looked_at.append(query.python)
         python = query.python or self.remembered
         if python == "/gone":
@@ -109,24 +117,30 @@ class FakeNode:
             return EnvironmentReport(python=python, fits=True, lock_sha256=query.lock_sha256)
         return EnvironmentReport(python=python, missing=("torch",), different=("numpy 1 not 2",))
 
+    @answers(EnvironmentBuild)
     async def environment_build(
-        self, build: EnvironmentBuild, progress: object = None
+        self, build: EnvironmentBuild, progress: object
     ) -> EnvironmentReport:
         self.built = build
         return EnvironmentReport(
             python="/built", fits=True, lock_sha256=build.lock_sha256, built_with="uv 0.13.9"
         )
 
-    async def environment_tools(self) -> EnvironmentTools:
+    @answers(FindBuildTools)
+    async def environment_tools(
+        self, request: FindBuildTools, progress: object
+    ) -> EnvironmentTools:
         target = WheelTarget(python="3.12.3", machine="x86_64", glibc="2.39")
         return EnvironmentTools(target=target, python="/usr/bin/python3", uv="/usr/bin/uv")
 
-    async def look_for_wheels(self, query: WheelQuery) -> WheelReport:
+    @answers(LookForWheels)
+    async def look_for_wheels(self, request: LookForWheels, progress: object) -> WheelReport:
         return self.report(None)
 
-    async def fetch_wheels(self, query: WheelQuery, progress: object = None) -> WheelReport:
-        self.asked.append(query)
-        is_there = self.has_torch_index or query.index_url is None
+    @answers(FetchWheels)
+    async def fetch_wheels(self, request: FetchWheels, progress: object) -> WheelReport:
+        self.asked.append(request.query)
+        is_there = self.has_torch_index or request.query.index_url is None
         return self.report(None if is_there else "missing", is_complete=is_there)
 
     def report(self, trouble: WheelTrouble | None, is_complete: bool = False) -> WheelReport:
@@ -139,7 +153,8 @@ class FakeNode:
             message="finds no package torch",
         )
 
-    async def try_environment(self, progress: object = None) -> EnvironmentReport:
+    @answers(TryEnvironment)
+    async def try_environment(self, request: TryEnvironment, progress: object) -> EnvironmentReport:
         card = DeviceTrial(
             device="cuda:0", name="RTX", problem=self.problem, is_failed=bool(self.problem)
         )
@@ -261,8 +276,9 @@ def test_an_adopted_interpreter_is_kept_where_old_gpus_can_train_with_it(
 
 
 def test_without_a_lock_it_is_the_newest_build_and_the_reason_is_not_lost(
-    places: WheelPlaces,
+    places: WheelPlaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PATH", "")  # no uv either
     node, said = old_driver_node(places), list[str]()
 
     async def work() -> EnvironmentReport:
@@ -276,7 +292,9 @@ def test_without_a_lock_it_is_the_newest_build_and_the_reason_is_not_lost(
 
     asyncio.run(work())
     assert [query.lock_text for query in node.asked] == [read_train_lock().text]
-    assert any("this PC cannot lock: no index has torch==2.13.0+cu126" in line for line in said)
+    assert any(
+        "this PC cannot lock: that takes uv, and this PC finds no package" in line for line in said
+    )
     node.problem = "the driver is too old"
     with pytest.raises(NoTorchLock, match="GPUs of pc need the build cu126") as caught:
         asyncio.run(work())
@@ -290,7 +308,7 @@ def test_an_environment_that_is_there_is_kept_where_no_better_one_can_be_locked(
     trial = EnvironmentTrial(import_s=1.0, torch="2.13.0+cu130", devices=())
     there = EnvironmentReport(python="/old", fits=True, built_with="uv 1", trial=trial)
 
-    async def find(query: EnvironmentQuery) -> EnvironmentReport:
+    async def find(*asked: object) -> EnvironmentReport:
         return there
 
     node.environment_find = find  # type: ignore[method-assign]
@@ -339,7 +357,8 @@ def test_an_environment_is_built_again_for_other_gpus_and_tried_again_after_a_fa
     trial = EnvironmentTrial(import_s=1.0, torch="2.13.0+cpu", devices=())
 
     class Adopted(FakeNode):
-        async def environment_find(self, query: EnvironmentQuery) -> EnvironmentReport:
+        @answers(EnvironmentQuery)
+        async def environment_find(self, *asked: object) -> EnvironmentReport:
             return EnvironmentReport(python="/old", fits=True, built_with="uv 1", trial=trial)
 
     node = Adopted(set())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.provisioning.lock_text import NoWheel, hashes_of, marker_for, supported_tags
+from app.provisioning.lock_text import NoWheel, hashes_of, marker_for
 
 
 def file(name: str, digit: str) -> dict[str, object]:
@@ -12,7 +12,6 @@ def file(name: str, digit: str) -> dict[str, object]:
 
 
 def test_only_wheels_for_supported_systems_are_locked() -> None:
-    tags = supported_tags(windows=False)
     package = {
         "name": "x",
         "version": "1",
@@ -28,18 +27,16 @@ def test_only_wheels_for_supported_systems_are_locked() -> None:
             file("x-1-cp310-cp310-manylinux_2_28_x86_64.whl", "8"),
         ],
     }
-    assert hashes_of(package, tags) == (["1" * 64, "2" * 64], False)
-    for_windows = supported_tags(windows=True)
-    assert "6" * 64 in hashes_of(package, for_windows)[0]
+    assert hashes_of(package, windows=False) == (["1" * 64, "2" * 64], False)
+    assert "6" * 64 in hashes_of(package, windows=True)[0]
 
 
 def test_a_source_package_is_locked_only_where_there_is_no_wheel() -> None:
-    tags = supported_tags(windows=False)
     package = {"name": "x", "version": "1", "sdist": file("x-1.tar.gz", "0")}
-    assert hashes_of(package, tags) == (["0" * 64], True)
+    assert hashes_of(package, windows=False) == (["0" * 64], True)
     package["wheels"] = [file("x-1-cp312-cp312-macosx_11_0_arm64.whl", "5")]
     with pytest.raises(NoWheel, match="x 1 has no wheel for our systems"):
-        hashes_of(package, tags)
+        hashes_of(package, windows=False)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agents.contract.environments import WheelQuery
-from agents.contract.wheel_tags import WheelTarget
+from agents.contract.wheel_target import WheelTarget
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.shared.packages.lock import read_lock_text
 from app.errors import UnshippedLock, UserError
@@ -39,21 +40,28 @@ def closed_index() -> str:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageSite]:
-    """Return PyTorch's index; pip is set up with another one, which has nothing."""
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uv_wheel: Path) -> Iterator[PackageSite]:
+    """Return PyTorch's index; pip is set up with another one, which has uv alone."""
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     with package_site(tmp_path / "site") as made, package_site(tmp_path / "pypi") as empty:
+        shutil.copy(uv_wheel, empty.folder)
         monkeypatch.setenv("PIP_INDEX_URL", empty.url)
         monkeypatch.setattr(TorchBuild, "index_url", made.url)
         put_torch(made.folder)
         yield made
 
 
+def places(folder: Path) -> WheelPlaces:
+    return WheelPlaces(store=folder.parent / f"{folder.name}-wheels", locks=folder)
+
+
 def provide(folder: Path, *, accept_index: bool = True, said: list[str] | None = None) -> str:
     say = [].append if said is None else said.append
-    work = provide_lock(TorchBuild.CUDA_12, "pc", folder, accept_index=accept_index, say=say)
+    work = provide_lock(
+        TorchBuild.CUDA_12, "pc", places(folder), accept_index=accept_index, say=say
+    )
     return asyncio.run(work)
 
 
@@ -82,7 +90,9 @@ def test_nothing_is_asked_before_a_yes_and_nothing_again_after_it(
 
 async def test_two_set_ups_at_once_make_one_lock(tmp_path: Path, site: PackageSite) -> None:
     twice = [
-        provide_lock(TorchBuild.CUDA_12, name, tmp_path, accept_index=True, say=lambda text: None)
+        provide_lock(
+            TorchBuild.CUDA_12, name, places(tmp_path), accept_index=True, say=lambda text: None
+        )
         for name in ("a", "b")
     ]
     first, second = await asyncio.gather(*twice)
@@ -117,8 +127,19 @@ def test_without_internet_it_is_said_what_where_and_what_next(
     assert f"copy {made_lock(tmp_path, TorchBuild.CUDA_12)} from another PC" in caught.value.hint
     assert not has_lock(TorchBuild.CUDA_12, tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(NoTorchLock, match=r"no index has torch==2\.13\.0\+cu126"):
+    with pytest.raises(NoTorchLock, match=r"cannot lock: .* torch==2\.13\.0\+cu126"):
         provide(tmp_path)
+
+
+def test_where_no_index_has_uv_an_installed_one_is_taken(
+    tmp_path: Path, site: PackageSite, monkeypatch: pytest.MonkeyPatch, uv: str
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", site.url)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(NoTorchLock, match=r"that takes uv, and this PC finds no package uv=="):
+        provide(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(uv).parent))
+    assert f"torch=={BUILD}" in provide(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, site: PackageSite) -> None:
@@ -137,14 +158,14 @@ async def test_a_set_up_that_is_cancelled_leaves_no_lock(tmp_path: Path, site: P
         return may_end.wait(60)
 
     site.before_page = hold
-    work = provide_lock(TorchBuild.CUDA_12, "pc", tmp_path, accept_index=True, say=lambda t: None)
+    here = places(tmp_path)
+    work = provide_lock(TorchBuild.CUDA_12, "pc", here, accept_index=True, say=lambda t: None)
     task = asyncio.create_task(work)
     await has_begun.wait()
     task.cancel()
-    await asyncio.sleep(0)
-    may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+    may_end.set()
     assert site.pages == ["torch"]
     assert not has_lock(TorchBuild.CUDA_12, tmp_path)
 
@@ -155,12 +176,14 @@ def test_one_that_is_killed_is_made_by_the_next(tmp_path: Path, site: PackageSit
     code = (
         "import sys; from pathlib import Path;"
         "from app.provisioning.torch_locks import make_lock, TorchBuild;"
+        "from app.provisioning.wheels import WheelPlaces;"
         "TorchBuild.index_url = sys.argv[2];"
-        "make_lock(TorchBuild.CUDA_12, Path(sys.argv[1]), print, lambda: False)"
+        "places = WheelPlaces(locks=Path(sys.argv[1]), store=Path(sys.argv[3]));"
+        "make_lock(TorchBuild.CUDA_12, places, print, lambda: False)"
     )
     file = made_lock(tmp_path / "locks", TorchBuild.CUDA_12)
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(file), site.url],
+        [sys.executable, "-c", code, str(file.parent), site.url, str(tmp_path / "wheels")],
         env=python_environ(os.environ, str(ROOT)),
         cwd=SAFE_FOLDER,
         stdout=subprocess.DEVNULL,
@@ -180,7 +203,7 @@ async def test_nodes_fetch_what_it_names_once_and_refuse_what_changed_since(
     tmp_path: Path, site: PackageSite
 ) -> None:
     text = await provide_lock(
-        TorchBuild.CUDA_12, "pc", tmp_path, accept_index=True, say=lambda text: None
+        TorchBuild.CUDA_12, "pc", places(tmp_path), accept_index=True, say=lambda text: None
     )
 
     async def bring(python: str, client: NodeClient, *peers: NodeClient) -> None:

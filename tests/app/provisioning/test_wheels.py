@@ -11,6 +11,7 @@ import pytest
 
 from agents.contract.environments import KeptItem
 from agents.contract.node import EnvironmentReport
+from agents.contract.requests.environment import ListKept, PruneKept
 from agents.shared.packages.wheel_store import PARTIAL, STORE
 from app.errors import UserError
 from app.nodes.client import NodeClient
@@ -80,8 +81,8 @@ async def test_the_second_node_fetches_nothing_and_a_third_without_internet_gets
         assert site.num_requests == served
         assert not (tmp_path / "master-wheels").exists()
         # What was copied has no second name that would keep the disk full.
-        (uv,) = (one for one in (await cut.kept_environments()).items if uv_only(one, uv_wheel))
-        assert await cut.prune_environments([uv.name]) == uv.size_bytes
+        (uv,) = (one for one in (await cut.ask(ListKept())).items if uv_only(one, uv_wheel))
+        assert (await cut.ask(PruneKept(names=(uv.name,)))).freed_bytes == uv.size_bytes
 
 
 def uv_only(item: KeptItem, uv_wheel: Path) -> bool:
@@ -99,7 +100,7 @@ async def test_another_node_fetches_for_one_without_internet_and_pip_builds_with
         assert report.built_with == "pip"
         assert any("pip builds the environment" in line for line in said)
         assert any(line.startswith("pc-1: fetching packages: 3 of 3") for line in said)
-        kept = await cut.kept_environments()
+        kept = await cut.ask(ListKept())
         assert {one.kind for one in kept.items if one.needed_by} == {"environment", "wheels"}
 
 
@@ -150,7 +151,7 @@ async def test_a_broken_off_transfer_goes_on_and_unneeded_things_are_deleted(
         site.may_break = lambda: num_whole(tmp_path) == 2
         with pytest.raises(NoWheels):
             await set_up(client, tmp_path, lock)
-        kept = {one.kind: one for one in (await client.kept_environments()).items}
+        kept = {one.kind: one for one in (await client.ask(ListKept())).items}
         assert kept["downloads"].needed_by == ""
         site.break_after = None
         site.files.clear()
@@ -161,14 +162,14 @@ async def test_a_broken_off_transfer_goes_on_and_unneeded_things_are_deleted(
         )
         newer, _ = await set_up(client, tmp_path, other)
         assert newer.python != report.python
-        items = (await client.kept_environments()).items
+        items = (await client.ask(ListKept())).items
         unneeded = [one.name for one in items if not one.needed_by]
         assert {one.kind for one in items if one.name in unneeded} >= {"environment", "wheels"}
         with pytest.raises(UserError, match="is not deleted: training needs it by now"):
-            await client.prune_environments([one.name for one in items if one.needed_by])
-        freed = await client.prune_environments([*unneeded, "wheels-gone"])
+            await client.ask(PruneKept(names=tuple(one.name for one in items if one.needed_by)))
+        freed = (await client.ask(PruneKept(names=(*unneeded, "wheels-gone")))).freed_bytes
         assert freed >= sum(one.size_bytes for one in items if one.name in unneeded)
-        left = (await client.kept_environments()).items
+        left = (await client.ask(ListKept())).items
         assert {one.name for one in left} == {one.name for one in items} - set(unneeded)
     assert left_pythons(tmp_path) == [newer.python]
 

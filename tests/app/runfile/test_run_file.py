@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec, run_keys
 from app.errors import UsageError, UserError
 from app.runfile.run_file import format_run, parse_run, read_run_file, write_run_file
 
@@ -288,6 +289,70 @@ def test_written_file_reads_back_and_a_bad_place_is_named(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == ["copy.yaml"]
     with pytest.raises(UserError, match="cannot be written"):
         write_run_file(spec, tmp_path / "absent" / "run.yaml")
+
+
+SETTINGS = {
+    "name": "n", "model": "other", "data.train": "rows", "data.eval": "held", "data.format": "chat",
+    "data.ignore_columns": ["id"], "objective": "dpo", "adapter.kind": "qlora", "adapter.rank": 8,
+    "adapter.alpha": 8.5, "adapter.dropout": 0.0, "adapter.targets": ["q"], "adapter.rslora": True,
+    "adapter.dora": True, "adapter.experts": False, "dpo_beta": 0.2, "sequence_tokens": 64,
+    "batch_sequences": 2, "epochs": 1.5, "learning_rate": 3e-5, "packing": False,
+    "nodes": ["alpha"], "evaluate_every_steps": 5, "optimizer": "adamw_8bit",
+    "schedule": "linear", "warmup_share": 0.1, "max_gradient_norm": 0.5, "weight_decay": 0.1,
+    "max_steps": 7, "seed": 1, "precision": "bf16", "recompute": "all", "compile": "off",
+    "memory_gib": 7.5, "exact": False, "parallel": "data", "rebalance": False,
+    "shares": [1.0, 2.5], "compression": "bf16", "activation_bits": 8,
+    "checkpoint.every_minutes": None, "checkpoint.every_steps": 5, "checkpoint.keep": 1,
+    "checkpoint.copies": 1, "recovery": "off", "rejoin": "off", "divergence": "retry",
+}  # fmt: skip
+"""A value for every key of the run file."""
+
+
+def test_every_key_can_be_set_for_one_command() -> None:
+    assert set(SETTINGS) == set(run_keys())
+    given = [f"{key}={json.dumps(value)}" for key, value in SETTINGS.items()]
+    spec = parse_run("model: m\ndata: {train: t, format: preference}\n", settings=[
+        one for one in given if not one.startswith("objective=")
+    ])  # fmt: skip
+    for key in run_keys().values():
+        value = SETTINGS[key.name] if key.name != "objective" else "sft"
+        assert key.value_in(spec) == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("adapter.rank=0", "--set adapter.rank: adapter.rank is 0; it must be at least 1"),
+        ("epochs=soon", '--set epochs: epochs is "soon"; it must be a number'),
+        ("shares=[1, x]", '--set shares: shares[1] is "x"; it must be a number'),
+        ("adapter.dora=true", "--set adapter.dora: adapter.dora is true; it must be false with"),
+        ("rank=3", "--set rank: rank is not known; did you mean adapter.rank?"),
+        ("adapter.rnak=3", "--set adapter.rnak: adapter.rnak is not known; did you mean adapter."),
+        ("qqqq=3", "--set qqqq: qqqq is not known; the keys are name, model, data.train"),
+        ("seed=[1", "--set seed: this is not YAML: while parsing a flow sequence"),
+        ("seed", "--set seed has no value"),
+        ("objective=dpo", "run.yaml, line 4: packing is true; it must be false with objective dpo"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_option(setting: str, expected: str) -> None:
+    text = f"{RIGHT}adapter: {{kind: full}}\npacking: true\n"
+    with pytest.raises(UsageError) as refused:
+        parse_run(text, "run.yaml", [setting])
+    assert refused.value.message.startswith(expected)
+
+
+def test_a_setting_replaces_what_the_file_says_and_an_empty_one_is_null(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "runs" / "run.yaml"
+    file.parent.mkdir()
+    file.write_text(f"{RIGHT}epochs: wrong\nmax_steps: 3\n")
+    (tmp_path / "rows.jsonl").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    given = ["epochs=1", "epochs=2", "max_steps=", "data.train=rows.jsonl", "compile=off"]
+    spec = read_run_file(file, given)
+    assert (spec.epochs, spec.max_steps, spec.compile) == (2.0, None, "off")
+    assert spec.data.train == str(tmp_path / "rows.jsonl"), "relative to the current folder"
 
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents.contract.artifacts import ChatAnswer
+from agents.contract.requests.chats import ChatAnswer
 from app.conversation import AnswerComparison, Compared, Project, to_markdown
 from app.storage.database import open_database
 from app.storage.prompts import MAX_COMPARISONS, PromptStore

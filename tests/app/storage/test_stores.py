@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.key import MAX_COUNT
 from agents.contract.messages import to_wire
 from agents.contract.node import Calibration
 from agents.contract.run import RankPlacement
-from agents.contract.spec import MAX_COUNT, DataSpec, RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from app.events import RunEvent
 from app.planning.accuracy.learning import RunOutcome
 from app.storage.database import Database, open_database

@@ -35,11 +35,12 @@ TABLES = ("cards", "formats", "layer_plan", "parallel")
 
 def contract_types() -> Iterator[type]:
     """Yield every dataclass of the contract that crosses the wire."""
-    for module in pkgutil.iter_modules(agents.contract.__path__):
-        loaded = importlib.import_module(f"agents.contract.{module.name}")
+    for module in pkgutil.walk_packages(agents.contract.__path__, "agents.contract."):
+        loaded = importlib.import_module(module.name)
         for value in vars(loaded).values():
             is_class = isinstance(value, type) and dataclasses.is_dataclass(value)
-            if is_class and value.__module__ == loaded.__name__ and module.name not in TABLES:
+            is_own = is_class and value.__module__ == loaded.__name__
+            if is_own and module.name.rpartition(".")[2] not in TABLES:
                 yield value
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from agents.shared.models.config_findings import LIMITS
 from agents.shared.models.folder import inspect_model
 from agents.shared.models.safetensors_header import HeaderError, parse_header
-from agents.shared.models.sizes import LIMITS
 from app.errors import UsageError, UserError
 from app.planning.shape.model_shape import read_shape
 from app.runfile.run_file import parse_run

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from agents.contract.micro_shapes import group_examples
 from agents.contract.model_cut import Stage
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
@@ -34,7 +35,6 @@ from agents.trainer.model.stage_opening import (
     open_stage,
     place_trained,
 )
-from agents.trainer.objectives.registry import OBJECTIVES
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout, compute_norm
 from agents.trainer.optim.optimizer import clip_and_step, make_optimizer
 from agents.trainer.optim.optimizer_reserve import Reserve
@@ -93,7 +93,7 @@ class Pipeline:
         Raises:
             ExpectedError: the plan chose a pipeline for such a run.
         """
-        if refusal := spec.refuse_pipeline():
+        if refusal := spec.refuse_mode("pipeline"):
             raise ExpectedError(f"{refusal}.", "Change it, or use parallel: data")
         self._spec = spec
         self._context = context
@@ -193,7 +193,7 @@ class Pipeline:
 
     def make_reserve(self) -> Reserve:
         """Return the memory that the optimizer over this stage needs."""
-        return Reserve(self._spec.optimizer, self._flat, self._optimizer, self._device)
+        return Reserve(self._spec.optimizer, [self._flat.values], self._optimizer, self._device)
 
     def start(
         self,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.examination import Examination
 from agents.contract.messages import from_wire, to_wire
+from agents.contract.requests.examination import Examination
 from agents.node.examination import reading
 from agents.node.examination.driver import count_cards, find_library_version
 from agents.node.examination.examine import examine

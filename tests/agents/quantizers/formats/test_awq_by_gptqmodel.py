@@ -19,6 +19,7 @@ from agents.quantizers.formats.awq_by_gptqmodel import (
 )
 from agents.quantizers.formats.patching import replaced
 from agents.quantizers.proof.rtn_baseline import round_to_nearest
+from tests.draws import seed
 
 GROUP = 32
 
@@ -44,7 +45,7 @@ def try_all(weight: Tensor, inputs: Tensor) -> Tensor:
 @pytest.fixture
 def layer() -> tuple[Tensor, Tensor]:
     """Weights with a few large ones, and inputs of which some are far larger than others."""
-    draw = torch.Generator().manual_seed(3)
+    draw = torch.Generator().manual_seed(seed(3))
     weight = torch.randn(320, 96, generator=draw) * 0.02
     weight[::7, ::11] *= 6
     inputs = torch.randn(400, 96, generator=draw)
@@ -195,7 +196,7 @@ def try_scales(block: Gated, x: Tensor, sizes: Tensor, weights: Tensor) -> tuple
 def test_scales_are_those_of_the_formula(hint, device):
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    torch.manual_seed(4)
+    torch.manual_seed(seed(4))
     block, x = Gated(), torch.randn(7, 11, 96)
     x[..., ::13] *= 20
     sizes, weights = x.abs().mean((0, 1)), torch.rand(96) + 0.1
@@ -304,7 +305,7 @@ class Packed(torch.nn.Module):
 def test_groups_packed_one_by_one_are_the_whole(has_bias, dtype, device):
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    torch.manual_seed(5)
+    torch.manual_seed(seed(5))
     linear = torch.nn.Linear(96, 4000, bias=has_bias, dtype=dtype)
     scales = (torch.rand(4000, 3) * 0.01 + 0.001).half()
     zeros = torch.randint(0, 15, (4000, 3)).half()

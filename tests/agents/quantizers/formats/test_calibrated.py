@@ -25,7 +25,8 @@ import torch
 from safetensors.torch import load_file
 
 from agents.children import Children
-from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
+from agents.contract.requests.environment import PackagesBuild
+from agents.contract.requests.exports import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.node import packages
@@ -43,6 +44,7 @@ from agents.trainer.data.tokenizer import load_tokenizer
 from app.provisioning.environment import read_lock
 from tests.agents.quantizers import both_gptq, watched_make
 from tests.agents.trainer.ranks import DEMO, make_tiny_model
+from tests.draws import seed
 
 ROOT = Path(__file__).parents[4]
 TRAIN = TextSource(path=str(DEMO / "train.jsonl"))
@@ -62,7 +64,7 @@ def learned(tmp_path_factory) -> Path:
     rows = read_texts(TRAIN, EVALUATION, load_tokenizer(folder)[0]).calibration
     model = AutoModelForCausalLM.from_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    draw = np.random.default_rng(1)
+    draw = np.random.default_rng(seed(1))
     for _ in range(STEPS):
         some = [torch.tensor(rows[place]) for place in draw.integers(0, len(rows), ROWS_AT_ONCE)]
         ids = torch.nn.utils.rnn.pad_sequence(some, batch_first=True)
@@ -70,10 +72,25 @@ def learned(tmp_path_factory) -> Path:
         model(input_ids=ids, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        raise_channels(layer.input_layernorm, attention.q_proj, attention.k_proj, attention.v_proj)
+        raise_channels(layer.post_attention_layernorm, mlp.gate_proj, mlp.up_proj)
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder, max_shard_size="2MB")
     assert len(list(folder.glob("*.safetensors"))) >= 3
     return folder
+
+
+def raise_channels(norm: torch.nn.Module, *readers: torch.nn.Module) -> None:
+    """Let one value in 16 stand out, as in large models, and change nothing that is computed.
+
+    Without such values, whether AWQ is nearer than rounding depends on the seed of the model.
+    """
+    with torch.no_grad():
+        norm.weight[::16] *= 8
+        for reader in readers:
+            reader.weight[:, ::16] /= 8
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from agents.quantizers.formats import gguf
 from tests.agents.quantizers.own_memory import OwnMemory
-from tests.agents.trainer.mixtures import save_mixture
+from tests.agents.trainer.model.mixtures import save_mixture
 from tests.agents.trainer.ranks import finish, make_tiny_model, start
 
 MIB = 1 << 20

@@ -9,11 +9,12 @@ from torch import Tensor
 from agents.quantizers.formats import hessian
 from agents.quantizers.formats.hessian import add_squares, factor_inverse, reorder
 from tests.agents.quantizers.own_memory import OwnMemory
+from tests.draws import seed
 
 
 def make_inputs(num_tokens: int, num_inputs: int) -> Tensor:
     """Return inputs of unlike size that have much in common, as those of layers have."""
-    torch.manual_seed(num_inputs)
+    torch.manual_seed(seed(num_inputs))
     common = 0.5 * torch.randn(num_tokens, 1)
     return common + torch.randn(num_tokens, num_inputs) * torch.rand(num_inputs).mul(3).exp()
 

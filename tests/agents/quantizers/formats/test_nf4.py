@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agents.contract.artifacts import MakeJob, Origin, TextSource
+from agents.contract.requests.exports import MakeJob, Origin, TextSource
 from agents.quantizers.formats import nf4
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merging import shard_files
 from tests.agents.quantizers.own_memory import OwnMemory
-from tests.agents.trainer.mixtures import save_mixture
+from tests.agents.trainer.model.mixtures import save_mixture
 from tests.agents.trainer.ranks import DEMO, make_tiny_model
 
 INDEX = "model.safetensors.index.json"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.contract.artifacts import TextSource
+from agents.contract.requests.exports import TextSource
 from agents.errors import ExpectedError
 from agents.quantizers.job.texts import read_texts
 from agents.trainer.data.tokenizer import load_tokenizer

@@ -30,8 +30,9 @@ from agents.trainer.checkpoint.state import (
 from agents.trainer.model.experts import names_as_they_are
 from agents.trainer.model.model import build_trained_model
 from tests.agents.quantizers.own_memory import OwnMemory
-from tests.agents.trainer.mixtures import make_mixture, pack_mxfp4
 from tests.agents.trainer.model.families import make_family
+from tests.agents.trainer.model.mixtures import make_mixture, pack_mxfp4
+from tests.draws import seed
 
 MIB = 1 << 20
 INDEX = "model.safetensors.index.json"
@@ -48,7 +49,7 @@ def save_adapter(folder: Path, model, *, scale: float = 0.1, **settings):
     trained = build_trained_model(
         spec, model, None, plain_template=False, device=torch.device("cpu")
     )
-    draw = torch.Generator().manual_seed(7)
+    draw = torch.Generator().manual_seed(seed(7))
     values = {
         name: (0.0 if "lora" in name else 1.0) + scale * torch.randn(one.shape, generator=draw)
         for name, one in trained.named_parameters()

@@ -12,6 +12,7 @@ from agents.quantizers.proof.rtn_baseline import round_to_nearest, round_weights
 from agents.quantizers.proof.verdict import Proof
 from tests.agents.small_disk import small_disk
 from tests.agents.trainer.ranks import DEMO
+from tests.draws import seed
 
 ROWS = [(1, 4, 9, 33, 2), (1, 7), (5,)]
 
@@ -125,7 +126,7 @@ def test_weights_that_come_for_each_pass_are_judged_and_rounded_alike(tmp_path, 
 
 
 def test_groups_are_rounded_apart_and_zero_stays_zero():
-    weight = torch.randn(5, 300, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(5, 300, generator=torch.Generator().manual_seed(seed(1)))
     weight[:, 7] = 0
     rounded = round_to_nearest(weight)
     assert (rounded[:, 7] == 0).all()

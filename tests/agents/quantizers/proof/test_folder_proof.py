@@ -22,6 +22,7 @@ from agents.quantizers.proof.reference_model import look_at_original
 from tests.agents.quantizers.own_memory import OwnMemory
 from tests.agents.quantizers.proof.packed_folders import pack_folder
 from tests.agents.quantizers.test_make import job_for, run
+from tests.draws import seed
 
 pytest.importorskip("bitsandbytes")
 GIB = 1 << 30
@@ -68,7 +69,7 @@ def result(tmp_path_factory):
         "num_attention_heads": 8, "max_position_embeddings": 512,
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("result")
-    torch.manual_seed(5)
+    torch.manual_seed(seed(5))
     model = LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16)
     model.save_pretrained(folder / "model", max_shard_size="20MB")
     nf4.load_quantized(folder / "model", "cpu").save_pretrained(folder / "nf4")
@@ -121,7 +122,7 @@ def test_a_result_of_each_layout_is_unpacked_on_its_device(method, device, tmp_p
         "hidden_size": 256, "intermediate_size": 512, "vocab_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 4, "max_position_embeddings": 512,
     }  # fmt: skip
-    torch.manual_seed(3)
+    torch.manual_seed(seed(3))
     model, made = tmp_path / "model", tmp_path / method
     LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).save_pretrained(model)
     if method == "nf4":

@@ -15,6 +15,7 @@ from agents.quantizers.job.job import JobProgress
 from agents.quantizers.proof import reference_model
 from tests.agents.quantizers.own_memory import OwnMemory
 from tests.agents.trainer.ranks import DEMO
+from tests.draws import seed
 
 ROWS = [(1, 4, 9, 33, 2, 8), (1, 7, 3, 3)]
 GIB = 1 << 30
@@ -91,7 +92,7 @@ def test_a_model_that_memory_does_not_hold_is_measured_from_its_files(tmp_path, 
         "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 512, "num_hidden_layers": 12,
         "num_attention_heads": 8, "max_position_embeddings": 512,
     }  # fmt: skip
-    torch.manual_seed(5)
+    torch.manual_seed(seed(5))
     base = LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16)
     base.save_pretrained(tmp_path / "model", max_shard_size="30MB")
     before = sorted(path.name for path in (tmp_path / "model").iterdir())

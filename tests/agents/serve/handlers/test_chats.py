@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agents.contract.artifacts import ChatDevice, ChatJob, ChatMessage, ChatTurn
+from agents.contract.requests.chats import ChatDevice, ChatJob, ChatMessage, ChatTurn
 from agents.contract.wire import to_wire
 from agents.state import Home, identify
 from tests.agents.serve.test_server import Agent, serve_agent

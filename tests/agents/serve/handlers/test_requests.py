@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
+import importlib
 import json
 import os
+import pkgutil
 import socket
 import subprocess
 import sys
 import time
+import typing
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +22,17 @@ from typing import Any
 
 import pytest
 
-from agents.contract.artifacts import MakeJob, Origin, TextSource
+from agents.contract import requests
 from agents.contract.node import GpuFacts, GpuUse, NodeFacts
+from agents.contract.requests import NodeRequest
+from agents.contract.requests.connection import Cancel, Ping, Shutdown
+from agents.contract.requests.exports import MakeJob, Origin, TextSource
+from agents.contract.requests.node import ReadFacts
 from agents.contract.run import ControlRequest, RankPlacement
 from agents.contract.spec import DataSpec, RunSpec
 from agents.contract.wire import to_wire
-from agents.serve.handlers import ROUTES, find_handler
+from agents.serve.channel import Call
+from agents.serve.handlers import find_handler, handler_of
 from agents.state import Home
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.control_requests import take_requests
@@ -51,9 +60,34 @@ def ask(agent: Agent, kind: str, **args: Any) -> Any:
     return response["result"]
 
 
-@pytest.mark.parametrize("kind", ROUTES)
-def test_every_route_leads_to_a_function(kind: str) -> None:
-    assert callable(find_handler(kind))
+def all_requests() -> list[type[NodeRequest[Any]]]:
+    found = []
+    for module in pkgutil.iter_modules(requests.__path__, f"{requests.__name__}."):
+        values = vars(importlib.import_module(module.name)).values()
+        classes = [one for one in values if isinstance(one, type) and issubclass(one, NodeRequest)]
+        found += [one for one in classes if one.__module__ == module.name]
+    return found
+
+
+@pytest.mark.parametrize("request_class", all_requests())
+def test_every_request_is_found_by_its_kind_and_handled(
+    request_class: type[NodeRequest[Any]],
+) -> None:
+    kind = request_class.kind
+    if issubclass(request_class, (Ping, Cancel, Shutdown)):
+        assert find_handler(kind) is None, "the server answers it itself"
+        return
+    assert requests.find_request(kind) is request_class
+    *taken, given = typing.get_type_hints(handler_of(request_class)).values()
+    assert taken == [Call, request_class]
+    assert given in (request_class.answer, dict[str, Any])  # what a program reports is a dict
+    if request_class.flat:
+        assert [field.name for field in dataclasses.fields(request_class)] == [request_class.flat]
+
+
+def test_no_two_requests_have_one_kind() -> None:
+    kinds = [one.kind for one in all_requests()]
+    assert len(kinds) == len(set(kinds)) > 60
 
 
 def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
@@ -415,7 +449,7 @@ def test_facts_tell_who_uses_a_gpu(node: Node, monkeypatch: pytest.MonkeyPatch) 
     launch(node.home, replace(node.intent("train"), ranks=(place,)))
     call = SimpleNamespace(home=node.home)
     with borrow_device(node.home, "GPU-2", "the export of run r-2", "a", lambda name: False):
-        uses = handler.read_facts(call).gpu_uses  # type: ignore[arg-type]
+        uses = handler.read_facts(call, ReadFacts()).gpu_uses  # type: ignore[arg-type]
     assert uses == (
         GpuUse(uuid="GPU-1", name="run run-1", run_id="run-1"),
         GpuUse(uuid="GPU-2", name="the export of run r-2"),

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.wheel_tags import WheelTarget
+from agents.contract.wheel_target import WheelTarget
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from agents.shared.packages.lock import read_lock_text
 from agents.shared.packages.package_index import IndexSettings, PackageIndex
 from agents.shared.packages.wheel_store import HALVES, WheelProblem, WheelSet, fetch
+from tests.draws import random_bytes
 from tests.fakes.package_site import PackageSite, package_site
 from tests.fakes.packages import flip_a_bit, lock_line, lock_of, make_wheel
 
@@ -166,5 +167,5 @@ def test_a_fetch_that_is_stopped_keeps_what_it_has(tmp_path: Path, site: Package
 def big_wheel(folder: Path) -> Path:
     """Make a wheel of 4 MB, which pip and uv would not read."""
     wheel = make_wheel(folder, "big_thing")
-    wheel.write_bytes(os.urandom(4 << 20))
+    wheel.write_bytes(random_bytes(4 << 20))
     return wheel

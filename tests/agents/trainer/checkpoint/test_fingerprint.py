@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agents import file_hashes
+from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.fingerprint import hash_model, hash_spec, name_differences
 from tests.agents.trainer.ranks import make_spec
@@ -68,3 +69,30 @@ def test_differences_are_named_with_both_values():
     then = {"a": 1, "b": {"c": 2, "d": 3}}
     now = {"a": 1, "b": {"c": 4, "d": 3}, "e": None}
     assert name_differences(then, now) == ["b.c was 2 and is 4"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sha256"),
+    [
+        ({}, "98505d39a97c032809f107553b9f53bd99287d81ccfe39b961122485f953b230"),
+        (
+            {"data": DataSpec(train="q", eval="r", format="chat", ignore_columns=("b", "a"))},
+            "9e0f659e4103ad444ed29c26077b8a2d13e8664849364ad7f3ab2c794bb59af0",
+        ),
+        (
+            {"adapter": AdapterSpec(experts=True, dropout=0.0)},
+            "9a3cb9679a1cefdbc686fedd46dc7a95803a6a0d0a69cbe479c4ed9fe5bef1e7",
+        ),
+        (
+            {"activation_bits": 8},
+            "705fac25ceb2549e3142ab95e347b9306644ac1a9bd6ece372b1ac53695913e1",
+        ),
+        (
+            {"objective": "dpo", "shares": (1.0, 2.0), "max_steps": 4, "recovery": "off"},
+            "3f991a6eb4de49b95e075b1aefef7bd94a3f1c4bb4eddd12de909b3409991dab",
+        ),
+    ],
+)
+def test_checkpoints_of_version_0_1_are_resumed(changes, sha256):
+    spec = RunSpec(**{"model": "m", "data": DataSpec(train="t"), **changes})
+    assert hash_spec(spec) == sha256, "a later key needs `is_later` in its Key"

@@ -24,6 +24,7 @@ from tests.agents.trainer.checkpoint.checkpoint_writer import (
     open_folder,
     write_files,
 )
+from tests.draws import seed
 
 FAILPOINTS = (
     "folder-made:3",
@@ -103,7 +104,7 @@ def kill_writer(run: Path, attempt: int, draw: random.Random, newest: int) -> in
 
 def kill_writers(run: Path, num_kills: int) -> None:
     """Kill writers at random instants; after each the newest checkpoint has to be whole."""
-    draw = random.Random(num_kills)
+    draw = random.Random(seed(num_kills))
     newest = 0
     for attempt in range(1, num_kills + 1):
         newest = kill_writer(run, attempt, draw, newest)

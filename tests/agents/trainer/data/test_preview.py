@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from agents.contract.data import DataPreview, NamedRow, PreviewJob
+from agents.contract.data import DataPreview, NamedRow
+from agents.contract.requests.jobs import PreviewJob
 from agents.contract.spec import DataSpec, RunSpec
 from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError

@@ -20,6 +20,7 @@ from agents.trainer.model.model import build_trained_model, load_model
 from tests.agents.trainer.execution.test_layers import PARTITION, make_part
 from tests.agents.trainer.model.families import make_family
 from tests.agents.trainer.ranks import make_spec, make_tiny_model
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 ROWS = ((13, 4, 9, 2), (6, 5, 21), (3, 8, 2, 2, 7))
@@ -27,7 +28,7 @@ ROWS = ((13, 4, 9, 2), (6, 5, 21), (3, 8, 2, 2, 7))
 
 def make_model(base, spec, *, compiled, plan):
     model = build_trained_model(spec, base, None, plain_template=False, device=CPU)
-    draw = torch.Generator().manual_seed(5)
+    draw = torch.Generator().manual_seed(seed(5))
     for _, parameter in model.named_parameters():
         parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=draw))
     forward = Forward(model, CPU)
@@ -51,7 +52,7 @@ def differentiate(model, forward, lengths, start_backward=lambda: None):
     model.clock.set(part.positions, batch.lengths, batch.num_tokens, CPU)
     found = forward.features(batch)
     weights = torch.randn(
-        found.shape, generator=torch.Generator().manual_seed(9), dtype=found.dtype
+        found.shape, generator=torch.Generator().manual_seed(seed(9)), dtype=found.dtype
     )
     trained = [parameter for _, parameter in model.named_parameters()]
     start_backward()

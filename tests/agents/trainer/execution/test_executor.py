@@ -18,6 +18,7 @@ from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from agents.trainer.objectives.sft import Supervised
+from agents.trainer.optim import flat_parameters
 from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.rank.device import explain_out_of_memory, is_out_of_memory
 from tests.agents.trainer.ranks import make_spec
@@ -129,7 +130,7 @@ def test_gradients_added_at_the_end_of_a_pass_are_those_added_one_by_one(
     make_executor, monkeypatch
 ):
     together, loss = gradients(make_executor(micro_tokens=30))
-    monkeypatch.setattr(compute_module, "_MAX_HELD_BYTES", 0)
+    monkeypatch.setattr(flat_parameters, "_MAX_HELD_BYTES", 0)
     one_by_one, same_loss = gradients(make_executor(micro_tokens=30))
     assert together.any()
     assert torch.equal(together, one_by_one)

@@ -17,6 +17,7 @@ from agents.trainer.model.model import build_trained_model, load_model, load_tok
 from agents.trainer.objectives.sft import Supervised
 from agents.trainer.optim.flat_parameters import FlatParameters
 from tests.agents.trainer.ranks import make_spec
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 PARTITION = "aot_eager_decomp_partition"
@@ -38,7 +39,7 @@ def make_executor(tiny_model, plan, *, compiled, fused=False):
     base = load_model(spec, tiny_model, CPU)
     model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
     flat = FlatParameters(model.named_parameters(), CPU)
-    draw = torch.Generator().manual_seed(3)
+    draw = torch.Generator().manual_seed(seed(3))
     flat.values.add_(0.05 * torch.randn(len(flat.values), generator=draw))
     forward = Forward(model, CPU)
     if fused:

@@ -20,6 +20,7 @@ from agents.trainer.execution.tuner import Tuner
 from agents.trainer.execution.workload import Workload, count_tokens
 from agents.trainer.parallel.batch import sample_steps
 from tests.agents.trainer.ranks import make_spec
+from tests.draws import seed
 
 GIB = 1 << 30
 LAYERS = 32
@@ -211,7 +212,9 @@ class Rows:
 
 
 ALIKE = Rows([ROW] * 64)
-CHAT = Rows(np.minimum(ROW, np.random.default_rng(7).lognormal(6.4, 0.8, 400).astype(int) + 8))
+CHAT = Rows(
+    np.minimum(ROW, np.random.default_rng(seed(7)).lognormal(6.4, 0.8, 400).astype(int) + 8)
+)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from agents.contract.spec import AdapterSpec, RunSpec
 from agents.trainer.model.model import TrainedModel, build_trained_model
 from tests.agents.trainer.ranks import make_spec
+from tests.draws import seed
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -208,7 +209,7 @@ def configure_family(name: str) -> PreTrainedConfig:
 
 def make_family(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Return a model with random weights, large enough that attention and caps matter."""
-    torch.manual_seed(3)
+    torch.manual_seed(seed(3))
     model = AutoModelForCausalLM.from_config(configure_family(name), dtype=dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -230,7 +231,7 @@ def adapt(model: nn.Module, dropout: float) -> TrainedModel:
     adapted = build_trained_model(
         spec, model, None, plain_template=False, device=torch.device("cpu")
     )
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed(5))
     for name, parameter in adapted.module.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(std=0.05, generator=generator)

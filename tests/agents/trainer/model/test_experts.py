@@ -18,14 +18,15 @@ from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.state import adapter_config
 from agents.trainer.data.examples import Example
-from agents.trainer.kernels.grouped_linear_op import multiply, sort_by_expert
+from agents.trainer.kernels.grouped_linear_op import sort_by_expert
 from agents.trainer.metrics.flops import read_flops
 from agents.trainer.model import experts, nf4_experts
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import build_trained_model, load_model
-from tests.agents.trainer.mixtures import FAMILIES, make_mixture, pack_mxfp4, save_mixture
+from tests.agents.trainer.model.mixtures import FAMILIES, make_mixture, pack_mxfp4, save_mixture
 from tests.agents.trainer.model.test_forward import SEGMENTS, expected_loss, gradients, wrap
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 IDS = (torch.arange(23) * 7 % 90 + 3)[None]
@@ -56,7 +57,7 @@ def train(spec, path):
     )
     with torch.no_grad():
         for number, (_, parameter) in enumerate(model.named_parameters()):
-            draw = torch.Generator().manual_seed(number)
+            draw = torch.Generator().manual_seed(seed(number))
             parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.2)
     return model
 
@@ -152,19 +153,6 @@ def test_layers_compile_in_one_piece(tmp_path):
     layer.forward = torch.compile(layer.forward, fullgraph=True, backend="aot_eager")
     found = gradients(model, loss_of(model))
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("is_transposed", [False, True])
-def test_the_operator_is_what_it_says_to_the_compiler(is_transposed):
-    route = sort_by_expert(torch.tensor([[0, 2], [2, 1], [2, 0], [1, 2]]), 4)
-    weight = torch.randn(4, 6, 6, dtype=torch.float64, requires_grad=True)
-    adapter = [torch.randn(8, 6, dtype=torch.float64), torch.randn(6, 8, dtype=torch.float64)]
-    for one in adapter:
-        one.requires_grad_()
-    for gathers in (True, False):
-        x = torch.randn(4 if gathers else 8, 6, dtype=torch.float64, requires_grad=True)
-        sizes = [4, 6, 6, int(is_transposed), 0, 2, int(gathers), int(not gathers), 2]
-        torch.library.opcheck(multiply, (x, route, [weight], adapter, sizes, 0.5))
 
 
 @needs_bitsandbytes

@@ -18,6 +18,7 @@ from agents.trainer.model.head import FullLogitsHead, Head
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import TrainedModel
 from tests.agents.trainer.model.families import make_family
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -38,7 +39,7 @@ APART = {
 
 
 def make(kind, more, dtype=torch.float32):
-    torch.manual_seed(3)
+    torch.manual_seed(seed(3))
     config = AutoConfig.for_model(kind, **{**SMALL, **more})
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():

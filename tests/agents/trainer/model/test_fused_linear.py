@@ -16,6 +16,7 @@ from agents.trainer.model.model import build_trained_model, load_model, load_tok
 from tests.agents.trainer.execution.test_layers import make_part
 from tests.agents.trainer.model.test_forward import SMALL
 from tests.agents.trainer.ranks import DEMO, make_spec, make_tiny_model
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 SIZES = SMALL | {"vocab_size": 768, "intermediate_size": 64}
@@ -31,7 +32,7 @@ def make_forward(folder, adapter):
     tokenizer, plain = load_tokenizer(folder)
     base = load_model(spec, folder, CPU)
     model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
-    draw = torch.Generator().manual_seed(3)
+    draw = torch.Generator().manual_seed(seed(3))
     for _, parameter in model.named_parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
     for name, parameter in model.module.named_parameters():
@@ -62,7 +63,7 @@ def differentiate(model, forward, *, adapter_on=True):
         return [found]
     found = forward.features(batch)
     weights = torch.randn(
-        found.shape, generator=torch.Generator().manual_seed(9), dtype=found.dtype
+        found.shape, generator=torch.Generator().manual_seed(seed(9)), dtype=found.dtype
     )
     (found * weights).sum().backward()
     model.clock.clear()
@@ -103,7 +104,7 @@ def test_fused_layers_compute_the_same(tiny, targets, rank, dropout, dora):
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "mistral", "phi3", "qwen2", "qwen3"])
 def test_every_family_is_fused_where_its_layers_read_the_same(tmp_path, kind):
-    torch.manual_seed(1)
+    torch.manual_seed(seed(1))
     AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES)).save_pretrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / file).write_bytes((DEMO / "model" / file).read_bytes())

@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
 from agents.trainer.model import head as head_module
 from agents.trainer.model.head import FullLogitsHead, Head
+from tests.draws import seed
 
 
 @pytest.fixture(autouse=True, params=[1, 1 << 25], ids=["small-chunks", "one-chunk"])
@@ -16,7 +17,7 @@ def chunk(request, monkeypatch):
 
 
 def make(*, bias, scale, softcap):
-    draw = torch.Generator().manual_seed(5)
+    draw = torch.Generator().manual_seed(seed(5))
 
     def values(*shape):
         one = torch.randn(*shape, generator=draw, dtype=torch.float64)

@@ -21,8 +21,9 @@ from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 from tests.agents.trainer.execution.test_layers import make_part
-from tests.agents.trainer.mixtures import save_mixture
+from tests.agents.trainer.model.mixtures import save_mixture
 from tests.agents.trainer.ranks import make_spec, make_tiny_model
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 IDS = (torch.arange(23) * 7 % 90 + 3)[None]
@@ -80,7 +81,7 @@ def compute(spec, base, stream=None):
     trained = [one for one in model.parameters() if one.requires_grad]
     with torch.no_grad():
         for number, one in enumerate(trained):
-            draw = torch.Generator().manual_seed(number)
+            draw = torch.Generator().manual_seed(seed(number))
             one.copy_(torch.randn(one.shape, generator=draw) * 0.1)
     found = []
     for _ in range(2):
@@ -206,7 +207,7 @@ def test_weights_that_are_in_4_bits_already_are_trained_on_as_they_are(models, p
 def compute_steps(spec, base, stream=None):
     """Return features and gradients of fused layers before and after a step of the adapters."""
     model = build_trained_model(spec, base, None, plain_template=False, device=CPU, stream=stream)
-    draw = torch.Generator().manual_seed(4)
+    draw = torch.Generator().manual_seed(seed(4))
     for _, parameter in model.named_parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
     forward = Forward(model, CPU)

@@ -12,6 +12,7 @@ from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import TrainedModel
 from tests.agents.trainer.execution.test_layers import make_executor
 from tests.agents.trainer.ranks import make_tiny_model
+from tests.draws import seed
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def mixture():
         num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_local_experts=32,
         num_experts_per_tok=4, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed(0))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     experts.use_own_products(model)
     return model.eval().requires_grad_(False)
@@ -55,7 +56,7 @@ def test_layers_that_magnify_rounding_are_no_reason_to_refuse_a_class(monkeypatc
         "qwen2", vocab_size=200, hidden_size=128, intermediate_size=512, num_hidden_layers=64,
         num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
     )  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed(0))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     with torch.no_grad():
         for layer in model.model.layers:

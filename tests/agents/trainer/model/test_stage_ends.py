@@ -23,6 +23,7 @@ from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel, build_trained_model, load_model
 from agents.trainer.model.stage_opening import open_stage, place_trained
 from tests.agents.trainer.ranks import make_spec
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -84,7 +85,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def save(path: Path, **sizes: Any) -> Path:
     """Save a model of the family that the folder is named by."""
-    torch.manual_seed(5)
+    torch.manual_seed(seed(5))
     config = AutoConfig.for_model(path.name, **{**SIZES, **sizes})
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
     return path

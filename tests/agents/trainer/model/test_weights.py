@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, m
 
 from agents.trainer.model import weights
 from agents.trainer.model.weights import choose_piece, read_by_threads
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -42,7 +43,7 @@ FAMILIES = {
 
 
 def save_family(folder, family, dtype=torch.bfloat16):
-    torch.manual_seed(1)
+    torch.manual_seed(seed(1))
     config = AutoConfig.for_model(family, **FAMILIES[family])
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder, max_shard_size="200KB")

@@ -10,17 +10,18 @@ from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from transformers import AutoModelForCausalLM
 
 from agents.contract.layer_plan import LayerPlan
+from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import AdapterSpec
 from agents.trainer.data.examples import Example, Part, Segment
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
-from agents.trainer.objectives.objective import NUM_SUMS
 from agents.trainer.objectives.reference_model import compute_reference
-from agents.trainer.objectives.registry import make_objective
+from agents.trainer.objectives.registry import KnownOfRows, make_objective
 from agents.trainer.optim.flat_parameters import FlatParameters
 from tests.agents.trainer.ranks import DEMO, make_spec
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 BETA = 0.3
@@ -64,14 +65,14 @@ def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dp
             for r in range(2)
         ]
         reference = parts[0] + parts[1]
-    draw = torch.Generator().manual_seed(2)
+    draw = torch.Generator().manual_seed(seed(2))
     flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw, dtype=torch.float64))
     layers = LayerStack(model)
     layers.set(LayerPlan(num_recomputed=num_recomputed))
     return Executor(
         model,
         flat,
-        make_objective(spec, forward, reference),
+        make_objective(spec, forward, KnownOfRows(reference=reference)),
         CPU,
         layers=layers,
         micro_tokens=micro_tokens,
@@ -167,7 +168,7 @@ def test_neither_grouping_nor_recomputing_moves_a_number(tiny_model, changes, ob
         for one, other in zip(found, expected, strict=True):
             error = (one - other).abs().max() / other.abs().max()
             assert error < 1e-12
-    assert len(expected[1]) == NUM_SUMS
+    assert len(expected[1]) == len(OBJECTIVES[objective].sums)
 
 
 @VARIANTS

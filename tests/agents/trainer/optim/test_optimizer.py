@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from agents.trainer.optim.optimizer import take_step
+from tests.draws import seed
 
 
 @pytest.mark.gpu
@@ -13,7 +14,7 @@ def test_a_step_waits_for_gradients_and_what_follows_waits_for_it(kind):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     make = getattr(pytest.importorskip("bitsandbytes.optim"), kind)
-    draw = torch.Generator("cuda").manual_seed(0)
+    draw = torch.Generator("cuda").manual_seed(seed(0))
     start, *gradients = torch.randn(4, 1 << 20, device="cuda", generator=draw)
 
     def train(stream, sleep_cycles):

@@ -1,7 +1,6 @@
 """What the optimizer takes is known and held; on the meta device, which has sizes and no memory."""
 
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ FLAT_BYTES = 4 * NUM_VALUES
 def make_reserve(device, kind="adamw"):
     values = torch.zeros(NUM_VALUES, device=device, requires_grad=True)
     optimizer = torch.optim.AdamW([values], foreach=False)
-    return Reserve(kind, SimpleNamespace(values=values), optimizer, torch.device(device)), optimizer
+    return Reserve(kind, [values], optimizer, torch.device(device)), optimizer
 
 
 @pytest.mark.parametrize(

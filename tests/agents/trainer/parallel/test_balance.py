@@ -7,6 +7,9 @@ import random
 import pytest
 
 from agents.trainer.parallel.balance import Balancer, choose_first_shares, predict_s
+from tests.draws import seed
+
+DRAW = random.Random(seed(3))
 
 
 def work(balancer, token_s, noise=0.0, tokens=10_000):
@@ -14,8 +17,7 @@ def work(balancer, token_s, noise=0.0, tokens=10_000):
     total = sum(balancer.shares)
     mine = [tokens * share / total for share in balancer.shares]
     seconds = [
-        count * one * (1 + random.uniform(0, noise))
-        for count, one in zip(mine, token_s, strict=True)
+        count * one * (1 + DRAW.uniform(0, noise)) for count, one in zip(mine, token_s, strict=True)
     ]
     return balancer.learn(seconds, mine)
 
@@ -33,7 +35,6 @@ def test_a_rank_at_half_speed_has_its_new_share_within_ten_steps():
 
 
 def test_equal_ranks_keep_equal_shares_under_noise_and_pauses():
-    random.seed(3)
     balancer = Balancer(choose_first_shares([1000.0, 985.0]), active=True)
     assert balancer.shares == (1.0, 1.0)
     for step in range(300):

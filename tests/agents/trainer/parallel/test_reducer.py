@@ -9,6 +9,7 @@ from torch import nn
 from agents.trainer.optim.flat_parameters import FlatParameters, cut_buckets
 from agents.trainer.parallel.compression import Bf16Transport, PowerSgdTransport
 from agents.trainer.parallel.reducer import ExactTransport, Reducer
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,7 @@ class Echo:
 
 
 def make_net():
-    torch.manual_seed(5)
+    torch.manual_seed(seed(5))
     return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 6), nn.Linear(6, 5))
 
 
@@ -37,15 +38,15 @@ def make(wire_of=lambda flat, group: ExactTransport(group), least=4, count=2):
     return net, flat, group, Reducer(flat, wire_of(flat, group), world_size=count)
 
 
-def backward(net, seed):
-    torch.manual_seed(seed)
+def backward(net, number):
+    torch.manual_seed(seed(number))
     net(torch.randn(2, 3)).square().sum().backward()
 
 
 def expected(seeds):
     net = make_net()
-    for seed in seeds:
-        backward(net, seed)
+    for number in seeds:
+        backward(net, number)
     return {name: parameter.grad for name, parameter in net.named_parameters()}
 
 
@@ -128,7 +129,7 @@ def test_memory_that_runs_out_amid_the_last_pass_costs_no_sum():
 )
 def test_what_a_lossy_wire_loses_comes_later(wire_of):
     """The mean over many equal steps nears the exact gradient: the loss is carried, not dropped."""
-    torch.manual_seed(2)
+    torch.manual_seed(seed(2))
     net = nn.Sequential(nn.Linear(40, 30, bias=False), nn.Linear(30, 3))
     named = list(net.named_parameters())
     flat = FlatParameters(named, CPU, min_bucket_bytes=4)
@@ -149,11 +150,11 @@ def test_what_a_lossy_wire_loses_comes_later(wire_of):
 
 
 def test_powersgd_sends_less_and_is_the_same_for_a_seed():
-    def total(seed):
+    def total(number):
         flat = FlatParameters([("w", nn.Parameter(torch.ones(64, 64)))], CPU)
         group = Echo()
-        reducer = Reducer(flat, PowerSgdTransport(flat, group, seed), world_size=2)
-        torch.manual_seed(1)
+        reducer = Reducer(flat, PowerSgdTransport(flat, group, number), world_size=2)
+        torch.manual_seed(seed(1))
         flat.gradients.normal_()
         reducer.begin()
         reducer.finish()

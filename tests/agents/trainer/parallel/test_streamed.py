@@ -13,6 +13,7 @@ import pytest
 
 from agents.contract.model_cut import ModelCut, Stage
 from agents.contract.spec import AdapterSpec, CheckpointSpec
+from tests.agents.trainer.checkpoint.test_promises import file_hashes
 from tests.agents.trainer.ranks import (
     Run,
     finish,
@@ -22,7 +23,6 @@ from tests.agents.trainer.ranks import (
     start,
     start_rank,
 )
-from tests.agents.trainer.test_promises import file_hashes
 
 NUM_LAYERS, NUM_STEPS, HALF = 4, 50, 25
 

@@ -16,7 +16,7 @@ from agents.trainer.rank.group import Group, PeerLost, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.start_progress import StartProgress
 from agents.trainer.rank.start_times import StartTimes
-from tests.agents.trainer.nccl_ranks import listening
+from tests.agents.trainer.rank.nccl_ranks import listening
 from tests.agents.trainer.ranks import free_port
 
 NAMES = ["rank 0 (node alpha, cpu)", "rank 1 (node beta, cpu)"]

@@ -12,6 +12,7 @@ from agents.trainer.streaming.host_memory import HostMemory
 from agents.trainer.streaming.layer_files import LayerFiles
 from agents.trainer.streaming.layer_stream import LayerStream
 from agents.trainer.streaming.layout import fill_block, make_layout
+from tests.draws import seed
 
 CPU = torch.device("cpu")
 NUM_LAYERS, WIDTH = 7, 8
@@ -32,7 +33,7 @@ class Layer(nn.Module):
 
 @pytest.fixture
 def layers():
-    torch.manual_seed(3)
+    torch.manual_seed(seed(3))
     found = nn.ModuleList([Layer(12 if place % 3 else 16) for place in range(NUM_LAYERS)])
     for layer in found:
         layer.up.weight.requires_grad_(False)

@@ -22,7 +22,7 @@ from app.artifacts.estimates.texts import TextSizes
 from app.artifacts.estimates.work import Bench, PhaseForecast
 from app.planning.shape.model_shape import read_shape
 from tests.app.planning.clusters import GIB, llama
-from tests.bench.quantize_table import foretell, foretell_disk
+from tests.bench.quantizing.quantize_table import foretell, foretell_disk
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:

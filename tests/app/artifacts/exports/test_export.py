@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from agents.contract.artifacts import MakeJob, MergeJob
 from agents.contract.node import GpuFacts, GpuUse
+from agents.contract.requests.exports import ExportedFiles, MakeJob, MergeJob
 from agents.contract.spec import RunSpec
 from app.artifacts.exports.export import export_run
 from app.errors import UsageError, UserError
 from app.runs.lifecycle.stop import delete_run
 from app.runs.services import Services
-from tests.fakes.cluster import Exported, FakeCluster
+from tests.fakes.cluster import FakeCluster
 from tests.fakes.exports import ask_export
 
 LLAMA_7B = {
@@ -36,7 +36,7 @@ def test_two_exports_at_once_have_a_folder_each_and_the_next_takes_one_again(
     node, plain = cluster["alpha"], cluster["alpha"].export_made
     both = asyncio.Barrier(2)
 
-    async def together(job: MakeJob, *told: object) -> Exported:
+    async def together(job: MakeJob, *told: object) -> ExportedFiles:
         await both.wait()
         return await plain(job)
 
@@ -70,11 +70,11 @@ def test_a_run_is_not_deleted_while_it_is_exported(
     node, tried = cluster["alpha"], list[str]()
 
     def trying(plain: Any) -> Any:
-        async def work(job: Any, *told: object) -> Exported:
+        async def work(job: Any, *told: object) -> ExportedFiles:
             with pytest.raises(UserError, match=f"an export of run {interrupted} is under way"):
                 await delete_run(services, interrupted)
             tried.append(job.destination)
-            made: Exported = await plain(job)
+            made: ExportedFiles = await plain(job)
             return made
 
         return work
@@ -95,7 +95,7 @@ def test_a_second_export_to_a_folder_is_refused_before_a_node_works(
 ) -> None:
     node, plain, out = cluster["alpha"], cluster["alpha"].export_merged, tmp_path / "out"
 
-    async def meanwhile(job: MergeJob, *told: object) -> Exported:
+    async def meanwhile(job: MergeJob, *told: object) -> ExportedFiles:
         with pytest.raises(UserError, match="another export is writing to"):
             await export_run(services, ask_export(interrupted, "gguf"), out)
         return await plain(job)
@@ -146,7 +146,7 @@ def test_a_gpu_that_is_taken_during_the_merge_is_not_quietly_replaced_by_the_cpu
     node, plain = with_gpus["alpha"], with_gpus["alpha"].export_merged
     taken = ["GPU-0", "GPU-1"]
 
-    async def merge(job: MergeJob, *told: object) -> Exported:
+    async def merge(job: MergeJob, *told: object) -> ExportedFiles:
         use(with_gpus, *taken)
         return await plain(job)
 

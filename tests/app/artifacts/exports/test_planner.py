@@ -14,7 +14,6 @@ from agents.contract.node import GpuFacts, GpuUse
 from agents.contract.spec import RunSpec
 from app.artifacts.estimates.plan import ExportPlan, PlacePlan, describe_place, describe_plan
 from app.artifacts.exports.export import export_run, forecast_export
-from app.artifacts.exports.planner import plan_export
 from app.errors import UsageError, UserError
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
@@ -47,7 +46,7 @@ def two_unlike(services: Services, cluster: FakeCluster, spec: RunSpec) -> FakeC
 
 
 def plan(services: Services, run_id: str, to: str, *types: str) -> ExportPlan:
-    return asyncio.run(plan_export(services, ask_export(run_id, to, types=types)))
+    return asyncio.run(forecast_export(services, ask_export(run_id, to, types=types)))
 
 
 def test_the_quickest_node_comes_first_and_each_has_all_phases(
@@ -203,7 +202,7 @@ def test_each_engine_learns_from_its_own_exports(
 ) -> None:
     def foretell(engine: Engine) -> PlacePlan:
         found = asyncio.run(
-            plan_export(services, ask_export(interrupted, "awq", engine=engine))
+            forecast_export(services, ask_export(interrupted, "awq", engine=engine))
         ).best
         assert found is not None
         return found

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from agents.contract.chunks import CHUNK_BYTES, ChunkedFile, hash_chunks
+from agents.contract.requests.runs import CompareBundle
 from agents.contract.run import FileEntry
 from agents.contract.spread import ChunkHeader, Message, SpreadJob, SpreadReady
 from agents.election.channel import Listener
@@ -33,6 +34,7 @@ from app.nodes.files.member import Member
 from app.nodes.files.spread import spread_local
 from app.nodes.files.spread_state import SpreadReport
 from tests.app.nodes.files.test_transfer import HOME, content, make_files
+from tests.draws import random_bytes
 from tests.fakes.ssh import nodes, until
 
 
@@ -41,7 +43,7 @@ def make_model(folder: Path, num_chunks: int = 6) -> tuple[list[Place], list[Chu
     folder.mkdir()
     places, files = [], []
     for name, size in (("a", CHUNK_BYTES + 1), ("b", (num_chunks - 2) * CHUNK_BYTES - 5)):
-        (folder / name).write_bytes(os.urandom(size))
+        (folder / name).write_bytes(random_bytes(size, ord(name)))
         places.append(Place(root=folder, path=name))
         with (folder / name).open("rb") as file:
             files.append(hash_chunks(file))
@@ -352,7 +354,10 @@ async def test_what_several_nodes_lack_is_shared_and_the_rest_is_pushed(tmp_path
         ]
         assert await transfer.share(wishes, {}, told.append) == ()
         assert told[-1][0].total_bytes == (9 << 20) + 10
-        states = [await wish.client.bundle_status("models/m", wish.files) for wish in wishes]
+        states = [
+            await wish.client.ask(CompareBundle(destination="models/m", files=tuple(wish.files)))
+            for wish in wishes
+        ]
         assert [state.missing for state in states] == [("last",), ()]
         for wish in wishes:
             assert await transfer.push(wish.client, "models/m", root, wish.files)

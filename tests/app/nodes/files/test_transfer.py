@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.requests.runs import CompareBundle
 from agents.contract.run import FileEntry
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
 from app.nodes.files import transfer
 from app.nodes.files.remote_files import is_safe_path
 from app.nodes.transport.loopback import power_cut
+from tests.draws import random_bytes
 from tests.fakes.agent import fake_archive
 from tests.fakes.ssh import client_of, linked, loopback_node, nodes, until
 
@@ -31,7 +33,7 @@ def make_files(root: Path, **sizes: int) -> tuple[FileEntry, ...]:
     for name, size in sizes.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = os.urandom(size)
+        data = random_bytes(size, len(entries))
         path.write_bytes(data)
         relative = path.relative_to(root).as_posix()
         digest = hashlib.sha256(data).hexdigest()
@@ -70,7 +72,9 @@ async def test_only_what_is_missing_travels(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="b cannot be read"):
             await transfer.push(pc, "models/m", root, files)
         (root / "gone").rename(root / "b")
-        assert (await pc.bundle_status("models/m", files)).missing == ("b",)
+        assert (
+            await pc.ask(CompareBundle(destination="models/m", files=tuple(files)))
+        ).missing == ("b",)
         told: list[tuple[int, int]] = []
         await transfer.push(pc, "models/m", root, files, lambda *n: told.append(n))
         assert told == [(4000, 4000)]

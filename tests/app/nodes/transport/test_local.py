@@ -18,6 +18,7 @@ from app.nodes.node import LocalAddress, WslAddress
 from app.nodes.transport.connection import connect
 from app.nodes.transport.local import LocalConnection, WslConnection, find_wsl, list_distros
 from app.nodes.transport.process import READ_AHEAD_BYTES, Process
+from tests.draws import random_bytes
 from tests.fakes.agent import fake_archive
 
 PYTHON = (sys.executable, "-I", "-c")
@@ -40,7 +41,7 @@ async def read_all(process: Process) -> bytes:
 
 
 async def test_bytes_go_in_and_come_out_unchanged() -> None:
-    data = os.urandom(3 << 20)
+    data = random_bytes(3 << 20)
     async with running("cat") as process:
 
         async def feed() -> None:

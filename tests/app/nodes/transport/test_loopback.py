@@ -16,6 +16,7 @@ import pytest
 from app.errors import NodeUnreachable
 from app.nodes.transport.loopback import LoopbackNode, find_processes, power_cut
 from app.nodes.transport.process import Process
+from tests.draws import random_bytes
 from tests.fakes.ssh import address_of, connect, loopback_node, until
 
 
@@ -48,7 +49,7 @@ async def run_ssh(
 
 async def test_commands_run_as_behind_sshd(tmp_path: Path) -> None:
     async with loopback_node(tmp_path) as server:
-        data = os.urandom(5 << 20)
+        data = random_bytes(5 << 20)
         # The half-closed input ends `cat`, its output still comes back, then the exit code.
         code, out, errors = await run_ssh(server, "cat; echo end >&2; exit 5", data=data)
         assert (code, errors) == (5, b"end\n")

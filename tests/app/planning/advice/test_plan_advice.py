@@ -15,7 +15,7 @@ from app.planning.hardware.cluster import Cluster
 from app.planning.plan import DataSize, Plan, PlanRequest, make_plan
 from app.planning.shape.model_shape import read_shape
 from tests.app.planning.clusters import ask, make_node, make_pcs
-from tests.bench.measured_runs import read_runs
+from tests.bench.planning.measured_runs import read_runs
 
 SHAPES = {name: read_shape(config) for name, config in read_runs()["shapes"].items()}
 HOME_PCS = ("RTX 5070 Ti", "RTX 4070 Laptop GPU", "RTX 3070 Ti")

@@ -11,7 +11,7 @@ from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.planning.memory.forecast import GIB, GpuMemory, MemorySetting, estimate_memory
 from app.planning.setting_search import choose_setting
 from app.planning.shape.model_shape import read_shape
-from tests.bench.planning_table import convert, error_of, forecast, read_table
+from tests.bench.planning.planning_table import convert, error_of, forecast, read_table
 
 LLAMA_7B = read_shape(
     {"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,

@@ -1,4 +1,4 @@
-"""Shapes of this year's families hold the parameters that their own classes create."""
+"""Shapes of all families hold the parameters that their own classes create."""
 
 from __future__ import annotations
 
@@ -73,15 +73,40 @@ NEEDED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", READ)
+# Families that one reader takes, each with the layers that it may have.
+LIKE_LLAMA: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"head_dim": 32},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+    "qwen2_moe": {"num_experts": 6, "decoder_sparse_step": 2},
+    "qwen3_moe": {"num_experts": 6, "mlp_only_layers": [1], "head_dim": 32},
+    "gemma": {},
+    "gemma2": {},
+    "gemma3_text": {},
+    "phi3": {},
+}
+
+
+@pytest.mark.parametrize("family", [*READ, *LIKE_LLAMA])
 def test_what_a_config_leaves_out_has_the_default_of_its_class(family):
-    said: dict[str, Any] = {"model_type": family, "vocab_size": 640, "num_hidden_layers": 4,
-        "hidden_size": 256, "pad_token_id": 0, **NEEDED.get(family, {})}  # fmt: skip
+    said: dict[str, Any] = {"model_type": family.split()[0], "vocab_size": 640,
+        "num_hidden_layers": 4, "hidden_size": 256, "pad_token_id": 0,
+        **NEEDED.get(family, {})}  # fmt: skip
     if family not in ("mamba2", "nemotron_h"):
         said = {"num_attention_heads": 4, "intermediate_size": 176, **said}
+    if family in LIKE_LLAMA:
+        said = {**said, "num_key_value_heads": 2, **LIKE_LLAMA[family]}
     config = AutoConfig.for_model(**said)
     shape, model = read_shape(said), build(config)
     check(shape, model)
+    if family in LIKE_LLAMA:
+        assert shape.is_exact
+        check(read_shape(config.to_dict()), model)
+        quantized = [m for m in model.model.layers.modules() if isinstance(m, nn.Linear)]
+        assert shape.num_quantized == sum(m.weight.numel() for m in quantized)
     layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
     odd = inspect.signature(type(layer).forward).parameters.keys() - KNOWN_ARGUMENTS
     assert shape.may_be_cut == (not odd)  # else the trainer refuses a pipeline that a plan chose
@@ -96,6 +121,28 @@ def test_the_list_of_nemotron_h_may_be_one_of_letters():
 
 
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "TinyLlama": ({"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048,
+        "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32,
+        "num_key_value_heads": 4}, 1_100_048_384),
+    "Llama-3-8B": ({"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8}, 8_030_261_248),
+    "Llama-2-70B": ({"model_type": "llama", "vocab_size": 32000, "hidden_size": 8192,
+        "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "num_key_value_heads": 8}, 68_976_648_192),
+    "Mixtral-8x7B": ({"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        46_702_792_704),
+    "Qwen2.5-7B": ({"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584,
+        "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4}, 7_615_616_512),
+    "Gemma-2-2B": ({"model_type": "gemma2", "vocab_size": 256000, "hidden_size": 2304,
+        "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "num_key_value_heads": 4}, 2_614_341_888),
+    "Phi-3-mini": ({"model_type": "phi3", "vocab_size": 32064, "hidden_size": 3072,
+        "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32}, 3_821_079_552),
     "OLMo-2-7B": ({"model_type": "olmo2", "vocab_size": 100352, "hidden_size": 4096,
         "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 32}, 7_298_617_344),

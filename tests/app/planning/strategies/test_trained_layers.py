@@ -13,6 +13,7 @@ from app.planning.hardware.cluster import Cluster
 from app.planning.plan import make_plan
 from app.planning.strategies.trained_layers import give_each_stage_one
 from tests.app.planning.clusters import ask, example, make_pcs
+from tests.draws import seed
 
 THREE = make_pcs(*["RTX 4070"] * 3)
 
@@ -25,7 +26,7 @@ def ask_for(targets, cluster: Cluster = THREE, num_layers: int = 32, **changes):
 
 
 def test_ends_move_until_each_stage_has_a_trained_layer():
-    chance = random.Random(5)
+    chance = random.Random(seed(5))
     for _ in range(2000):
         num_layers = chance.randint(1, 12)
         trained = sorted(chance.sample(range(num_layers), chance.randint(0, num_layers)))

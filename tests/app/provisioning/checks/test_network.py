@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agents.contract.examination import DeviceFacts, RdmaFacts, Route
 from agents.contract.node import InterfaceFacts, LinkProbe
+from agents.contract.requests.examination import DeviceFacts, RdmaFacts, Route
 from app.nodes.client import NodeClient
 from app.provisioning.check_row import CheckedGroup
 from app.provisioning.checks import links, network

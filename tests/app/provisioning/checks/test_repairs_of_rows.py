@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agents.contract.examination import Examination
 from agents.contract.node import LinkProbe
+from agents.contract.requests.examination import Examination
 from app.provisioning.checks import gpu, links, network, system
 from app.provisioning.network_repairs import keep_wifi_awake, open_ufw, widen_ports
 from app.provisioning.repairs import Repair, install_driver, keep_driver_loaded

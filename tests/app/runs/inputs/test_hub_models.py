@@ -12,8 +12,15 @@ from pathlib import Path
 import pytest
 from huggingface_hub import snapshot_download
 
-from agents.contract.hub import HubFile, HubSnapshot, SnapshotPlace, read_snapshot
+from agents.contract.hub import HubFile, HubSnapshot, read_snapshot
 from agents.contract.node import EnvironmentReport
+from agents.contract.requests.hub import (
+    FetchSnapshot,
+    FindSnapshot,
+    OfferSnapshot,
+    ShowSnapshot,
+    SnapshotPlace,
+)
 from agents.contract.wire import to_wire
 from agents.state import Home, write_json
 from app.errors import NodeUnreachable, UserError
@@ -56,17 +63,17 @@ async def test_a_snapshot_of_one_node_is_in_the_cache_of_another_and_on_its_disk
     caches = [tmp_path / f"pc-{n}" / ".cache" / "huggingface" / "hub" for n in range(2)]
     fill_cache(caches[0])
     async with nodes(tmp_path, 2) as (one, two):
-        snapshot = await one.hub_snapshot(MODEL)
+        snapshot = (await one.ask(FindSnapshot(model=MODEL))).snapshot
         assert snapshot is not None
-        assert await two.hub_snapshot(MODEL) is None
+        assert (await two.ask(FindSnapshot(model=MODEL))).snapshot is None
         with pytest.raises(UserError, match="There is no training environment on this node"):
-            await two.hub_fetch(MODEL)
+            await two.ask(FetchSnapshot(model=MODEL))
         place = SnapshotPlace(model=MODEL, snapshot=snapshot, folder="models/org-tiny-c")
-        await one.hub_offer(place)
+        await one.ask(OfferSnapshot(place=place))
         await transfer.copy(one, [two], place.folder, {})
-        await two.hub_show(place)
-        await two.hub_show(place)  # again changes nothing
-        assert await two.hub_snapshot(MODEL) == snapshot
+        await two.ask(ShowSnapshot(place=place))
+        await two.ask(ShowSnapshot(place=place))  # again changes nothing
+        assert (await two.ask(FindSnapshot(model=MODEL))).snapshot == snapshot
         # huggingface_hub itself finds it there.
         found = await asyncio.to_thread(
             snapshot_download, MODEL, cache_dir=caches[1], local_files_only=True
@@ -82,8 +89,8 @@ async def test_a_snapshot_of_one_node_is_in_the_cache_of_another_and_on_its_disk
             folder=place.folder,
         )
         with pytest.raises(UserError, match="differs from the file on the hub"):
-            await two.hub_show(lie)
-        assert await two.hub_snapshot("org/other") is None
+            await two.ask(ShowSnapshot(place=lie))
+        assert (await two.ask(FindSnapshot(model="org/other"))).snapshot is None
 
 
 def test_a_snapshot_that_is_not_whole_is_none(tmp_path: Path) -> None:
@@ -197,7 +204,7 @@ async def test_nodes_ask_the_hub_once_also_if_one_may_not_and_one_is_lost_in_the
             real = dataclasses.replace(services, pool=RealNodes(clients))
             names = [client.name for client in clients]
             await spread_hub_model(real, names, Source(value=MODEL), said.append)
-            found = [await clients[n].hub_snapshot(MODEL) for n in (0, 2)]
+            found = [(await clients[n].ask(FindSnapshot(model=MODEL))).snapshot for n in (0, 2)]
             asked = len(site.files)
             await spread_hub_model(real, ["pc-2", "pc-0"], Source(value=MODEL), said.append)
     wanted = sorted(name for name in files if name != "training.bin")

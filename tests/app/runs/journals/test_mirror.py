@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.requests.streams import ReadStream
 from agents.shared.files import logcap
 from app.errors import AgentBug, UserError
 from app.runs.journals.logs import LogFile
 from app.runs.journals.mirror import Mirror, MirrorGap
 from app.runs.journals.streams import follow_part, store_chunk, sync_part
+from tests.draws import seed
 from tests.fakes.cluster import FakeNode
 
-SOURCE = random.Random(7).randbytes(300_000)
+SOURCE = random.Random(seed(7)).randbytes(300_000)
 WRITER = """
 import random, sys
 from pathlib import Path
@@ -70,7 +72,7 @@ def test_two_processes_mirror_one_stream_without_doubling_a_byte(tmp_path: Path)
     source = tmp_path / "source"
     source.write_bytes(SOURCE)
     arguments = [sys.executable, "-c", WRITER, str(tmp_path / "mirror"), str(source)]
-    writers = [subprocess.Popen([*arguments, str(seed)]) for seed in (1, 2)]
+    writers = [subprocess.Popen([*arguments, str(number)]) for number in (1, 2)]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     assert digest(tmp_path / "mirror" / "rank-0.log") == hashlib.sha256(SOURCE).hexdigest()
 
@@ -79,9 +81,9 @@ def test_killed_writers_never_harm_the_mirror(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(SOURCE * 8)
     arguments = [sys.executable, "-c", WRITER, str(tmp_path / "mirror"), str(source)]
-    for seed in range(6):
-        writer = subprocess.Popen([*arguments, str(seed)])
-        time.sleep(0.08 + 0.02 * seed)
+    for number in range(6):
+        writer = subprocess.Popen([*arguments, str(number)])
+        time.sleep(0.08 + 0.02 * number)
         writer.kill()
         writer.wait()
     subprocess.run([*arguments, "99"], check=True, timeout=60)
@@ -162,7 +164,8 @@ def test_follow_goes_on_after_another_process_has_appended(mirror: Mirror) -> No
 def test_chunk_that_is_no_base64_is_a_bug_of_the_agent(mirror: Mirror) -> None:
     node = FakeNode("alpha")
     node.write("r", 1, "rank-0.log", b"x")
-    chunk = asyncio.run(node.stream_read("r", 1, "rank-0.log", 0, 10))
+    request = ReadStream(run_id="r", attempt=1, stream="rank-0.log", max_bytes=10)
+    chunk = asyncio.run(node.ask(request))
     object.__setattr__(chunk, "data_base64", "*")
     with pytest.raises(AgentBug):
         store_chunk(mirror, chunk)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.contract.run import AttemptLoss, AttemptStatus, RankPlacement
+from agents.contract.requests.attempts import Attempts
+from agents.contract.run import AttemptLoss, RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.presentation.interruption_text import tell_story
@@ -17,12 +18,13 @@ from app.runs.lifecycle import election, recovery
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
-from app.runs.lifecycle.resume import Automatic, resume_run
+from app.runs.lifecycle.resume import Automatic
 from app.runs.lifecycle.stop import stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.nodes import attempt_status
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.resuming import resume_run
 
 KILLED = "Rank 2 on node gamma (cpu) was ended by SIGKILL in phase training"
 
@@ -219,7 +221,7 @@ def test_nodes_are_kept_from_it_while_the_master_ends_and_plans(
 
 
 def hang_when_asked(cluster: FakeCluster, name: str) -> None:
-    async def hang() -> tuple[AttemptStatus, ...]:
+    async def hang(*asked: object) -> Attempts:
         await asyncio.sleep(60)
         raise AssertionError("nobody waits for that long")
 

@@ -17,10 +17,10 @@ from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
-from app.runs.lifecycle.resume import resume_run
 from app.runs.preflight import require_supported
 from app.runs.services import LaunchForecast, Services
 from tests.fakes.cluster import ENVIRONMENT, FakeCluster, make_facts
+from tests.fakes.resuming import resume_run
 
 
 def start(services: Services, spec: RunSpec) -> str:
@@ -450,7 +450,7 @@ async def test_two_starts_at_once_are_one_run_and_no_failed_one(
 def test_start_that_another_master_was_faster_than_leaves_no_run(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
-    async def launch(intent: object) -> AttemptStatus:
+    async def launch(*asked: object) -> AttemptStatus:
         busy_with(cluster, spec=replace(spec, name="poems"))
         raise UserError("Node beta is already busy: run r-9 uses its CPU.")
 

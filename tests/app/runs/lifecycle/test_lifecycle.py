@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agents.contract.messages import Progress
+from agents.contract.requests.attempts import Attempts
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import DataSpec, RunSpec
 from app.artifacts.exports.export import export_run
@@ -21,12 +22,13 @@ from app.events import Event, EventHub, LogArrived, RunChanged, StepsArrived
 from app.runs.checkpoints import find_copies, group_by_step, verify_copies
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
-from app.runs.lifecycle.resume import Changes, resume_run
+from app.runs.lifecycle.resume import Changes
 from app.runs.lifecycle.stop import delete_run, stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 from tests.fakes.exports import ask_export
+from tests.fakes.resuming import resume_run
 
 
 def state(services: Services, run_id: str) -> str:
@@ -83,7 +85,7 @@ def test_one_look_does_not_give_up_a_silent_node_while_others_train(
 def test_a_node_whose_host_key_has_changed_has_not_lost_its_part(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(run_id: str, attempt: int) -> AttemptStatus:
+    async def refuse(*asked: object) -> AttemptStatus:
         raise HostKeyChanged("gamma", "SHA256:old", "SHA256:new")
 
     monkeypatch.setattr(cluster["gamma"], "attempt_status", refuse)
@@ -719,7 +721,7 @@ def test_resume_without_any_of_its_nodes_is_refused(
         asyncio.run(resume_run(services, interrupted))
     assert state(services, interrupted) == "interrupted"
 
-    async def refuse() -> tuple[AttemptStatus, ...]:
+    async def refuse(*asked: object) -> Attempts:
         raise HostKeyChanged("beta", "SHA256:old", "SHA256:new")
 
     cluster["beta"].attempt_list = refuse  # type: ignore[method-assign]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agents.contract.run import AttemptStatus
+from agents.contract.requests.attempts import Attempts, ListAttempts
+from agents.contract.requests.runs import Fence
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.presentation.interruption_text import summarize_story, tell_story
@@ -23,10 +24,10 @@ from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.recovery import recover_run
-from app.runs.lifecycle.resume import resume_run
 from app.runs.lifecycle.stop import stop_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.resuming import resume_run
 
 
 @pytest.fixture(autouse=True)
@@ -100,10 +101,10 @@ def test_a_lost_node_is_left_out_and_the_story_is_told_with_its_cost(
 
     ask = cluster["gamma"].attempt_list
 
-    async def vanish() -> tuple[AttemptStatus, ...]:
+    async def vanish(request: ListAttempts, progress: object) -> Attempts:
         # Its processes are gone, and by now the PC is, too.
         cluster["gamma"].reachable = False
-        return await ask()
+        return await ask(request)
 
     cluster["gamma"].attempt_list = vanish  # type: ignore[method-assign]
     watched(services, scenario, run_id)
@@ -241,7 +242,7 @@ def test_a_node_that_cannot_take_part_is_left_out_and_does_not_join(
         "process": "processes of attempt 1 of the run cannot be ended on node gamma. Restart that",
     }
 
-    async def refuse(run_id: str, attempt: int) -> int:
+    async def refuse(*asked: object) -> Fence:
         raise UserError(said["disk"])
 
     async def scenario(task: asyncio.Task[None], run_id: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.requests.attempts import StopAttempt
 from agents.contract.spec import RunSpec
 from app.forecasts.learning import measure_run
 from app.presentation.interruption_text import summarize_story, tell_story
@@ -66,11 +67,11 @@ def save_at_stop(cluster: FakeCluster, run_id: str, attempt: int, step: int) -> 
     """Let the nodes save a checkpoint of `step` when they are stopped."""
     stop = cluster["alpha"].stop
 
-    async def save_and_stop(of_run: str, number: int, grace_s: float, **how: bool) -> object:
-        if (of_run, number) == (run_id, attempt) and not how.get("at_loss"):
+    async def save_and_stop(request: StopAttempt, progress: object) -> object:
+        if (request.run_id, request.attempt) == (run_id, attempt) and not request.at_loss:
             write_step(cluster, "alpha", run_id, attempt, step)
             cluster["alpha"].add_checkpoint(run_id, step, attempt)
-        return await stop(of_run, number, grace_s, **how)
+        return await stop(request)
 
     cluster["alpha"].stop = save_and_stop  # type: ignore[method-assign, assignment]
 

@@ -12,10 +12,10 @@ from agents.contract.spec import RunSpec
 from app.errors import UsageError, UserError
 from app.presentation.result_text import describe_certificate
 from app.runs.lifecycle.launch import start_run
-from app.runs.lifecycle.resume import resume_run
 from app.runs.lifecycle.stop import stop_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
+from tests.fakes.resuming import resume_run
 
 
 def log(cluster: FakeCluster, run_id: str, attempt: int, *lines: dict[str, Any]) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from app.errors import UserError
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
-from app.runs.lifecycle.resume import Automatic, resume_run
+from app.runs.lifecycle.resume import Automatic
 from app.runs.lifecycle.takeover import take_over_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.resuming import resume_run
 
 
 @pytest.fixture

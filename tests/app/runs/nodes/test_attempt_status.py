@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agents.contract.run import AttemptStatus
+from agents.contract.requests.attempts import Attempts, ListAttempts
 from app.errors import HostKeyChanged
 from app.runs.nodes import attempt_status
 from app.runs.nodes.attempt_status import list_attempts
@@ -17,15 +17,15 @@ def delay(cluster: FakeCluster, name: str, delay_s: float) -> None:
     """Let a node answer late."""
     ask = cluster[name].attempt_list
 
-    async def answer() -> tuple[AttemptStatus, ...]:
+    async def answer(request: ListAttempts, progress: object) -> Attempts:
         await asyncio.sleep(delay_s)
         cluster[name].reachable = True
-        return await ask()
+        return await ask(request)
 
     cluster[name].attempt_list = answer  # type: ignore[method-assign]
 
 
-async def refuse() -> tuple[AttemptStatus, ...]:
+async def refuse(*asked: object) -> Attempts:
     raise HostKeyChanged("refusing", "SHA256:a", "SHA256:b")
 
 

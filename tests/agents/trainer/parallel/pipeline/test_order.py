@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from agents.trainer.parallel.pipeline.order import plan_in_flight, plan_order
+from tests.draws import seed
 
 
 def play(in_flight: tuple[int, ...], num_micro: int) -> tuple[int, list[int]]:
@@ -37,7 +38,7 @@ def play(in_flight: tuple[int, ...], num_micro: int) -> tuple[int, list[int]]:
 
 
 def test_every_pass_is_done_and_memory_is_kept():
-    draw = random.Random(3)
+    draw = random.Random(seed(3))
     for _ in range(60):
         num_stages, num_micro = draw.randint(1, 6), draw.randint(0, 9)
         planned = [draw.choice([None, draw.randint(1, 4)]) for _ in range(num_stages)]

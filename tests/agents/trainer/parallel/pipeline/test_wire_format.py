@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from agents.trainer.parallel.pipeline.wire_format import WireFormat
+from tests.draws import seed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -19,7 +20,7 @@ def test_what_stages_compute_with_arrives_bit_by_bit(dtype):
 
 @pytest.mark.parametrize("width", [64, 200])
 def test_eight_bits_cost_half_the_bytes_and_less_than_a_hundredth(width):
-    torch.manual_seed(0)
+    torch.manual_seed(seed(0))
     wire = WireFormat(width, torch.bfloat16, bits=8)
     hidden = torch.randn(300, width)
     hidden[:, 3] *= 50  # as in residual streams: one feature is far larger

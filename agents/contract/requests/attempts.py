@@ -1,0 +1,110 @@
+"""Requests about the attempts of runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.contract.names import MAX_WAIT_S, check_number
+from agents.contract.requests import NodeRequest
+from agents.contract.run import AttemptIntent, AttemptStatus, ControlRequest, MasterIdentity
+
+STOP_MARGIN_S = 60.0
+"""Time to kill and sweep processes after the grace period of a stop, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchAttempt(NodeRequest[AttemptStatus]):
+    """Start the node's part of an attempt, once."""
+
+    kind = "attempt.launch"
+    flat = "intent"
+    limit_s = 120.0
+    echoes = ("run_id", "attempt")
+    intent: AttemptIntent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfirmAttempt(NodeRequest[None]):
+    """Let the node's part of an attempt continue: for a moment, or for good."""
+
+    kind = "attempt.confirm"
+    run_id: str
+    attempt: int
+    is_final: bool
+    """Whether all parts run; False: others are still being launched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnAttempt(NodeRequest[None]):
+    """Record the master that takes an attempt over."""
+
+    kind = "attempt.own"
+    run_id: str
+    attempt: int
+    master: MasterIdentity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepAttempt(NodeRequest[None]):
+    """Leave the recovery of an attempt to this master for a while, or to no one for good."""
+
+    kind = "attempt.keep"
+    run_id: str
+    attempt: int
+    is_closed: bool
+    """Whether no one recovers it any more, so that its nodes leave it alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadAttempt(NodeRequest[AttemptStatus]):
+    """Read the status of an attempt on the node."""
+
+    kind = "attempt.status"
+    echoes = ("run_id", "attempt")
+    run_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempts:
+    """Attempts of a node, of which only the newest of each run has its spec and all ranks."""
+
+    attempts: tuple[AttemptStatus, ...]
+    """In order of runs and numbers; the oldest are left out where they do not fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListAttempts(NodeRequest[Attempts]):
+    """List the attempts that the node knows."""
+
+    kind = "attempt.list"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopAttempt(NodeRequest[AttemptStatus]):
+    """End the node's part of an attempt; the answer comes once none of its processes is left."""
+
+    kind = "attempt.stop"
+    echoes = ("run_id", "attempt")
+    run_id: str
+    attempt: int
+    grace_s: float = 30.0
+    """Time for the ranks to save and exit by themselves, in seconds."""
+    at_loss: bool = False
+    """Whether another node was lost, so that the ranks save by themselves."""
+
+    def check_foreign(self) -> None:
+        check_number("grace_s", self.grace_s, 0, MAX_WAIT_S)
+
+    def deadline_s(self) -> float | None:
+        return self.grace_s + STOP_MARGIN_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlAttempt(NodeRequest[None]):
+    """Leave a control request on the node of rank 0, whose journal reports the outcome."""
+
+    kind = "attempt.wish"
+    run_id: str
+    attempt: int
+    wish: ControlRequest

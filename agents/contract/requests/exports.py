@@ -1,0 +1,125 @@
+"""Requests for artifacts of trained models: merging a checkpoint, quantizing the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
+from agents.contract.names import MAX_STEP, check_inside, check_name, check_number
+from agents.contract.objectives import DataFormat, Objective
+from agents.contract.requests import NodeRequest
+from agents.contract.run import FileEntry
+
+PROOF_FILE = "proof.json"
+"""File of an artifact with its measured quality."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextSource:
+    """A data file and how to read it."""
+
+    path: str
+    format: DataFormat = "auto"
+    objective: Objective = "sft"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Provenance of an artifact."""
+
+    base: str
+    """Hub id or folder of the base model."""
+    data: str
+    run_id: str
+    run_name: str
+    step: int
+    base_sha256: str | None = None
+    data_sha256: str | None = None
+    licence: str | None = None
+    """Licence in the card of the base model; None: the card names none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFiles:
+    path: str
+    """Folder on the node, relative to the agent's home."""
+    files: tuple[FileEntry, ...] = ()
+
+    def check_foreign(self) -> None:
+        check_inside(self.path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MakeJob(NodeRequest[ExportedFiles]):
+    """Quantize a merged model and prove the result. Paths start at the agent's home."""
+
+    kind = "export.made"
+    limit_s = None
+    python: str
+    """Interpreter of the training environment."""
+    packages: str | None = None
+    """Folder with packages beside that environment; None: the environment has them all."""
+    model: str
+    """Folder of the merged model."""
+    method: Method
+    destination: str
+    origin: Origin
+    train: TextSource
+    evaluation: TextSource | None = None
+    calibration: TextSource | None = None
+    """Texts that AWQ and GPTQ are fitted to; None: rows of the training data."""
+    types: tuple[str, ...] = ()
+    """Types of the format; several where one job makes them together."""
+    engine: Engine = "gptqmodel"
+    """Package that makes AWQ; the other formats have one each."""
+    device: str = "cpu"
+    """Device in the node's own order, such as `cpu` or `cuda:0`."""
+    device_id: str = "cpu"
+    """Key of the lease: the GPU's uuid, or `cpu`."""
+    tools: str = "tools"
+    """Folder for tools that are built once, such as llama.cpp's quantizer."""
+
+    def check_foreign(self) -> None:
+        for path in (self.packages, self.tools):
+            if path is not None:
+                check_inside(path)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method is {self.method}; it must be one of {', '.join(METHODS)}")
+        row = EXPORTS[self.method]
+        known = row.types
+        unknown = [kind for kind in self.types if kind not in known]
+        if unknown:
+            raise ValueError(
+                f"types has {unknown[0]}; {self.method} has {', '.join(known) or 'none'}"
+            )
+        if bool(known) != bool(self.types):
+            raise ValueError(
+                f"types is {self.types}; {self.method} needs {'one' if known else 'none'}"
+            )
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine is {self.engine}; it must be {' or '.join(ENGINES)}")
+        if self.engine not in row.engines:
+            raise ValueError(f"engine is {self.engine}, which does not make {self.method}")
+        # Only GGUF shares work between types: the smaller ones are made of one F16 file.
+        if len(self.types) > 1 and not row.joins_types:
+            raise ValueError(f"types has {len(self.types)}; an artifact in {self.method} has one")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeJob(NodeRequest[ExportedFiles]):
+    """Merge a checkpoint's adapter into its model."""
+
+    kind = "export.merged"
+    limit_s = None
+    run_id: str
+    step: int
+    python: str
+    model_path: str
+    destination: str
+    """Folder relative to the agent's home."""
+
+    def check_foreign(self) -> None:
+        check_name("run_id", self.run_id)
+        check_number("step", self.step, 0, MAX_STEP)

@@ -1,0 +1,96 @@
+"""Requests about a node's cache of the Hugging Face hub, and its token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agents.contract.hub import HubSnapshot, check_hub_id
+from agents.contract.names import check_inside
+from agents.contract.requests import HASH_S, NodeRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundSnapshot:
+    snapshot: HubSnapshot | None
+    """None: the cache does not have the whole of it, or not in a form that can be copied."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FindSnapshot(NodeRequest[FoundSnapshot]):
+    """Find a model in the cache."""
+
+    kind = "hub.snapshot"
+    model: str
+    """Hub id."""
+
+    def check_foreign(self) -> None:
+        check_hub_id(self.model)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchSnapshot(NodeRequest[FoundSnapshot]):
+    """Download a model into the cache, with `progress` events; a large one takes hours."""
+
+    kind = "hub.fetch"
+    limit_s = None
+    model: str
+    """Hub id."""
+
+    def check_foreign(self) -> None:
+        check_hub_id(self.model)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotPlace:
+    """A snapshot in the cache of a node, and a folder of the same files below its agent's home."""
+
+    model: str
+    """Hub id."""
+    snapshot: HubSnapshot
+    folder: str
+
+    def check_foreign(self) -> None:
+        check_hub_id(self.model)
+        check_inside(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfferSnapshot(NodeRequest[None]):
+    """Make the folder of what the cache has, for other nodes."""
+
+    kind = "hub.offer"
+    flat = "place"
+    limit_s = HASH_S
+    place: SnapshotPlace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShowSnapshot(NodeRequest[None]):
+    """Make the cache have what is in the folder."""
+
+    kind = "hub.show"
+    flat = "place"
+    limit_s = HASH_S
+    place: SnapshotPlace
+
+
+NodeTokenPlace = Literal["none", "same", "other"]
+"""Whether a node has a hub token: none, the one asked about, or another one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundToken:
+    place: NodeTokenPlace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenWish(NodeRequest[FoundToken]):
+    """Find, keep or forget the hub token on a node; the answer is the state afterwards."""
+
+    kind = "hub.token"
+    deed: Literal["find", "keep", "forget"]
+    token: str = field(default="", repr=False)
+    """Token to keep; empty otherwise."""
+    digest: str = ""
+    """SHA-256 of the token to find or forget, in hex."""

@@ -1,0 +1,52 @@
+"""Requests for long work in the training environment: a preview of data, a measurement of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.contract.data import DataPreview
+from agents.contract.names import MAX_WAIT_S, check_number
+from agents.contract.node import Calibration
+from agents.contract.requests import NodeRequest
+from agents.contract.spec import RunSpec
+
+CALIBRATION_MARGIN_S = 120.0
+"""Time to start torch and compile kernels, on top of a measurement, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreviewJob(NodeRequest[DataPreview]):
+    """Preview data as a run would read it; needs the model's tokenizer, and no GPU."""
+
+    kind = "data.preview"
+    limit_s = None
+    is_verbatim = True
+    python: str
+    spec: RunSpec
+    model_path: str
+    """Folder on this node (its tokenizer is enough), or the hub id."""
+    train_path: str
+    held_out_from: str | None = None
+    """The run's training data, where `train_path` is what it is evaluated with."""
+    whole: bool = True
+    """Whether to tokenize all rows and keep the tokens for the run; False: only the first rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationJob(NodeRequest[Calibration]):
+    """Measure one GPU's real speed: takes about 20 seconds, with no other work on the GPU."""
+
+    kind = "gpu.calibrate"
+    python: str
+    device: str
+    """Device in the node's own order, such as `cuda:0`."""
+    device_id: str
+    """GPU uuid, which is leased meanwhile."""
+    seconds: float = 20.0
+    """Maximum duration of all measurements, without the start of torch, in seconds."""
+
+    def check_foreign(self) -> None:
+        check_number("seconds", self.seconds, 0, MAX_WAIT_S)
+
+    def deadline_s(self) -> float | None:
+        return self.seconds + CALIBRATION_MARGIN_S

@@ -1,0 +1,30 @@
+"""Requests about repairs: what one would change, and what earlier ones changed.
+
+Applying and undoing is a command of its own (`agents/node/repair_command.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.contract.repair import ChangeList, RepairPreview, RepairStep
+from agents.contract.requests import LOOK_S, NodeRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreviewRepair(NodeRequest[RepairPreview]):
+    """Show what steps would change on the node now, with the texts of files."""
+
+    kind = "repair.preview"
+    limit_s = LOOK_S
+    is_verbatim = True
+    steps: tuple[RepairStep, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListChanges(NodeRequest[ChangeList]):
+    """List what repairs have changed on the node, with the texts of files."""
+
+    kind = "change.list"
+    limit_s = LOOK_S
+    is_verbatim = True

@@ -1,0 +1,79 @@
+"""Requests about the disk of a node: what lies below the agent's home, and deleting some of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.contract.environments import KeptKind
+from agents.contract.names import check_inside, check_number, check_text, check_time
+from agents.contract.requests import DELETE_S, LOOK_S, NodeRequest
+
+StorageKind = Literal[
+    "model", "data", "artifact", "checkpoint", "run", "cache", "store", "partial", "other", KeptKind
+]
+"""`run`: logs and journals; `cache`: tokens, compiled kernels and streamed layers; `store`: files
+without another name; `partial`: what has not arrived whole; `other`: the agent itself."""
+MAX_ITEMS = 2000
+"""Maximum number of items of a report, so that it fits into one message."""
+_MAX_BYTES = 2**60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageItem:
+    """Something that can only be deleted as a whole."""
+
+    kind: StorageKind
+    name: str
+    """Path below the agent's home; of what building environments has left, its name there."""
+    size_bytes: int
+    """Space on the disk. A file with several names counts once, at the first item that has it."""
+    used_s: float
+    """Wall clock of the node when it was last used or changed, in seconds since 1970."""
+    needed_by: str = ""
+    """What needs it on this node, such as `run r-1`; empty: nothing there does."""
+
+    def check_foreign(self) -> None:
+        check_inside(self.name)
+        check_number("size_bytes", self.size_bytes, 0, _MAX_BYTES)
+        check_time("used_s", self.used_s)
+        check_text("name", self.name)
+        check_text("needed_by", self.needed_by)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageReport:
+    """The largest items of a node, and its disk."""
+
+    items: tuple[StorageItem, ...]
+    size_bytes: int
+    """Size of all items, listed or not."""
+    disk_bytes: int
+    """Size of the file system with the agent's home."""
+    disk_free_bytes: int
+
+    def check_foreign(self) -> None:
+        for name in ("size_bytes", "disk_bytes", "disk_free_bytes"):
+            check_number(name, getattr(self, name), 0, _MAX_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListStorage(NodeRequest[StorageReport]):
+    """List what lies below the agent's home, the largest first."""
+
+    kind = "storage.list"
+    limit_s = LOOK_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Freed:
+    freed_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteStorage(NodeRequest[Freed]):
+    """Delete some of that by name."""
+
+    kind = "storage.delete"
+    limit_s = DELETE_S
+    names: tuple[str, ...]

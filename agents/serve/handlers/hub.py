@@ -1,0 +1,76 @@
+"""Handle requests about the Hugging Face hub: its cache on this node, a download, the token."""
+
+from __future__ import annotations
+
+import os
+
+from agents.contract.hub import read_snapshot
+from agents.contract.requests.hub import (
+    FetchSnapshot,
+    FindSnapshot,
+    FoundSnapshot,
+    FoundToken,
+    OfferSnapshot,
+    ShowSnapshot,
+    TokenWish,
+)
+from agents.contract.wire import to_wire
+from agents.errors import ExpectedError
+from agents.node import hub_snapshots, hub_token
+from agents.node.environment import read_adopted
+from agents.node.files import job_folder
+from agents.program import command
+from agents.serve.channel import Call
+from agents.serve.handlers import handles
+from agents.serve.programs import run_program
+from agents.state import write_json
+
+
+@handles(TokenWish)
+def update_token(call: Call, request: TokenWish) -> FoundToken:
+    """Find, keep or forget the hub's token on this node."""
+    if request.deed == "keep":
+        place = hub_token.keep_token(os.environ, request.token)
+    elif request.deed == "forget":
+        place = hub_token.forget_token(os.environ, request.digest)
+    else:
+        place = hub_token.find_token(os.environ, request.digest)
+    return FoundToken(place=place)
+
+
+@handles(FindSnapshot)
+def find(call: Call, request: FindSnapshot) -> FoundSnapshot:
+    """Return what the hub's cache on this node has of a model; None: not the whole of it."""
+    return FoundSnapshot(snapshot=read_snapshot(request.model, os.environ))
+
+
+@handles(FetchSnapshot)
+def fetch(call: Call, request: FetchSnapshot) -> FoundSnapshot:
+    """Download a model of the hub into its cache on this node; return what the cache has then.
+
+    Raises:
+        ExpectedError: there is no training environment, or the model cannot be downloaded.
+    """
+    adopted = read_adopted(call.home)
+    if adopted is None or adopted.python is None:
+        raise ExpectedError("There is no training environment on this node to download with.")
+    with job_folder(call.home) as folder:
+        job_file = folder / "job.json"
+        write_json(job_file, to_wire(request))
+        argv = command(adopted.python, "agents.trainer.data.hub_fetch", str(job_file))
+        run_program(call, argv, f"The download of {request.model}")
+    return FoundSnapshot(snapshot=read_snapshot(request.model, os.environ))
+
+
+@handles(OfferSnapshot)
+def offer(call: Call, request: OfferSnapshot) -> None:
+    """Make a folder of a snapshot in the cache, for other nodes."""
+    place = request.place
+    hub_snapshots.offer_snapshot(call.home, place.model, place.snapshot, place.folder)
+
+
+@handles(ShowSnapshot)
+def show(call: Call, request: ShowSnapshot) -> None:
+    """Show a folder as a snapshot in the cache."""
+    place = request.place
+    hub_snapshots.show_snapshot(call.home, place.model, place.snapshot, place.folder)

@@ -1,0 +1,68 @@
+"""Handle requests about models that lie on this node: their config, and why one is refused."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.contract.hub import find_snapshot
+from agents.contract.node import ModelRefusal
+from agents.contract.requests.models import FoundConfig, InspectModel, ModelRefusals, ReadConfig
+from agents.errors import ExpectedError
+from agents.serve.channel import Call
+from agents.serve.handlers import handles
+from agents.shared.models.config import find_config
+
+if TYPE_CHECKING:
+    from agents.shared.models.folder import ModelFolder
+
+
+@handles(ReadConfig)
+def read_config(call: Call, request: ReadConfig) -> FoundConfig:
+    """Return a model's config, from its folder or from the hub's cache on this node."""
+    try:
+        return FoundConfig(config=_without_infinity(find_config(request.model, os.environ)))
+    except ValueError as error:
+        raise ExpectedError(
+            f"The model {request.model} cannot be used: {error}.", "Fetch it again"
+        ) from error
+
+
+def _without_infinity(value: Any) -> Any:
+    """Return a config for a message, which has no Infinity; Mamba's configs do."""
+    if isinstance(value, dict):
+        return {key: _without_infinity(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_infinity(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@handles(InspectModel)
+def inspect_model(call: Call, request: InspectModel) -> ModelRefusals:
+    """Return why this node's copy of a model cannot be trained by a run; nothing if it has none."""
+    # Imported on use, here and below: most connections do not need it and answer sooner.
+    from agents.shared.models.fit import find_refusals
+
+    found = _look_at(request.model)
+    refusals: tuple[ModelRefusal, ...] = ()
+    if found is not None:
+        refusals = find_refusals(request.model, found, request.spec)
+    return ModelRefusals(refusals=refusals)
+
+
+def _look_at(model: str) -> ModelFolder | None:
+    from agents.shared.models.folder import inspect_model as inspect_folder
+
+    folder = Path(os.path.expanduser(model))
+    if folder.is_dir():
+        return inspect_folder(folder)
+    if folder.is_absolute() or model.count("/") > 1 or ".." in model:
+        return None
+    fetched = find_snapshot(model, os.environ)
+    # What is missing there is fetched by the run: only what is there already can be wrong.
+    if fetched is None or not fetched.is_dir():
+        return None
+    found = inspect_folder(fetched, parts="config")
+    return found if found.config else None

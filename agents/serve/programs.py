@@ -1,0 +1,114 @@
+"""Run a program of ours for a request, mostly in the training environment: `PYTHON -m MODULE JOB`.
+
+It prints JSON lines: those of kind `progress` become events, and one of kind `failed` is the error
+of the request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from agents.contract.json_text import read_said
+from agents.errors import ExpectedError
+from agents.node.files import job_folder
+from agents.program import command
+from agents.serve.channel import Call
+from agents.shared.files.bounded_work import KILLED, KILLED_HINT, KILLED_MESSAGE
+from agents.shared.files.python_child import python_variables
+from agents.state import Home, archive_path, write_json
+from agents.supervisor.leases import announce
+
+# Start of the last line of a traceback; libraries may print more lines after it.
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
+
+
+def run_program(
+    call: Call,
+    argv: list[str],
+    what: str,
+    packages: Sequence[str] = (),
+    device: str | None = None,
+) -> None:
+    """Run a program; its lines of kind `progress` become events of the request.
+
+    Raises:
+        ExpectedError: it failed, with its own line of kind `failed` if it wrote one.
+    """
+
+    def tell(line: str) -> None:
+        said = read_said(line)
+        if said.get("kind") == "progress":
+            call.progress(str(said.get("message", "")), str(said.get("phase", "")))
+
+    environ = job_environ(call.home, packages, device)
+    # Work on a GPU holds its lease, which says the same.
+    with announce(call.home, "cpu", f"{what[:1].lower()}{what[1:]}"):
+        code, lines = call.children.run(argv, environ=environ, on_line=tell)
+    if code == 0:
+        return
+    # Also with a non-zero exit code, the program's own words say more than its last line.
+    failures = [said for said in map(read_said, lines) if said.get("kind") == "failed"]
+    told = failures[-1] if failures else explain_end(what, code, lines)
+    raise ExpectedError(str(told.get("message", "")), str(told.get("hint", "")))
+
+
+def report_of(
+    call: Call,
+    python: str,
+    module: str,
+    job: dict[str, Any],
+    what: str,
+) -> dict[str, Any]:
+    """Run a program, `MODULE JOB.json REPORT.json`, and return the report."""
+    with job_folder(call.home) as folder:
+        job_file, report = folder / "job.json", folder / "report.json"
+        write_json(job_file, job)
+        run_program(call, command(python, module, str(job_file), str(report)), what)
+        found: dict[str, Any] = json.loads(report.read_bytes())
+        return found
+
+
+def job_environ(
+    home: Home, packages: Sequence[str] = (), device: str | None = None
+) -> dict[str, str]:
+    """Return the environment variables for a program of ours.
+
+    Args:
+        home: of the agent.
+        packages: folders beside our modules.
+        device: the only device that the program sees, such as `cuda:1` (which becomes its `cuda:0`)
+            or `cpu`: merely initializing CUDA takes half a GB of a GPU. None: all of them.
+    """
+    environ = {
+        **python_variables(archive_path(), *packages),
+        "RACKLESS_AGENT_HOME": str(home.path),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
+    }
+    if device is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device.removeprefix("cuda:")
+    return environ
+
+
+def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
+    """Return the error of a program that ended without a `failed` line.
+
+    >>> explain_end("Making awq", 1, ["ValueError: no such head", "INFO: closing"])["message"]
+    'Making awq failed: ValueError: no such head'
+    >>> explain_end("Making awq", -9, [])["message"]
+    'Making awq was killed from outside, most likely because the PC ran out of memory.'
+    """
+    if code == -KILLED:
+        return {"message": f"{what} failed: {KILLED_MESSAGE}.", "hint": KILLED_HINT}
+    if code == -signal.SIGKILL:
+        return {
+            "message": f"{what} was killed from outside, most likely because the PC ran out of "
+            "memory.",
+            "hint": "Close other programs there, or choose another node",
+        }
+    errors = [line for line in lines if _EXCEPTION.match(line)]
+    last = (errors or lines or ["it said nothing"])[-1][:400]
+    return {"message": f"{what} failed: {last}"}

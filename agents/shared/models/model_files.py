@@ -1,0 +1,203 @@
+"""Read the files of a model's folder, each once, before any of them is judged.
+
+Only headers of weights are read: a folder of hundreds of gigabytes takes milliseconds. The folder
+may come from a stranger, so every file has a limit, and no link leads out of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from agents.shared.files.folder_files import open_regular
+from agents.shared.models.config import MOST_BYTES, parse_config
+from agents.shared.models.findings import printable, show
+from agents.shared.models.safetensors_header import MAX_TENSORS, TensorInfo, read_header
+
+Parts = Literal["all", "tokenizer", "present", "config"]
+"""Parts to inspect: all; config and tokenizer; config and what else is there; the config alone."""
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+"""Maximum size of the list of shards; that of a model of 90,000 tensors has 9 MB."""
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Maximum size of tokenizer.json; that of a vocabulary of 262,000 tokens has 33 MB."""
+MAX_JSON_BYTES = 64 << 20
+"""Maximum size of every other JSON file of a tokenizer."""
+MAX_TEMPLATE_BYTES = 4 << 20
+"""Maximum size of a chat template; the longest known have some ten thousand bytes."""
+TOKENIZER_SOURCES = (
+    "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v3",
+    "tekken.json", "tiktoken.model", "vocab.txt",
+)  # fmt: skip
+"""Files that each hold a whole tokenizer."""
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+# Larger ones are parsed only where the time does not matter: a plan must answer at once.
+_QUICK_BYTES = 1 << 20
+_END_BYTES = 64
+_Parse = Callable[[bytes], dict[str, Any] | None]
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelFiles:
+    """Content of a model's folder. A file that is missing is in none of the mappings."""
+
+    names: frozenset[str] = frozenset()
+    """Names of all entries that are not hidden."""
+    objects: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    """Objects of JSON files by file; None: too large to be parsed now, or a template."""
+    starts: dict[str, bytes] = field(default_factory=dict)
+    """First bytes of files that a tokenizer is made from, without leading white space."""
+    headers: dict[str, dict[str, TensorInfo]] = field(default_factory=dict)
+    """Tensors of each file of weights that Transformers would load, up to the first damaged one."""
+    weights: str | None = ""
+    """File that Transformers takes the weights from, or the list of them; empty: there is neither;
+    None: the config names one that is no file of the folder."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Reason why a file cannot be used, by file: a text that begins with a verb."""
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Return the object in a file; empty: it cannot be used."""
+        return self.objects.get(name) or {}
+
+
+def read_model_files(folder: Path, *, parts: Parts, whole: bool) -> ModelFiles:
+    """Return the content of a model's folder; a file that cannot be read is a problem, no error.
+
+    Args:
+        folder: the folder.
+        parts: what must be in it.
+        whole: also parse a large tokenizer.json, which takes up to half a second.
+    """
+    files = ModelFiles(names=_list_names(folder))
+    for name in ("config.json", "adapter_config.json"):
+        _read_object(folder, name, files, MOST_BYTES, _parse_config)
+    has_weights = any(name.endswith(".safetensors") for name in files.names)
+    if parts == "all" or (parts == "present" and has_weights):
+        _read_weights(folder, files)
+    if parts != "config" and "adapter_config.json" not in files.names:
+        _read_tokenizer(folder, files, whole=whole)
+    return files
+
+
+def _is_plain(name: Any, endings: tuple[str, ...]) -> bool:
+    """Return whether a value is the name of a file in the folder itself."""
+    if not isinstance(name, str) or not name.endswith(endings) or len(name) > 255:
+        return False
+    return not name.startswith(".") and not {"/", "\\", "\0", ":"} & set(name)
+
+
+def _list_names(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(p.name for p in folder.iterdir() if not p.name.startswith("."))
+    except OSError:
+        return frozenset()
+
+
+def _read(folder: Path, name: str, files: ModelFiles, take: Callable[[BinaryIO], None]) -> None:
+    """Give an open file to `take`; note what is wrong with it, unless it is missing."""
+    try:
+        with open_regular(folder / name, folder) as file:
+            take(file)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        files.problems[name] = str(error).strip()
+    except OSError as error:
+        files.problems.setdefault(name, f"cannot be used: it {error.strerror}")
+
+
+def _read_object(
+    folder: Path, name: str, files: ModelFiles, limit: int, parse: _Parse, quick: int | None = None
+) -> None:
+    """Read the object of a JSON file; of a file beyond `quick` bytes, check its ends alone."""
+
+    def take(file: BinaryIO) -> None:
+        size = file.seek(0, 2)
+        file.seek(0)
+        if size > limit:
+            raise ValueError(f"cannot be used: it has more than {limit} bytes")
+        if quick is None or size <= quick:
+            files.objects[name] = parse(file.read(limit))
+            return
+        start = file.read(_END_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        file.seek(-_END_BYTES, 2)
+        if start != b"{" or file.read().rstrip()[-1:] != b"}":
+            raise ValueError("is cut off, or no JSON object")
+        files.objects[name] = None
+
+    _read(folder, name, files, take)
+
+
+def _parse_config(data: bytes) -> dict[str, Any]:
+    return parse_config(data, "")
+
+
+def _parse_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {str(error)[:80]}") from error
+    if not isinstance(value, dict):
+        raise ValueError("is no JSON object")
+    return value
+
+
+def _read_weights(folder: Path, files: ModelFiles) -> None:
+    named = files.config("config.json").get("transformers_weights")
+    files.weights = next((name for name in (WEIGHTS, INDEX) if name in files.names), "")
+    if named is not None:
+        is_own = _is_plain(named, (".safetensors", ".safetensors.index.json"))
+        files.weights = str(named) if is_own else None
+    shards = [files.weights] if files.weights else []
+    if files.weights and files.weights.endswith(".json"):
+        _read_object(folder, files.weights, files, MAX_INDEX_BYTES, _parse_index)
+        shards = sorted(set(files.config(files.weights).get("weight_map", {}).values()))
+    for name in shards:
+        _read(folder, name, files, partial(_keep_header, files, name))
+        if name not in files.headers:
+            files.problems.setdefault(name, "is missing")
+            return  # one damaged file is enough to know
+
+
+def _parse_index(data: bytes) -> dict[str, Any]:
+    index = parse_config(data, "")
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ValueError("has no weight_map")
+    if not isinstance(index.get("metadata"), dict):
+        raise ValueError("has no metadata")
+    if len(places) > MAX_TENSORS:
+        raise ValueError(f"names {len(places):,} tensors, and at most {MAX_TENSORS:,} are allowed")
+    for tensor, name in places.items():
+        if not _is_plain(name, (".safetensors",)):
+            raise ValueError(
+                f"puts {printable(tensor)} into {show(name)}, which is no file of the folder"
+            )
+    return index
+
+
+def _keep_header(files: ModelFiles, name: str, file: BinaryIO) -> None:
+    files.headers[name] = read_header(file)
+
+
+def _read_tokenizer(folder: Path, files: ModelFiles, *, whole: bool) -> None:
+    quick = None if whole else _QUICK_BYTES
+    _read_object(folder, "tokenizer.json", files, MAX_TOKENIZER_BYTES, _parse_object, quick)
+    for name in _SETTINGS:
+        _read_object(folder, name, files, MAX_JSON_BYTES, _parse_object, quick)
+    for name in TEMPLATES:
+        _read_object(folder, name, files, MAX_TEMPLATE_BYTES, lambda data: None)
+    if "tokenizer.json" in files.names:
+        return
+    for name in (*TOKENIZER_SOURCES, "vocab.json", "merges.txt"):
+        _read(folder, name, files, partial(_keep_start, files, name))
+    _read_object(folder, "vocab.json", files, MAX_JSON_BYTES, _parse_object)
+
+
+def _keep_start(files: ModelFiles, name: str, file: BinaryIO) -> None:
+    files.starts[name] = file.read(_END_BYTES).lstrip()
