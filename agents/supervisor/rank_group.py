@@ -65,7 +65,7 @@ class RankGroup:
 
     def start(self, launcher: Launcher) -> AttemptOutcome | None:
         """Start all ranks; return the outcome if one cannot be started."""
-        # Before the first rank: started.json names the owner of whatever is started next.
+        # Before the first rank, so that every started rank has an owner in started.json.
         self._write_started()
         self._journal.write("launched", pid=self._identity.pid)
         for placement in self._placements():
