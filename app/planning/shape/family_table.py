@@ -1,4 +1,4 @@
-"""How the layers of each family are read, and what its configs leave out."""
+"""Table of model families: the reader of their layers, and the defaults of their configs."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from app.planning.shape.layer_shape import LayerShape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """How a family's config is read."""
+    """Reader and defaults of one family's configs."""
 
     read: Callable[[ConfigReader, int], LayerShape]
-    """Returns the layer at a place."""
+    """Returns the layer at an index."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What its configuration class fills in where config.json says nothing."""
+    """Defaults of its configuration class for keys that config.json leaves out."""
     ffn: tuple[str, ...] = ("intermediate_size",)
     """Keys of the width of a dense MLP."""
     expert_ffn: tuple[str, ...] = ("moe_intermediate_size", "intermediate_size")
     """Keys of the width of one expert."""
     beside: Callable[[ConfigReader], int] = lambda config: 0
-    """Returns the parameters outside of embedding, layers, last norm and head."""
+    """Returns the number of parameters outside of embedding, layers, last norm and head."""
     may_be_cut: bool = True
-    """Whether nothing but features goes from layer to layer, so that a pipeline can divide it."""
+    """True if layers pass only features to the next one, so that a pipeline can divide them."""
 
 
 _MISTRAL = {"num_key_value_heads": 8}
