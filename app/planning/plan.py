@@ -33,6 +33,7 @@ def make_plan(request: PlanRequest) -> Plan:
     chosen = choose(request.spec, case.cluster, found)
     others = [explain(case, one, chosen) for one in _keep_best(case, found) if one is not chosen]
     if chosen is None:
+        # Without a plan, the nearest miss explains the most.
         others.sort(key=lambda one: _order_misfit(request, one))
     if chosen is not None:
         chosen = explain(case, chosen, chosen, _find_whole(found))

@@ -276,6 +276,7 @@ class PlannedPace:
             # sent while it computes.
             padded = divide(rows, num_rows, setting.micro_tokens, padded=True)
             found = min(found, self._sum(padded, setting, num_launched=int(ranks > 1)))
+        # Scaled, since a division repeats a pattern of a limited number of rows.
         return found * tokens / plain.num_tokens
 
     def _sum(self, division: Division, setting: MemorySetting, *, num_launched: int) -> float:

@@ -92,8 +92,8 @@ class Corrections:
         # Calibrated and uncalibrated GPUs have different speed forecasts, with different errors.
         alike = [outcome for outcome in own if outcome.is_calibrated == is_calibrated]
         return Correction(
-            memory=_choose(own, family, adapter, _memory_of, MEMORY_LIMITS),
-            speed=_choose(alike, family, adapter, _speed_of, SPEED_LIMITS),
+            memory=_choose(own, family, adapter, lambda run: run.memory_ratio, MEMORY_LIMITS),
+            speed=_choose(alike, family, adapter, lambda run: run.speed_ratio, SPEED_LIMITS),
         )
 
     @property
@@ -101,14 +101,6 @@ class Corrections:
         """The factor for seconds on the network, over all runs."""
         ratios = _newest(self.outcomes, lambda outcome: outcome.network_ratio)
         return make_factor(ratios, NETWORK_LIMITS, "over this network")
-
-
-def _memory_of(outcome: RunOutcome) -> float | None:
-    return outcome.memory_ratio
-
-
-def _speed_of(outcome: RunOutcome) -> float | None:
-    return outcome.speed_ratio
 
 
 def _choose(

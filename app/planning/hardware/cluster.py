@@ -77,7 +77,7 @@ class PlannedGpu:
         measured = self.calibration.context_bytes if self.calibration else None
         is_cpu = self.device == "cpu"
         return GpuMemory(
-            total_bytes=total if is_cpu else total - reserved,
+            total_bytes=total if is_cpu else total - reserved,  # no driver reserves RAM
             desktop_bytes=self.desktop_bytes,
             capability=capability,
             num_multiprocessors=processors,
@@ -215,6 +215,7 @@ def make_cluster(
     }
     for one, other in combinations(facts, 2):
         mine, theirs = speeds[one], speeds[other]
+        # A link is as fast as the slower of its two interfaces.
         if frozenset((one, other)) not in links and mine and theirs:
             links[frozenset((one, other))] = ethernet(min(mine, theirs), source="nominal")
     return Cluster(nodes=nodes, links=links)

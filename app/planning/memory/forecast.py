@@ -232,6 +232,7 @@ def estimate_memory(
         slack_bytes=int(slack_share * (rest + moment.sum_bytes)),
         context_bytes=gpu.context_bytes + (0 if ranks == 1 else _NCCL_BYTES),
         desktop_bytes=gpu.desktop_bytes,
+        # The layers of an unlisted family are a guess.
         error_share=_ERROR_SHARE if shape.is_exact else 2 * _ERROR_SHARE,
     )
 

@@ -253,12 +253,12 @@ def measure_layer(  # noqa: PLR0913 - all that a layer's memory depends on
     # Layers with attention and a mixer run their backward passes one after the other.
     scratch = max(scratch, int(tokens * mixer.scratch_bytes))
     masked = 2 * sizes.hidden if mixer.scratch_bytes and sizes.has_dropout else 0
-    extra = width * masked + mixer.beside_bytes
+    extra = width * masked + mixer.other_bytes
     attention = tokens * (width * _attention_more(sizes) + extra) + scratch
     small = _small(sizes) + mixer.kept_bytes
     again = tokens * (width * _count_again(sizes) + small) + wait
     again += experts.kept_bytes + experts.pass_bytes
-    extra = width * masked + mixer.beside_again_bytes
+    extra = width * masked + mixer.other_again_bytes
     again_attention = tokens * (width * _again_attention(sizes) + small + extra) + scratch
     return LayerMemory(
         kept_bytes=kept,

@@ -22,7 +22,7 @@ _SCRATCH_DELTA, _SCRATCH_MAMBA = (10.0, 7.6, 4.9, 3.8), (5.0, 5.3, 1.2, 3.6)
 # Number of fp32 copies of values in the layer's other gradients at that moment: in a layer that
 # keeps its activations, and in one that recomputes. Measured with layers of Qwen3.5-9B, and of
 # Granite 4 with QLoRA, on an H100.
-_BESIDE_DELTA, _BESIDE_MAMBA = (3.25, 3.3), (4.0, 2.2)
+_OTHER_DELTA, _OTHER_MAMBA = (3.25, 3.3), (4.0, 2.2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +33,10 @@ class MixerMemory:
     """Tensors saved for the backward pass, without the inputs of the first adapters."""
     scratch_bytes: float = 0.0
     """Peak of the operator's backward pass, its results included."""
-    beside_bytes: float = 0.0
+    other_bytes: float = 0.0
     """Other gradients of the layer during that peak: of the convolution and of the operator's
     result."""
-    beside_again_bytes: float = 0.0
+    other_again_bytes: float = 0.0
     """The same gradients in a layer that recomputes."""
 
 
@@ -62,12 +62,12 @@ def count_mixer(layer: LayerShape, width: int) -> MixerMemory:
     keys, values = mixer.num_groups * mixer.key_dim, mixer.num_heads * mixer.value_dim
     convolved = (_WIDE + width) * (2 * keys + values)
     is_delta = layer.kind == "delta"
-    copies, copies_again = _BESIDE_DELTA if is_delta else _BESIDE_MAMBA
+    copies, copies_again = _OTHER_DELTA if is_delta else _OTHER_MAMBA
     return MixerMemory(
         kept_bytes=(_count_delta if is_delta else _count_mamba)(mixer, width),
         scratch_bytes=_count_scratch(mixer, _SCRATCH_DELTA if is_delta else _SCRATCH_MAMBA),
-        beside_bytes=convolved + copies * _WIDE * values,
-        beside_again_bytes=convolved + copies_again * _WIDE * values,
+        other_bytes=convolved + copies * _WIDE * values,
+        other_again_bytes=convolved + copies_again * _WIDE * values,
     )
 
 

@@ -29,6 +29,7 @@ class ConfigReader:
                 value = value[0] if value and all(size == value[0] for size in value) else None
             if value is not None:
                 break
+        # In Python a bool is an int, too.
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UserError(
                 f"The model's config.json has {names[0]}: {value!r}, which is not a size.", _HINT

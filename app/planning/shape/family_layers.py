@@ -38,6 +38,7 @@ def _attend(
     _, queries, keys = _widths(config)
     bias = config.has("attention_bias")
     on_qkv, on_output = (bias if given is None else given for given in (on_qkv, on_output))
+    # With gates, the projection of the queries also gives a gate for each of their features.
     widths = {"q_proj": queries * (2 if gates else 1), "k_proj": keys, "v_proj": keys}
     layer.attention += [
         Linear(name=n, num_inputs=layer.hidden, num_outputs=w, has_bias=on_qkv, part=part)

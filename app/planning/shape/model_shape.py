@@ -126,7 +126,7 @@ class ModelShape:
     """Window of sliding-window layers, in tokens; None: full attention."""
     max_tokens: int | None = None
     """Maximum length of a sequence, in tokens; None: not given."""
-    num_beside: int = 0
+    num_outside: int = 0
     """Number of parameters outside of embedding, layers, last norm and head."""
     may_be_cut: bool = True
     """True if a pipeline can divide it between two layers."""
@@ -162,7 +162,7 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Number of all parameters; tied ones count once."""
-        ends = self.num_embedding + self.num_final_norm + self.num_head + self.num_beside
+        ends = self.num_embedding + self.num_final_norm + self.num_head + self.num_outside
         return ends + sum(count * layer.num_parameters for layer, count in self.kinds)
 
     @property
@@ -282,6 +282,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         ffn=_number(known, "intermediate_size"),
         known=known,
     )
+    # A key of the config wins over the family's default, which may have another name.
     num_experts = _first(text, _EXPERTS) or _first(known, _EXPERTS)
     # A listed dense family has no experts, even if stray keys of its config suggest them.
     if not (family in _MOE or family not in _DEFAULTS):
@@ -342,6 +343,7 @@ def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShap
     # Equal layers become one object, since `kinds` counts them by identity.
     seen: dict[LayerShape, LayerShape] = {}
     layers = [how.read(config, place) for place in range(config.number("num_hidden_layers"))]
+    # In latent attention a head has a part with and a part without rotary positions.
     latent = config.count("qk_nope_head_dim")
     has_experts = any(layer.num_experts_params for layer in layers)
     window = known.get("sliding_window") if _slides(family, known, text) else None
@@ -364,7 +366,7 @@ def _read_family(family: str, how: Family, text: Mapping[str, Any]) -> ModelShap
         has_softcap=any(known.get(name) for name in _CAPS),
         sliding_window=int(window) if window else None,
         max_tokens=config.count("max_position_embeddings") or None,
-        num_beside=how.beside(config),
+        num_outside=how.count_outside(config),
         may_be_cut=how.may_be_cut,
     )
 

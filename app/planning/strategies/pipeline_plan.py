@@ -434,4 +434,5 @@ def _micro_s(pace: PlannedPace, tokens: float, *, again: bool) -> float:
     if again:
         computing_s += tokens * pace.again_s + pace.again_pass_s
         launching_s += pace.launch_again_s
+    # The host launches kernels while others run, so only the longer of the two counts.
     return max(computing_s, launching_s)

@@ -74,6 +74,7 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     """Return the plan that streams frozen layers; None: needless, since all fit, or impossible."""
     if refuse_streamed(case):
         return None
+    # If all GPUs hold the model, streaming only costs time, so the run file has to ask for it.
     is_wanted = case.spec.parallel == "streamed"
     if not is_wanted and all(case.fit(worker, len(workers)).fits for worker in workers):
         return None
@@ -272,6 +273,7 @@ def _count_inputs(case: Case, worker: Worker, setting: MemorySetting) -> float:
 
 def _layer_bytes(case: Case, forecast: MemoryForecast) -> tuple[float, float]:
     """Return the bytes of a layer's weights and of their quantization constants."""
+    # Embedding and head are in 16 bits and never streamed.
     ends = 2.0 * (case.shape.num_embedding + case.shape.num_head)
     num = case.shape.num_layers
     return (forecast.weights_bytes - ends) / num, forecast.constants_bytes / num
