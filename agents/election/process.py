@@ -242,9 +242,10 @@ class Regrouping:
     """Regrouping of the surviving ranks after a loss, while their processes are alive.
 
     Each node with waiting ranks polls the others. Once all remaining ranks wait at the same step,
-    the lowest node asks each one to join a new group of the same attempt. A silent node is left out
-    once it missed its time for an answer and the others have not changed for `REGROUP_SETTLE_S`.
-    After `PATIENCE_S` the ranks save and end; then the attempt is recovered like any other.
+    the node with the lowest rank asks the others to join a new group of the same attempt. A silent
+    node is left out once it missed its time for an answer and the others have not changed for
+    `REGROUP_SETTLE_S`. After `PATIENCE_S` the ranks save and end, and the attempt is recovered like
+    any other.
     """
 
     def __init__(
