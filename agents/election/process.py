@@ -244,7 +244,7 @@ class Regrouping:
     Each node with waiting ranks polls the others. Once all remaining ranks wait at the same step,
     the node with the lowest rank asks the others to join a new group of the same attempt. A silent
     node is left out once it missed its time for an answer and the others have not changed for
-        `REGROUP_SETTLE_S`. After `PATIENCE_S` the ranks save and end; then the attempt is recovered
+    `REGROUP_SETTLE_S`. After `PATIENCE_S` the ranks save and end; then the attempt is recovered
     like any other.
     """
 
