@@ -470,7 +470,7 @@ def _place() -> str:
 
 
 def _first(error: Exception) -> str:
-    r"""Return the first line of an error of torch, without source location and advice.
+    """Return the first line of an error of torch, without source location and advice.
 
     >>> _first(RuntimeError("[/gloo/pair.cc:553] Connection closed by peer [::1]:9. This is "
     ...     "typically caused by a remote worker crashing.\\nStack"))

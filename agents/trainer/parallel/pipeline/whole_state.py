@@ -148,9 +148,8 @@ def load_optimizer(
     start = 0
     for index, group in enumerate(flat.groups(0.0)):
         (parameter,) = _parameters(group)
-        mine[f"{index}/{_STEP}"] = tensors[
-            f"0/{_STEP}"
-        ].clone()  # each group counts its own steps in place
+        # Cloned, since each group counts its own steps in place.
+        mine[f"{index}/{_STEP}"] = tensors[f"0/{_STEP}"].clone()
         names = _names_between(flat, start, start + parameter.numel())
         for name in _MOMENTS:
             parts = [moments[name][whole.spans[each]] for each in names]
