@@ -218,6 +218,7 @@ class Loop:
     def _do_step(self, step: int) -> StepResult:
         context, strategy = self._context, self._strategy
         context.heartbeat.beat(step - 1)
+        # Between steps, where no pass uses the weights.
         self._executor.release_memory_under_pressure()
         watch = Stopwatch(context.device)
         batch = strategy.choose_batch(step)

@@ -155,6 +155,7 @@ def _describe(state: TrainingState) -> dict[str, Any]:
 def _load(context: RankContext, strategy: Strategy) -> TrainingState:
     attempt, device = context.attempt, context.device
     spec = attempt.intent.spec
+    # Its carriage returns would fill the log.
     transformers_logging.disable_progress_bar()
     folder = find_model(attempt.intent.model_path, spec)
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -172,11 +173,13 @@ def _load(context: RankContext, strategy: Strategy) -> TrainingState:
         base = _load_base(context, strategy, folder, store)
         for examples in (train, evaluation):
             if examples is not None:
+                # On a GPU an unknown id would be an assertion without a location.
                 refuse_unknown_tokens(base, examples.vocab_size, folder)
         stream = store.finish()
         model = build_trained_model(
             spec, base, tokenizer, plain_template=plain_template, device=device, stream=stream
         )
+        # After the adapter: a stage must train parameters, or be refused.
         model = strategy.divide(model)
         forward = _make_forward(model, device, spec.sequence_tokens)
         for message in forward.limits if attempt.rank == 0 else ():

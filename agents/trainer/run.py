@@ -96,6 +96,7 @@ def run_rank(
     """
     spec = attempt.intent.spec
     ranks = Ranks.from_environment()
+    # Before the group: this failure needs no other rank.
     refuse_unsupported(spec, ranks.world_size)
     device = choose_device(attempt.placement.device)
     # Before any allocation there: under WSL2 the limit is the memory that is free now.
@@ -169,6 +170,7 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
     step_s = forecast_step_s(
         spec.batch_sequences, state.train.num_tokens, strategy.shares, solo_tokens_per_s
     )
+    # The supervisor judges silence by the time of a step.
     context.heartbeat.forecast_step(step_s)
     if context.attempt.rank == 0:
         tokenizer, plain_template = state.model.tokenizer, state.model.plain_template

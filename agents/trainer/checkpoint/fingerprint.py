@@ -44,6 +44,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
             f"{folder} holds no model: config.json is missing.",
             "Give a folder as Transformers saves it, with config.json and model.safetensors",
         )
+    # hashlib releases the interpreter lock, so threads hash in parallel.
     with ThreadPoolExecutor(max_workers=4) as pool:
         hashes = list(pool.map(lambda name: hash_cached(folder / name, memory), names))
     lines = [f"{name} {sha256}\n" for name, sha256 in zip(names, hashes, strict=True)]

@@ -123,6 +123,7 @@ class CheckpointFolder:
 
     def find_all(self) -> list[Checkpoint]:
         """Return the checkpoints from which a run can resume, oldest first."""
+        # Damaged ones are left out: a resume could not use them.
         return sorted(self._read_all(), key=lambda checkpoint: checkpoint.age)
 
     def _read_all(self) -> Iterator[Checkpoint]:
@@ -169,6 +170,7 @@ class CheckpointFolder:
             self._failpoints.reach("files-written")
             manifest = self._write_manifest(partial, step, about)
             self._failpoints.reach("manifest-written")
+            # As late as possible: a newer attempt may have started while the files were written.
             self._check_fence()
             self._appear(partial, step)
         # Also on an interrupt: no part of an unfinished checkpoint may remain.
@@ -183,6 +185,7 @@ class CheckpointFolder:
     def _write_manifest(self, partial: Path, step: int, about: dict[str, Any]) -> Manifest:
         entries = []
         for path in sorted(partial.iterdir()):
+            # Written by libraries that do not sync, such as safetensors.
             sync_file(path)
             self._failpoints.reach("file-synced")
             entries.append(describe_file(partial, path))

@@ -145,6 +145,7 @@ class LossSaver:
                 self._end()
 
     def _end(self) -> None:
+        # Shows in the log where the loop waited.
         faulthandler.dump_traceback(file=sys.stderr)
         name = self._context.attempt.rank_names[self._context.attempt.rank]
         self._context.journal.write(

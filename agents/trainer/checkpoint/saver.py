@@ -89,6 +89,7 @@ class Saver:
             context.journal,
             lambda: self._copy.size_bytes,
         )
+        # One thread: saves are written in order, and pruning never overlaps a save.
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         # The newest save of this rank; its result is the error of a failed one.
         self._writing: Future[CannotWrite | None] | None = None
@@ -158,6 +159,7 @@ class Saver:
         Raises:
             ExpectedError: this attempt must not write any more, or the save at a stop failed.
         """
+        # For example the last step, if it was saved periodically just before.
         if point.step == self._saved_step:
             return
         started_s = time.monotonic()
@@ -253,6 +255,7 @@ class Saver:
         self._folder.commit(
             point.step,
             lambda folder: write_state(folder, model=self._model, copy=self._copy, point=point),
+            # A resume from it keeps promise B: ranks were not made equal.
             {**self._about, "at_loss": True},
         )
         self._context.journal.write(

@@ -116,6 +116,7 @@ def make_key(
 @contextmanager
 def _lock(cache: Path, key: str, wait: Callable[[], None]) -> Iterator[None]:
     try:
+        # Tokens are the user's data: only this account may read them.
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(cache / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -77,8 +77,10 @@ def find_tokenizer(path: str) -> Path:
 def _find_folder(path: str, patterns: list[str]) -> Path:
     folder = Path(path)
     if folder.is_dir():
+        # Code in a model's folder must never run.
         forbid(folder)
         return folder
+    # Not a hub id, so the hub is not asked.
     if folder.is_absolute() or path.count("/") > 1:
         raise ExpectedError(f"{path} does not exist.", "Check the model of the run file")
     from huggingface_hub import snapshot_download

@@ -65,6 +65,7 @@ def read_parquet(
     environ = {
         **python_environ(os.environ, archive_path()),
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # others reserve memory, which would count
+        # Each thread's stack and arena would count against the limit.
         "OMP_NUM_THREADS": "1",
     }
     with tempfile.TemporaryFile() as errors:
@@ -90,6 +91,7 @@ def read_parquet(
             if not is_ended:  # killed by the limit in a library that cannot handle it
                 raise _too_large(path, memory_bytes)
         finally:
+            # The reader may stop early, while the child still writes.
             child.kill()
             child.stdout.close()
             child.wait()
@@ -265,6 +267,7 @@ def _send_batches(path: Path, file: Any, names: list[str]) -> None:
     for batch in file.iter_batches(batch_size=_choose_batch(file.metadata), columns=names):
         step = max(1, batch.num_rows * _SENT_BYTES // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
+            # Only a slice as Python objects: they take many times the bytes of the batch.
             rows = [_wrap(row) for row in _list_values(batch.slice(start, step))]
             sent_rows += len(rows)
             sent_bytes += sum(len(row) for row in rows)

@@ -294,6 +294,7 @@ def _render_rows(
             for row in rows:
                 number = row.number
                 more_s = _RENDER_S * (len(row.turns) + len(row.rejected))
+                # Long conversations get more time: each answer is rendered separately.
                 draw = partial(_render_row, tokenizer, row, by_hand=by_hand)
                 drawn.append(within_limits(draw, SOFT_S + more_s, HARD_S + more_s))
                 allowed_s += _RENDER_S + more_s
@@ -423,6 +424,7 @@ def _fold_system(
         return turns, _render(tokenizer, turns, add_generation_prompt=False)
     try:
         text = _render(tokenizer, turns, add_generation_prompt=False)
+        # An equal text means that the template ignores the system turn.
         if text != _render(tokenizer, turns[1:], add_generation_prompt=False):
             return turns, text
     except ValueError:
@@ -449,6 +451,7 @@ def _render(
     template = tokenizer.get_chat_template()
     if not isinstance(template, str):
         raise ValueError("the chat template of this model is no text")
+    # The macro shadows the function that Transformers gives to templates.
     if "strftime_now" in template:
         template = _STOPPED_CLOCK + template
     return templates.render(

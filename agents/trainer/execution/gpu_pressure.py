@@ -50,6 +50,7 @@ class GpuPressure:
             return False
         self._next_s = self._now_s() + _CHECK_INTERVAL_S
         free_bytes, total_bytes, own_bytes = self._read()
+        # Includes this process's own CUDA context, which the baseline cancels.
         others_bytes = total_bytes - free_bytes - own_bytes
         if self._num_checks < _NUM_BASELINE_CHECKS:
             self._num_checks += 1

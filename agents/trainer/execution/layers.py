@@ -66,6 +66,7 @@ class LayerStack:
             for module in model.module.modules()
             if isinstance(module, GradientCheckpointingLayer)
         ]
+        # Bound before any replacement, so that a plan can restore them.
         self._plain = [layer.forward for layer in self._layers]
         self._norms = [*_find_norms(model.module, self._layers)]
         self._modes: list[Mode] = []
@@ -75,6 +76,7 @@ class LayerStack:
         self._repack_buffer: Tensor | None = None
         self.offloader = offloader
         self.compiled = compiled
+        # fullgraph: a graph break raises, so that `stop_compiling` can report it.
         self._compiled = torch.compile(_compute, fullgraph=True)
         self._compiled_recompute = torch.compile(_compute_recomputing, fullgraph=True)
         self.plan = LayerPlan()

@@ -44,6 +44,7 @@ def measure_needs(
     # Compiles. Unlike `try_gradients` it raises an explained error if nothing fits.
     executor.add_gradients(part)
     timed = PassTimer(executor, device).time(part) or PassTime(1.0, 0.0)
+    # After the timing: the first passes also allocate workspaces and compile.
     once_bytes = measure_peak_bytes(executor, device, part)
     input_bytes = _read_layer(executor)
     twice = workload.choose_part(2 * tokens)
@@ -52,6 +53,7 @@ def measure_needs(
         executor, ExecutionSetting(micro_tokens=2 * tokens, num_recomputed=num_recomputed)
     )
     token_bytes = once_bytes / tokens
+    # Data with few rows may not fill a part of twice the size.
     if more > tokens // 2 and executor.try_gradients(twice):
         twice_bytes = measure_peak_bytes(executor, device, twice)
         # Two sizes separate the part that grows with the tokens from the fixed part.

@@ -50,6 +50,7 @@ class PassTimer:
             num_before = replayer.num_replayed if replayer is not None else 0
             if self.time_once(part) is None:
                 return None
+            # A replay has happened, so the next passes are timed as in the run.
             if replayer is not None and replayer.num_replayed > num_before:
                 break
         best = launched.seconds
@@ -77,6 +78,7 @@ def measure_bus(device: torch.device) -> float:
     """Return the bandwidth from the GPU to pinned host memory, in bytes per second."""
     host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
+    # The first copy also pays for the driver's setup.
     host.copy_(there)
     torch.cuda.synchronize(device)
     started = time.perf_counter()

@@ -48,6 +48,7 @@ class SpeedWatch:
 
     def __init__(self, chosen: ExecutionSetting, tried: Iterable[ExecutionSetting]) -> None:
         others = {replace(setting, tokens_per_s=0.0): setting for setting in tried}
+        # Compared without speeds: the same setting may have been timed twice.
         others.pop(replace(chosen, tokens_per_s=0.0), None)
         self._rivals = sorted(others.values(), key=lambda one: one.tokens_per_s)
         self._current = chosen

@@ -154,6 +154,7 @@ class Tuner:
             sizes.append(min(3 * best.micro_tokens // 2, self._max_tokens))
         if best.micro_tokens > 2 * needs.tokens:
             sizes.append(3 * best.micro_tokens // 4)
+        # Few long rows may give the same part for several sizes, which need not be timed again.
         near = (best.micro_tokens, best.micro_tokens // 2)
         known = {count_tokens(self._workload.choose_part(tokens)) for tokens in near}
         for tokens in sizes:
@@ -225,6 +226,7 @@ class Tuner:
             if (one.micro_tokens, one.is_repeating) != alike
             or one.tokens_per_s > _NEAR_ALIKE * best.tokens_per_s
         ][:_MAX_FINALISTS]
+        # Passes this long have already shown the sustained speed.
         if best.micro_tokens > LONG_S * best.tokens_per_s:
             return best
         for setting in rivals:
@@ -409,6 +411,7 @@ class Tuner:
             fill_spare_memory(self._executor, self._device, part, self._reserve)
             before = count_alloc_retries(self._device)
             costs = self._measure_costs(setting)
+            # A recording that found no memory is tried again with fewer unpacked weights.
             while self._executor.make_room_for_graphs():
                 costs = self._measure_costs(setting)
             is_roomy = count_alloc_retries(self._device) == before
@@ -443,6 +446,7 @@ class Tuner:
         if size is not None and large.seconds < LONG_S and self._is_in_time:
             small_part = self._workload.choose_part(size)
             small_tokens = count_tokens(small_part)
+            # Two points that close would give a meaningless slope.
             small = self._timer.time(small_part) if small_tokens < 0.9 * tokens else None
             if small is not None:
                 points.insert(0, (small_tokens, small.seconds))

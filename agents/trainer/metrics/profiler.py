@@ -151,6 +151,7 @@ def write_trace(made: profile, path: Path) -> int:
             shutil.copyfileobj(source, target, 1 << 20)
         packed.rename(path)
     finally:
+        # Traces are large, so no part may remain after an error.
         shutil.rmtree(scratch, ignore_errors=True)
     return path.stat().st_size
 

@@ -64,6 +64,7 @@ class StatsLayout:
     def read(self, vector_S: Tensor, *local: Tensor) -> Stats:
         """Return the numbers of the summed vector, and `local` scalars with the same wait."""
         extra = [value.detach().double().reshape(1) for value in local]
+        # One transfer for everything: each one would wait for the GPU.
         numbers = torch.cat([vector_S, *extra]).tolist()
         start = len(self._sums)
         per_rank = {}

@@ -186,6 +186,7 @@ class Forward:
             )
         if not self._causal._can_set_attn_implementation():
             return "it computes attention itself, not by Transformers' registry"
+        # Restored below if packed rows fail.
         usual = self._causal.config._attn_implementation
         tuned = attention.take_temperatures(self._body)
         self._needs_places = self._needs_places or bool(tuned)

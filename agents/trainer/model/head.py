@@ -117,6 +117,7 @@ class FullLogitsHead:
 def find_head(model: nn.Module, dtype: torch.dtype) -> Head | None:
     """Return the head of a causal language model, or None if its kind is not supported."""
     last = model.get_output_embeddings()
+    # A subclass may compute more than a product.
     if type(last) is not nn.Linear:
         return None
     config = model.config.get_text_config()

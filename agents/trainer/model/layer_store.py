@@ -113,6 +113,7 @@ class StreamedLayers:
         self._shared = self._local.join(places, _SLOT_SHARE * most_bytes)
         if self._shared is not None:
             num_reading = self._local.count
+            # The budget of all ranks together, since they hold one copy.
             self._memory.budget_bytes = self._shared.budget_bytes
         num_fitting = self._memory.budget_bytes // most_bytes
         num_in_files = max(0, len(places) - num_fitting)

@@ -56,6 +56,7 @@ def reset(ropes: list[LengthDependentRope]) -> None:
             name = f"{rope.prefix}inv_freq"
             first = getattr(rope.module, f"{rope.prefix}original_inv_freq")
             device = getattr(rope.module, name).device
+            # As the class itself does when it changes the angles.
             rope.module.register_buffer(name, first.to(device), persistent=False)
             setattr(rope.module, _cached(rope), rope.max_tokens)
 

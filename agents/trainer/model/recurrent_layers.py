@@ -57,6 +57,7 @@ def _choose(plain: Callable[..., Any], ours: Callable[..., Any]) -> Callable[...
     def run(*args: Any, **kwargs: Any) -> Any:
         return (ours if "segment_M" in kwargs else plain)(*args, **kwargs)
 
+    # Marks the replaced function, so that a second model does not wrap it again.
     setattr(run, _MARK, plain)
     return run
 

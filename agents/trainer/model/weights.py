@@ -203,6 +203,7 @@ class _Slice:
         return getattr(self._plain, name)
 
     def __getitem__(self, index: Any) -> Tensor:
+        # Transformers reads a whole tensor with an ellipsis; parts are read by the original.
         if index is not ...:
             part: Tensor = self._plain[index]
             return part

@@ -79,4 +79,5 @@ class Reserve:
     def _taken_bytes(self) -> int:
         states, _ = export_state(self._optimizer)
         here = self._device.type
+        # Paged state and counters are on the CPU.
         return sum(state.nbytes for state in states.values() if state.device.type == here)

@@ -91,6 +91,7 @@ class DataParallel:
         """Put all trained parameters into one buffer; see `Strategy`."""
         self._flat = FlatParameters(model.named_parameters(), self._device, layout=layout)
         self._optimizer = make_optimizer(self._spec, self._flat)
+        # A single rank sends nothing, so it loses nothing.
         kind = self._spec.compression if self._group.world_size > 1 else "none"
         self._transport = make_transport(kind, self._flat, self._group, self._spec.seed)
         return self._flat

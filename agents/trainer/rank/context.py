@@ -45,6 +45,7 @@ class RankContext:
             PeerLost: another rank is gone.
         """
         sums = torch.tensor([float(flag) for flag in flags], device=self.device)
+        # The supervisor must not take this wait for a hang of this rank.
         with self.heartbeat.waiting():
             self.group.sum(sums)
             numbers = [int(number) for number in sums.tolist()]

@@ -214,6 +214,7 @@ class Group:
             if self._is_on_one_node
             else choose_variables(os.environ["MASTER_ADDR"], self.rank == 0)
         )
+        # A user may have set one of them.
         for name, value in chosen.items():
             os.environ.setdefault(name, value)
 
@@ -277,6 +278,7 @@ class Group:
     def _end_on_failure(self, topic: str, rank: int, value: dict[str, Any]) -> None:
         if not value.get("failure"):
             return
+        # Rank 0 waits for this mark before it ends and takes the store with it.
         self._guard(lambda store: store.set(f"{topic}/seen/{self.rank}", "1"))
         keys = [f"{topic}/seen/{number}" for number in range(self.world_size)]
         deadline = time.monotonic() + _LINGER_S

@@ -110,6 +110,7 @@ class StartProgress:
         if now_s - self._beat_s < _PERIOD_S:
             return False
         self._beat_s = now_s
+        # Step 0: no step of this attempt is done before its start ends.
         self._heartbeat.beat(0, phase)
         self._group.signal_alive()
         return True

@@ -38,6 +38,7 @@ class StateGuard:
                 raise PeerLost(
                     f"{self._name} {SEIZED}.", "Find the rank that ended first; its log says why"
                 )
+            # Stays so after an error: a half-done change cannot be saved.
             self._is_whole = False
             yield
             self._is_whole = True

@@ -116,6 +116,7 @@ def open_plain_store(rank: int, world_size: int, timeout_s: float) -> dist.Store
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdigit():
         raise ValueError("MASTER_ADDR and MASTER_PORT have to be set")
+    # torch's own listener would accept connections on every interface.
     listener = listen_at(address, int(port))
     return dist.TCPStore(
         address,

@@ -85,6 +85,7 @@ class StreamedLayerFiles:
             layout = BlockLayout.from_text(about["layout"])
             known, *checksums = json.loads(about["checksums"])
             is_whole = (
+                # The layout decides where tensors are read, so it has its own checksum.
                 known == zlib.crc32(about["layout"].encode())
                 and len(checksums) == len(range(0, layout.num_bytes, PIECE_BYTES))
                 and path.stat().st_size == start + layout.num_bytes
@@ -135,6 +136,7 @@ class StreamedLayerFiles:
                 file.write(memoryview(block.numpy()))
                 file.flush()
                 os.fsync(file.fileno())
+            # Atomic: other ranks find a whole file or none.
             partial.replace(path)
         except OSError as error:
             with suppress(OSError):
@@ -145,6 +147,7 @@ class StreamedLayerFiles:
     def mark_used(self) -> None:
         """Mark these files as used, and remove those that are no longer used."""
         with suppress(OSError):
+            # The folder's time stands for the last use of all its files.
             os.utime(self._folder)
         with suppress(OSError):
             for other in self._folder.parent.iterdir():

@@ -94,6 +94,7 @@ def take_turns(
                 if time.monotonic() - since_s < _PATIENCE_S:
                     time.sleep(_POLL_S)
                     continue
+                # Its owner hangs: this rank prepares the layer itself.
                 place = left[0]
             yield place
             claims.give_back(place)

@@ -83,6 +83,7 @@ class BlockLayout:
 def allocate_block(num_bytes: int) -> Tensor:
     """Return page-aligned host memory (num_bytes,) of uint8."""
     whole = torch.empty(num_bytes + PAGE_BYTES, dtype=torch.uint8)
+    # torch aligns to 64 bytes, but direct reads and pinning need whole pages.
     return whole[-whole.data_ptr() % PAGE_BYTES :][:num_bytes]
 
 
@@ -98,6 +99,7 @@ def make_layout(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Bloc
     return BlockLayout(
         entries=tuple(entries),
         num_bytes=-(-max(place, 1) // PAGE_BYTES) * PAGE_BYTES,
+        # Sorted, so that layers of one kind compare equal and share slots.
         facts=json.dumps(facts, sort_keys=True),
     )
 

@@ -211,6 +211,7 @@ class Pipeline:
         chosen = speeds or choose_first_shares(self._replica_speeds(tokens_per_s))
         is_active = self._spec.rebalance and self._spec.shares is None
         self._balancer = Balancer(chosen, active=is_active)
+        # Every stage must make the same micro-batches of a batch.
         executor.micro_tokens = self._agree_on_size(executor.micro_tokens)
         replica, place = self._place
         row = self._replicas.rows[replica]
@@ -304,6 +305,7 @@ class Pipeline:
         rows = read_rows(self._flat, self._optimizer)
         num_flags = torch.tensor([float(flag)], dtype=torch.float64, device=self._device)
         self._group.sum(num_flags)
+        # Replicas on different GPUs may differ in the last bits.
         if len(self._replicas.rows) > 1:
             with self._context.guard.changing():
                 self._stretches.copy_from_first(rows)
