@@ -14,8 +14,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from agents.contract.model_parts import PARTS_PREFIX, ModelParts, Outline, is_parts_file
-from agents.contract.run import FileEntry
+from agents.contract.model_parts import PARTS_PREFIX, ModelParts, is_parts_file
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.file_hashes import remember_hash
@@ -73,7 +72,9 @@ def _make_view(path: Path, parts: ModelParts) -> Path:
         target = made / entry.path
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if entry.path in outlines:
-            _write_outline(target, outlines[entry.path], entry)
+            with target.open("xb") as file:
+                file.write(outlines[entry.path].header())
+                file.truncate(entry.size_bytes)  # a hole: it takes no disk space
         else:
             os.link(path.parent / entry.path, target)
     with contextlib.suppress(OSError):  # another rank was first
@@ -81,12 +82,6 @@ def _make_view(path: Path, parts: ModelParts) -> Path:
         return view
     shutil.rmtree(made, ignore_errors=True)
     return view
-
-
-def _write_outline(target: Path, outline: Outline, entry: FileEntry) -> None:
-    with target.open("xb") as file:
-        file.write(outline.header())
-        file.truncate(entry.size_bytes)
 
 
 def is_outline(path: Path) -> bool:

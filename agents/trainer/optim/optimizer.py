@@ -82,15 +82,10 @@ def clip_and_step(
         max_norm: larger gradients are scaled down to this norm.
         learning_rate: learning rate of this step.
     """
-    set_learning_rate(optimizer, learning_rate)
-    flat.gradients.mul_((max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
-    take_step(optimizer)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+    flat.gradients.mul_((max_norm / (norm + _NORM_EPSILON)).clamp(max=1.0))
+    take_step(optimizer)
 
 
 def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -69,8 +69,10 @@ def interrupt() -> None:
     """End all sums with an error, including those that another thread waits for."""
     if _uses_nccl():
         _nccl().abort()
-    else:
-        _end_connections()
+        return
+    for connection in copy_sockets(listening=False):
+        with connection, contextlib.suppress(OSError):  # the peer closed it first
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def disconnect(*, is_interrupted: bool) -> None:
@@ -82,12 +84,6 @@ def disconnect(*, is_interrupted: bool) -> None:
         dist.distributed_c10d._abort_process_group()
     else:
         dist.destroy_process_group()
-
-
-def _end_connections() -> None:
-    for connection in copy_sockets(listening=False):
-        with connection, contextlib.suppress(OSError):  # the peer closed it first
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _uses_nccl() -> bool:

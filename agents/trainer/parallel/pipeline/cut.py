@@ -34,9 +34,9 @@ class Replicas:
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = tuple(stages)
         numbers = sorted({stage.replica for stage in stages})
+        in_order = sorted(stages, key=lambda stage: stage.first_layer)
         self.rows = tuple(
-            tuple(sorted((item for item in stages if item.replica == number), key=_first_layer))
-            for number in numbers
+            tuple(stage for stage in in_order if stage.replica == number) for number in numbers
         )
         """Stages of each replica, in the order of the layers."""
         self.num_layers = max(stage.stop_layer for stage in stages)
@@ -73,10 +73,6 @@ class Replicas:
                 for row in self.rows
             )
             yield Stretch(first=first, stop=stop, holders=holders)
-
-
-def _first_layer(stage: Stage) -> int:
-    return stage.first_layer
 
 
 def choose_stages(
