@@ -38,7 +38,7 @@ def give_advice(
 ) -> tuple[Advice, ...]:
     """Return the advice for a plan, the most important first."""
     if not case.workers:
-        return (Advice(text=_say_no_gpu(case)),)
+        return (Advice(text=_explain_no_gpu(case)),)
     together = _together(case, found)
     advice: list[Advice] = []
     if chosen is None or (not chosen.divides_layers and together is not None and not together.fits):
@@ -52,7 +52,7 @@ def give_advice(
     return tuple(advice)
 
 
-def _say_no_gpu(case: Case) -> str:
+def _explain_no_gpu(case: Case) -> str:
     """Return what to change if no node can train."""
     if not case.cluster.nodes:
         return "There is no node: add one, or describe PCs in a cluster file"

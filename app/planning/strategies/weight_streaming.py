@@ -58,7 +58,7 @@ def _choose_subsets(case: Case) -> list[tuple[str, ...]]:
 
 def _make_prospect(case: Case, name: str, streams: list[_Stream]) -> Prospect:
     """Return the contribution of a node whose GPUs stream."""
-    rows = [one.count_at_once(case) for one in streams]
+    rows = [stream.count_at_once(case) for stream in streams]
     micro_s = [sum(one.seconds(case, num)) for one, num in zip(streams, rows, strict=True)]
     return Prospect(
         name=name,
