@@ -8,7 +8,6 @@ plan should not wait for an approval.
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
 import json
 import os
 import re
@@ -138,6 +137,8 @@ class ConfigLibrary:
 
 def read_known() -> list[dict[str, Any]]:
     """Return the shipped models: `names`, `parameters` as published, and `config`."""
+    import importlib.resources  # on use: lists of runs need no model
+
     file = importlib.resources.files("resources").joinpath("models", "known.json")
     known: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return known

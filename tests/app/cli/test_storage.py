@@ -8,8 +8,8 @@ import json
 import pytest
 
 from app.cli import storage
+from app.cli.kit.output import Output
 from app.cli.main import build_parser
-from app.cli.output import Output
 from app.errors import UserError
 from tests.fakes.core import FakeCore
 from tests.fakes.storage import CHECKPOINT, LAST, MODEL, PARTIAL
