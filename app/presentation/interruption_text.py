@@ -85,6 +85,7 @@ def _describe_end(one: Interruption) -> list[StoryMoment]:
     if one.kind == "rejoin":
         stopped = StoryMoment(one.noticed_s, "Stopped", "before the first step of this start")
         if one.has_trained:
+            # It kept training after the node was noticed, until it stopped at a checkpoint.
             stopped = StoryMoment(
                 max(one.began_s, one.noticed_s), "Saved and stopped", f"after {last}"
             )

@@ -73,6 +73,7 @@ def _list_offers(request: PlanRequest, num_needed: int, only_whole: bool) -> Ite
     # A mode may support one optimizer only: changing it could keep the run from fitting.
     no_other = [changes for changes in kinds if not changes or "optimizer" not in changes[0][0]]
     enough = None
+    # The strongest change of each kind together shows whether any combination fits.
     for some in (no_other, kinds):
         strongest: list[_Choice] = [changes[-1] if changes else None for changes in some]
         if _offer_together(request, strongest, num_needed, only_whole) is not None:

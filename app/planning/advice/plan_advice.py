@@ -143,6 +143,7 @@ def _hold_in_4_bits(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]
     change: Change = {"adapter.kind": "qlora"}
     changed = open_case(replace(request, spec=apply_change(request.spec, change)))
     able = [one for one in propose_candidates(changed) if one.fits and one.runnable]
+    # On the same nodes, so that the gain is that of the quantization.
     best = min((one.step_s for one in able if one.nodes == chosen.nodes), default=chosen.step_s)
     if chosen.step_s > _MIN_4_BIT_GAIN * best:
         share = best / chosen.step_s

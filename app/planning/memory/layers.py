@@ -149,6 +149,7 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
         num_dora_outputs=sum(linear.num_outputs for linear in targets) if spec.adapter.dora else 0,
         num_down=sum(rank * linear.num_inputs for linear in targets),
         num_small=_count_routing(shape) if layer.num_router else 0,
+        # Gates double the outputs of the queries' projection.
         has_gates=attends and "q_proj" in linears and linears["q_proj"].num_outputs == 2 * queries,
         mixer=count_mixer(layer, 4 if spec.precision == "fp32" else 2),
     )

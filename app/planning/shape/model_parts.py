@@ -91,6 +91,7 @@ def _find_parts(shape: ModelShape, spec: RunSpec) -> Iterator[ModelPart]:
     )
     is_quantized = spec.adapter.kind == "qlora"
     if num_sparse and not is_adapted:
+        # QLoRA cannot quantize experts of another form.
         is_wide = is_quantized and not shape.has_usual_experts
         yield replace(experts, kind="untouched" if is_wide else "no_adapter")
     yield from _find_linears(shape, spec)

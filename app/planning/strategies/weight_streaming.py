@@ -237,6 +237,7 @@ def _try(case: Case, worker: Worker, ranks: int, sharing: int, setting: MemorySe
     """Return the stream that keeps as many layers on the GPU as fit with this setting."""
     room, num_layers = case.room_bytes(worker), case.shape.num_layers
     forecast = case.forecast(worker, setting, ranks)
+    # The buffers of the current layers stay on the GPU in any case.
     streamed = min(_num_streamed(case, forecast, room), max(0, num_layers - _SLOTS))
     weights, constants = _layer_bytes(case, forecast)
     memory = replace(
