@@ -1,4 +1,4 @@
-"""One part of a report: a file in it, and what a person reads about it first."""
+"""One part of a report: a file and its description in the table of contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Part:
     name: str
     """File in the archive, such as `nodes/alpha.json`."""
     what: str
-    """What it is, in a few words."""
+    """Description in a few words."""
     text: str
 
 

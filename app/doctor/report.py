@@ -105,7 +105,7 @@ def _scrub_part(part: Part, people: frozenset[str]) -> Part:
 
 
 def _scrub_text(text: str, people: frozenset[str], indent: int | None) -> str:
-    """Scrub a text; JSON stays JSON, whatever is taken out of it."""
+    """Scrub a text; JSON stays valid JSON."""
     try:
         value = json.loads(text)
     except ValueError:

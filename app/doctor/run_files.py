@@ -1,6 +1,6 @@
 """Parts from the files of the newest runs: the ends of their journals and logs on this PC.
 
-What a journal says of the data, rows of it among them, is left out.
+Journal lines about the data are left out, since they quote its rows.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _read_tail(path: Path) -> str:
         file.seek(max(0, size - TAIL_BYTES))
         data = file.read(TAIL_BYTES)
     if size > TAIL_BYTES:
-        # Its first line is cut: half a secret would not be recognised as one.
+        # Drop the first line, which is cut: half a secret would not be recognised as one.
         data = data.partition(b"\n")[2]
     return data.replace(b"\0", b"").decode("utf-8", "replace")
 
