@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _num_nodes(text: str) -> int:
-    # At least 2, since one is lost and the others go on; at most the names of `app.demo`.
+    # At least 2: one is lost, and the others continue. At most the names of `app.demo`.
     if not text.isdigit() or not 2 <= int(text) <= 8:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 2 to 8")
     return int(text)
@@ -100,8 +100,8 @@ def _end_text(outcome: DemoOutcome) -> str:
     return "\n".join(
         (
             f"The loss fell from {show_loss(outcome.first_loss)} to {show_loss(outcome.loss)}. "
-            f"{outcome.lost_node} was lost during the run, which went on by itself, and joined it "
-            "again:",
+            f"{outcome.lost_node} was lost during the run, which continued by itself, and rejoined "
+            "it:",
             *(f"  {moment}" for moment in outcome.recovery),
             f"Question:         {outcome.question}",
             f"Before training:  {outcome.answer_before}",
@@ -137,7 +137,7 @@ class _Teller:
             (step for step in reversed(story.steps) if step[1] in ("now", "failed")),
             story.steps[-1],
         )
-        # A new step is always printed; of the notes within one, as few as anybody will read.
+        # A new step is always printed, but only a few of the notes within it.
         if title != self._title:
             self._finish_step()
             self._title, self._began_s = title, time.monotonic()

@@ -42,7 +42,7 @@ def _help(args: argparse.Namespace, out: Output) -> int:
     if not found:
         raise UserError(
             f"the troubleshooting page has nothing on {words!r}",
-            "List all topics: rackless help. To ask somebody: rackless doctor",
+            "List all topics: rackless help. For a report to send: rackless doctor",
         )
     out.document([_as_row(section) for section in found])
     out.text(_show(found[0]))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def print_logs(
     core: CoreApi, run_id: str, rank: int | None, attempt: int | None, out: Output
 ) -> int:
-    """Print the mirrored output of an attempt (None: of all, the newest last)."""
+    """Print the mirrored output of an attempt (None: of all attempts, the newest last)."""
     from app.core.runs import SyncRun
 
     await core.do(SyncRun(run_id=run_id))

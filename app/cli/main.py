@@ -93,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as end:  # --help and --version
         return int(end.code or 0)
     except BrokenPipeError:
-        return 1  # whoever read our output has gone
+        return 1  # the reader of the output has gone
     except KeyboardInterrupt as error:
         _tell(error, command, as_json)
         return INTERRUPTED

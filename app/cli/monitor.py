@@ -41,7 +41,7 @@ async def _monitor(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         if out.as_json:
             out.line({"node": arrived.node, **plain(arrived.sample)})
         elif out.is_terminal:
-            # Sorted, so that a node keeps its place whichever sample comes first.
+            # Sorted, so that a node keeps its place in any order of samples.
             lines = aligned([_HEAD, *(r for n, s in sorted(newest.items()) for r in _rows(n, s))])
             out.text(_CLEAR + "\n".join(lines))
         else:

@@ -72,12 +72,12 @@ async def resolve_target(
 async def act_asking(
     core: CoreApi, request: AddNode | SetAddress, args: argparse.Namespace, out: Output
 ) -> NodeSnapshot:
-    """Add or move a node; ask whether host keys are right, and for a password if no key is let in.
+    """Add or move a node; ask to confirm host keys, and for a password if no key is accepted.
 
     `args`: those of `add_login_options`.
     """
     verified: list[str] = list(args.accept_host_key)
-    # With several, it is not known yet which host shows which.
+    # With several fingerprints, it is not known yet which host has which.
     if len(verified) == 1:
         request = replace(request, accept_host_key=verified.pop())
     while True:
@@ -92,14 +92,14 @@ async def act_asking(
             request = replace(request, accept_host_key=error.fingerprint)
         except LoginRefused as error:
             address = await _copy_key(core, error, request, out)
-            # Its host key is stored by now, and says nothing about the next host on the way.
+            # The host key is stored by now; the next host on the way has its own.
             request = replace(request, address=address, accept_host_key=None)
 
 
 async def _copy_key(
     core: CoreApi, error: LoginRefused, request: AddNode | SetAddress, out: Output
 ) -> SshAddress:
-    """Let the account that refused our keys accept one, with its password; return the address."""
+    """Install a key in the account that refused this PC's keys; return the address."""
     from app.core.new_nodes import CopyKey
     from app.nodes.node import SshAddress
 

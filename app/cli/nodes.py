@@ -266,12 +266,12 @@ async def _key(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     if not args.yes:
         if out.as_json:
             raise UsageError(
-                "with --json nobody can be asked whether to take the key back",
+                "taking the key back with --json needs --yes",
                 "Add --yes to take it back, or leave --json out",
                 where=args.command_name,
             )
         if not confirm(f"{warn_of_lost_key(args.name)}\nTake it back?"):
-            out.text("The key stays. With --yes, nobody is asked.")
+            out.text("The key stays. Add --yes to skip the question.")
             return 1
     was_there = await core.do(TakeBackKey(name=args.name))
     out.document({"node": args.name, "removed": was_there})

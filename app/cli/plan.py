@@ -95,7 +95,7 @@ def print_sent(sent: Sequence[SentFiles], out: Output) -> None:
 
 
 def print_caveats(caveats: Caveats, out: Output) -> None:
-    """Print what a run leaves as it is, and where its layers are not compiled."""
+    """Print the parts of a model that a run leaves unadapted, and where layers are not compiled."""
     from app.presentation.model_text import describe_caveats
 
     for title, lines in describe_caveats(caveats):
@@ -122,7 +122,7 @@ def _print_gpus(candidate: Candidate, out: Output) -> None:
             ]
         )
     head = ["GPU", "CARD", "SHARE", "ALONE", "MEMORY", "", "PARTS", "SETTING"]
-    # An empty column for a problem that nobody has would only take width.
+    # A column that is empty in every row would only take width.
     if all(gpu.fits for gpu in candidate.gpus):
         head, rows = _without(head, 5), [_without(row, 5) for row in rows]
     out.table(head, rows)

@@ -57,7 +57,7 @@ async def _preview(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     out.text(f"\nAfter a loss: the run {describe_recovery(spec)}.")
     out.text(f"If the loss is not finite: it {describe_divergence(spec)}.")
     print_sent(sent, out)
-    # A run would refuse it, which a script wants to know before it starts one.
+    # A run would refuse this data; a script learns it here before it starts one.
     return int(found.is_refused or (evaluation is not None and evaluation.is_refused))
 
 

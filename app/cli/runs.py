@@ -90,7 +90,7 @@ def add_parser(commands: Commands) -> None:
         "--learning-rate",
         type=float,
         metavar="R",
-        help="go on at this rate, such as half of the old one after the loss was not finite",
+        help="continue at this rate, such as half of the old one after the loss was not finite",
     )
     resume.add_argument(
         "--parallel",
@@ -173,7 +173,7 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
         await core.do(WriteRunFile(spec=run.spec, path=args.run_file))
     events = await core.do(ReadRunEvents(run_id=run.run_id))
     data = await core.do(ReadDataPreview(run_id=run.run_id))
-    told = await core.do(CompareForecast(run_id=run.run_id))
+    compared = await core.do(CompareForecast(run_id=run.run_id))
     interruptions = await core.do(ListInterruptions(run_id=run.run_id))
     out.document(
         {
@@ -181,8 +181,8 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             "events": plain(events),
             "interruptions": plain(interruptions),
             "data": plain(data),
-            "forecast": plain(told.forecast) if told else None,
-            "measured": plain(told.measured) if told else None,
+            "forecast": plain(compared.forecast) if compared else None,
+            "measured": plain(compared.measured) if compared else None,
         }
     )
     now_s = time.time()
@@ -191,9 +191,9 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     if run.ranks:
         out.text("")
         out.table(_RANK_HEAD, _ranks(run, now_s))
-    if told is not None:
-        _print_stages(told.forecast, out)
-        _print_comparison(told, out)
+    if compared is not None:
+        _print_stages(compared.forecast, out)
+        _print_comparison(compared, out)
     if args.data:
         out.text("")
         _print_data(data, out)

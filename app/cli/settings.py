@@ -74,7 +74,7 @@ async def _set(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 def _read(setting: Setting, text: str) -> Value:
     """Return the value of `text` for the setting, which itself refuses invalid values."""
-    # An unreadable text is passed on as it is: the setting's own check names the limits.
+    # An unreadable text is passed on unchanged: the setting's own check names the limits.
     if setting.kind == "switch":
         return {"on": True, "true": True, "off": False, "false": False}.get(text.lower(), text)
     if setting.kind == "number":

@@ -1,4 +1,4 @@
-"""`rackless nodes storage`: what lies on a node's disk, what needs it, and deleting some of it."""
+"""`rackless nodes storage`: list the items on a node's disk and why they stay, or delete some."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    """Print what lies on a node, delete what is asked for, and return the exit code.
+    """Print the items on a node, delete the requested ones, and return the exit code.
 
     Raises:
-        UserError: the node does not answer, or what to delete is not there or protected.
+        UserError: the node does not answer, or an item to delete is missing or protected.
     """
     from app.artifacts.storage_rules import choose, describe_storage
     from app.core.storage import FreeStorage, ReadStorage

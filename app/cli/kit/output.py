@@ -29,8 +29,8 @@ SHARE_EVERY_S = 5.0
 SILENCE_S = 30.0
 """Time without any line after which the next message is printed, in seconds."""
 MOST_ALIKE = 6
-"""Maximum number of phases with the same first word that are told when they begin: pip begins one
-with each package. After that only a line that breaks a silence begins another."""
+"""Maximum number of phases with the same first word whose beginning is printed: pip begins one for
+each package. Later ones are printed only to break a silence."""
 # Not the digits of a name, such as `pc-2` or `Q4_K_M`.
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-]*[A-Za-z_])")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%|(\d+(?:\.\d+)?) (?:of|/) (\d+(?:\.\d+)?)")
@@ -156,7 +156,7 @@ class Output:
             self.text(text)
 
     def trouble(self, error: UserError, command: str) -> None:
-        """Print an error after which the command goes on, such as a question without an answer."""
+        """Print an error after which the command continues, such as an unanswered question."""
         self.note(f"{error} {error.hint}".strip())
         if self.as_json:
             print_json(describe(error, command), self._err)
@@ -203,9 +203,9 @@ class Output:
 class SparseLines:
     """Chooses the few lines of progress that a log or a pipe gets; one instance for one command.
 
-    A phase is told when it begins; after that a line must be a tenth further on, or follow half a
-    minute of silence. Messages without an explicit phase that differ in their numbers alone are of
-    one phase, such as `sending the model to alpha: 12 of 90 MB`.
+    The first line of a phase is printed, then one after each tenth of it or half a minute of
+    silence. Messages without an explicit phase that differ only in their numbers belong to one
+    phase, such as `sending the model to alpha: 12 of 90 MB`.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -274,7 +274,7 @@ def _read_share(text: str) -> float | None:
 
 
 def can_ask() -> bool:
-    """Return whether a person at a terminal can answer."""
+    """Return whether there is a terminal at which the user can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -302,7 +302,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     >>> aligned([["NAME", "STATE"], ["alpha", "online"]])
     ['NAME   STATE', 'alpha  online']
     """
-    # A line break in a name of others would look like a row of ours.
+    # A line break in a foreign name would look like another row.
     rows = [[show_foreign(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
