@@ -49,7 +49,7 @@ def offer(
     if run is not None:
         base = Subject(what=run.run_id, of_base=True)
         found.append(Choice(label="Base, before training", subject=base))
-        # None means that nobody has hashed it, which is the usual case.
+        # None: not hashed yet, which is the usual case.
         usable = [one for one in checkpoints if one.verified is not False]
         for one in sorted(usable, key=lambda one: -one.step):
             subject = Subject(what=run.run_id, checkpoint=one.step)

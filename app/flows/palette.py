@@ -29,7 +29,7 @@ class Entry:
     words: str = ""
     """Extra words that find the entry."""
     is_common: bool = True
-    """Whether the entry is listed before anything is typed."""
+    """True if the entry is listed before anything is typed."""
 
 
 @dataclass(frozen=True, slots=True)
