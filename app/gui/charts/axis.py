@@ -37,7 +37,7 @@ def format_tick(value: float, step: float) -> str:
     >>> format_tick(0.0, 2e-7), format_tick(4e-7, 2e-7), format_tick(1.5e-4, 5e-5)
     ('0', '4e-7', '1.5e-4')
     """
-    if step < 1e-4 or abs(value) >= 1e7:  # longer texts do not fit beside a plot
+    if step < 1e-4 or abs(value) >= 1e7:  # longer texts do not fit next to a plot
         return show_exponent(value) if value else "0"
     if abs(value) >= 10_000 and step >= 1000:
         return f"{value / 1000:,.0f} k"

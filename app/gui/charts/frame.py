@@ -17,7 +17,7 @@ from app.gui.kit.theme import Theme
 
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-# Length of the sample line beside a name in the legend.
+# Length of the sample line next to a name in the legend, in pixels.
 _SAMPLE_PX = 18
 
 

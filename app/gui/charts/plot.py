@@ -62,7 +62,7 @@ class Plot(QWidget):
         self._theme, self.title, self._write = theme, title, write
         self._from_zero = False
         self.shows_marks = True
-        """Whether the attempts of the first line are marked."""
+        """True if the attempts of the first line are marked."""
         self.lines = [LineSeries(title, color)]
         self._view: Limits | None = None
         self._hover: float | None = None

@@ -78,7 +78,7 @@ class ChatDialog(QDialog):
         self._row.setSpacing(16)
         self._make_inputs()
         self._lay_out()
-        self._op = context.bridge.run(self._look, self._show_found, self._show_nothing_found)
+        self._op = context.bridge.run(self._find, self._show_found, self._show_nothing_found)
         self.finished.connect(lambda result: self._leave())
         self._review()
         self.prompt.setFocus()
@@ -128,7 +128,7 @@ class ChatDialog(QDialog):
             theme, "New conversation", self._forget, tip="Clear the conversation in every column"
         )
         self.add = Button(
-            theme, "Add model", self.add_column, icon="add", tip="Add another model beside these"
+            theme, "Add model", self.add_column, icon="add", tip="Add another model to compare"
         )
         self.how = AnswerSettings()
         self.prompts = PromptPane(self._context)
@@ -175,7 +175,7 @@ class ChatDialog(QDialog):
 
     # ------------------------------------------------------------ data
 
-    async def _look(self, core: CoreApi, report: Report) -> Found:
+    async def _find(self, core: CoreApi, report: Report) -> Found:
         """Find the run's checkpoints, artifacts and project."""
         steps: tuple[CheckpointSnapshot, ...] = ()
         made: tuple[ArtifactSnapshot, ...] = ()

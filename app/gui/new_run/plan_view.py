@@ -1,4 +1,4 @@
-"""Plan of a run beside its form: whether it fits, where, how fast, and the alternatives."""
+"""Plan of a run next to its form: whether it fits, where, how fast, and the alternatives."""
 
 from __future__ import annotations
 

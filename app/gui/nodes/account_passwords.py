@@ -1,4 +1,4 @@
-"""Ask for the passwords of accounts that let in no key of ours: one for all, or one for each."""
+"""Ask for the passwords of accounts that refuse this PC's keys: one for all, or one each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AccountPasswords(QWidget):
     """A choice of accounts, a password for it, and a button; hidden while none is wanted."""
 
     given = Signal(dict)
-    """Password that was typed, by account; kept nowhere."""
+    """Typed password by account; it is not stored."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class AccountPasswords(QWidget):
         self.password = QLineEdit()
         self.password.setEchoMode(QLineEdit.EchoMode.Password)
         self.password.setAccessibleName("Password")
-        self.password.setPlaceholderText("Password there; kept nowhere")
+        self.password.setPlaceholderText("Password there; not stored")
         self.copy_key = Button(theme, "Copy key and add", self._give, role="primary")
         self.copy_key.setEnabled(False)
         row = QHBoxLayout()

@@ -53,7 +53,7 @@ class NodeListPane(QWidget):
     back = Signal()
     done = Signal()
     changed = Signal()
-    """What it shows needs another height."""
+    """The content has changed its height."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()

@@ -211,8 +211,8 @@ class NodesPage(QWidget):
 
     def _show_setup(self, name: str, report: EnvironmentReport) -> None:
         text = f"{name} is ready to train"
-        told = (f"{describe_environment(report)}, {report.python}", *describe_trial(report))
-        self.banner.show_message("good", text, "; ".join(told))
+        details = (f"{describe_environment(report)}, {report.python}", *describe_trial(report))
+        self.banner.show_message("good", text, "; ".join(details))
         last_with_node(self._context, self.banner, name)
 
     def _measure(self) -> None:
@@ -240,8 +240,8 @@ class NodesPage(QWidget):
             WakeNode(name=node.name),
             lambda found: self.banner.show_message("good", f"{node.name} answers"),
             title=f"Waking {node.name}",
-            hint="It is sent packets until it answers, for three minutes at most.",
-            cancelled=f"{node.name} may wake still.",
+            hint="Sending packets until it answers, for up to three minutes.",
+            cancelled=f"{node.name} may still wake up.",
             failed=partial(show_error_while, self._context, self.banner),
         )
 

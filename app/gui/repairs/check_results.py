@@ -28,7 +28,7 @@ class CheckResults(QWidget):
     """Results of the last check, with the fix for the selected one."""
 
     told = Signal(object)
-    """The Tell of a repair that ended after its dialog was closed."""
+    """The Tell of a repair whose dialog was closed before it ended."""
 
     def __init__(self, context: Context, check: Callable[[], object]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class CheckResults(QWidget):
             self._open_repair,
             icon="repair",
             role="primary",
-            tip="See what repairs the selected problem, apply it, and check again",
+            tip="See the repair of the selected problem, apply it, and check again",
         )
         self._more = Button(
             context.theme,
@@ -132,7 +132,7 @@ class CheckResults(QWidget):
         self._more.setVisible(row is not None and bool(row.topic))
 
     def _show_cut(self) -> None:
-        """Show a message that its row cuts: a tooltip is out of a keyboard's reach."""
+        """Show a message that is cut in its row: the keyboard cannot reach a tooltip."""
         self._message.setVisible(self.table.is_cut("Details", self._message.text()))
 
     def _open_repair(self) -> None:

@@ -240,7 +240,7 @@ class RunProgress(QFrame):
         self._show_certificate(run.certificate)
 
     def show_interruptions(self, text: str) -> None:
-        """Show the story of the run's interruptions in one line; empty: there is none."""
+        """Show the story of the run's interruptions in one line; empty: no interruption."""
         self.interruptions.setVisible(bool(text))
         self.interruptions.setText(f"{text}. See Recovery below." if text else "")
 

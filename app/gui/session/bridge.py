@@ -58,7 +58,7 @@ class Op:
         self._bridge = bridge
         self.callbacks = callbacks
         self.at_close = at_close
-        """What closing the window does to the work; empty: nothing that a person would miss."""
+        """Effect of closing the window on the work; empty: none worth a question."""
         self.task: asyncio.Task[None] | None = None
         self.is_done = False
 
@@ -159,8 +159,8 @@ class Bridge(QObject):
 
         Each `report(value)` of the work calls `progress(value)` on the Qt thread. Without
         `failure`, a UserError goes to `failed`; any other exception always goes to `crashed`. A
-        callback that belongs to a deleted widget is skipped. `at_close` is a sentence for people:
-        what closing the window does to the work; without it, nobody is asked. References that the
+        callback that belongs to a deleted widget is skipped. `at_close` is a sentence for the user
+        on the effect of closing the window; without it, closing asks nothing. References that the
         work and its callbacks hold are released here, never on the core's thread, which must not
         be the one to destroy a widget.
         """
@@ -171,7 +171,7 @@ class Bridge(QObject):
         return op
 
     def closing_notes(self) -> tuple[str, ...]:
-        """Return what closing does to the work that is under way now, the oldest first."""
+        """Return the effects of closing on the work under way, the oldest first."""
         notes = (op.at_close for op, _ in self._held.values() if not op.is_done)
         return tuple(dict.fromkeys(filter(None, notes)))
 
@@ -294,7 +294,7 @@ class Bridge(QObject):
     async def _run_op(self, op: Op, work: Work[T]) -> None:
         if op.is_done or self._core is None:
             return
-        # Shielded: cancelling this operation must not cancel the future that all of them await.
+        # Shielded: cancelling this operation must not cancel the future that all operations await.
         core = await asyncio.shield(self._core)
         try:
             value = await work(core, lambda item: self._post(lambda: self._progress(op, item)))

@@ -1,8 +1,7 @@
 """Decide whether closing the window quits Rackless or leaves it in the tray.
 
-Neither stops a run, and each explains that once. Work that depends on the window, such as an
-export, or whose result only the window shows, such as a repair, is named first and can be waited
-for.
+Neither stops a run, and each explains that once. First the user can wait for work that depends on
+the window, such as an export, or whose result only the window shows, such as a repair.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ class ClosePolicy:
         self.has_tray: Callable[[], bool] = lambda: False
         """Returns whether there is a tray icon that can bring the window back."""
         self.is_quiet = False
-        """Whether the system closes the window, so that nothing may be asked."""
+        """True if the system closes the window, so that no question may be asked."""
         self.is_final = False
-        """Whether the person chose Quit, for the next decision only."""
+        """True if the user chose Quit; holds for the next decision only."""
 
     def decide(self) -> Literal["stay", "hide", "end"]:
-        """Return whether the window stays, hides or ends, after asking the person if necessary."""
+        """Return whether the window stays, hides or ends, after asking the user if necessary."""
         if self.is_quiet:
             return "end"
-        # Reset at once: if the person refuses below, a later close is an ordinary one.
+        # Reset at once: if the user refuses below, a later close is an ordinary one.
         is_final, self.is_final = self.is_final, False
         wants_tray = self._context.preferences.get("when_closed") == "tray"
         if wants_tray and not is_final and self.has_tray():
             # Work continues while the window is hidden, so there is nothing to ask.
             return "hide"
-        # Work first: a person who waits for it has not yet been shown the one-time message.
-        if self._may_leave_work() and self._knows_runs_go_on():
+        # Work first: a user who waits for it has not yet seen the one-time message.
+        if self._may_leave_work() and self._knows_runs_continue():
             return "end"
         return "stay"
 
@@ -56,7 +55,7 @@ class ClosePolicy:
         self._state.was_told_hiding = True
         return HIDDEN_TITLE, HIDDEN_TEXT
 
-    def _knows_runs_go_on(self) -> bool:
+    def _knows_runs_continue(self) -> bool:
         active = self._context.cluster.active_runs()
         if not active or self._state.was_told_closing:
             return True

@@ -62,7 +62,7 @@ class CommandPalette(QWidget):
         self.list.setAccessibleName("Results")
         self.list.setModel(self.model)
         self.list.setItemDelegate(PaletteRows(theme, self.list))
-        # The focus stays on the field, so that a person can type on after pressing an arrow key.
+        # The focus stays on the field, so that the user can keep typing after an arrow key.
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -125,7 +125,7 @@ class CommandPalette(QWidget):
         """Close if the focus moved within the window; stay open if it moved to another window."""
         focused = QApplication.focusWidget()
         if focused is not None and focused is not self.field:
-            # The person chose where the focus goes: do not take it back.
+            # The user chose where the focus goes: do not take it back.
             self._before = None
             self.hide()
 

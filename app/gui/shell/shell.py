@@ -44,7 +44,7 @@ class Shell(QMainWindow):
     painted = Signal()
     """The first frame is on the screen."""
     finished = Signal()
-    """The person closed the window for good."""
+    """The user closed the window for good."""
     hidden = Signal(object)
     """The window went to the tray; carries (title, text) the first time, else None."""
 
@@ -56,7 +56,7 @@ class Shell(QMainWindow):
         self._context, self.state, self.demo = context, state, demo
         self._was_painted = False
         self.is_over = False
-        """Whether the person closed the window for good."""
+        """True if the user closed the window for good."""
         self.banner = Banner(context.theme)
         self.close_policy = ClosePolicy(context, state, self)
 
@@ -79,7 +79,7 @@ class Shell(QMainWindow):
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Reload what the page in view shows."""
+        """Reload the page in view."""
         raise NotImplementedError
 
     def find_in_log(self) -> None:

@@ -1,9 +1,9 @@
 """One window per home: a second start brings the first window forward and exits.
 
 A lock file decides who is first; it names process and boot, so that a crash leaves no lock behind.
-The first instance listens on a local socket beside it. If it does not answer (no socket on this
-file system, or it hangs), the second opens its own window: the store allows several masters, and
-nobody is locked out.
+The first instance listens on a local socket in the same folder. If it does not answer (the file
+system has no sockets, or it hangs), the second opens its own window: the store allows several
+masters, and no user is locked out.
 """
 
 from __future__ import annotations

@@ -161,12 +161,12 @@ class TableView(QTableView, Generic[T]):
         self.sortByColumn(titles.index(title), order)
 
     def say_when_empty(self, words: str) -> None:
-        """Set what stands in the middle of the table while it has no rows."""
+        """Set the text in the middle of an empty table."""
         self._words = words
         self.viewport().update()
 
     def keep_to_rows(self, num_least: int) -> None:
-        """Take no more height than the present rows need, or `num_least` of them."""
+        """Limit the height to that of the present rows, or of `num_least` rows."""
         bar = self.horizontalScrollBar()
         bar_px = bar.sizeHint().height() if bar.maximum() > 0 else 0
         head_px = self.horizontalHeader().sizeHint().height() + 2 * self.frameWidth()
