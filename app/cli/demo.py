@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from app.cli.gui import has_display
-from app.cli.kit.command import Commands, add_command
 from app.cli.kit.output import Output, SparseLines
 from app.errors import Interrupted
 from app.text import show_duration, show_foreign, show_loss
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
     from app.demo import Demo, DemoOutcome, Story
 
 
-def add_parser(commands: Commands) -> None:
-    parser = add_command(
-        commands, "demo", "run the whole workflow with a small model on this PC", _demo
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(handler=_demo)
     parser.add_argument(
         "--headless", action="store_true", help="run in the terminal, without a window"
     )

@@ -6,15 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.cli.kit.output import Output, ask_password, can_ask, confirm
 from app.cli.node_login import KEY_IS_ADDED, key_file
+from app.core.action import CoreApi
+from app.core.new_nodes import AddNodeList, DiscoverPcs
+from app.core.nodes import ListNodes
 from app.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.flows.node_list import NodeOutcome
+from app.flows.node_list import NodeOutcome, how_to_add_alone, parse_node_list, summarise_outcomes
+from app.nodes.discovery.candidate import warn_of_overlay
 
 MAX_LIST_BYTES = 1 << 20
 """Maximum size of a list of PCs, in bytes; a larger file is no such list."""
@@ -24,9 +24,6 @@ _STATES = {"open": "answers", "closed": "no answer", "not-tried": "behind a host
 
 async def discover_nodes(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     """List PCs that could become nodes."""
-    from app.core.new_nodes import DiscoverPcs
-    from app.nodes.discovery.candidate import warn_of_overlay
-
     found = await core.do(DiscoverPcs())
     out.document(found)
     rows = [
@@ -51,10 +48,6 @@ async def discover_nodes(core: CoreApi, args: argparse.Namespace, out: Output) -
 
 async def add_from_list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     """Add the PCs of a list; ask about all fingerprints at once, then for passwords."""
-    from app.core.new_nodes import AddNodeList
-    from app.core.nodes import ListNodes
-    from app.flows.node_list import how_to_add_alone, parse_node_list, summarise_outcomes
-
     lines = parse_node_list(
         _read_list(args.source), [node.name for node in await core.do(ListNodes())]
     )

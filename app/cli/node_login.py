@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.cli.kit.output import Output, ask_password, confirm
+from app.core.action import CoreApi
+from app.core.new_nodes import AddNode, CopyKey, ResolveHost, SetAddress
 from app.errors import HostKeyUnknown, LoginRefused, RunsPrograms
-
-if TYPE_CHECKING:
-    from app.core.action import CoreApi
-    from app.core.new_nodes import AddNode, SetAddress
-    from app.events import NodeSnapshot
-    from app.nodes.node import SshAddress
+from app.events import NodeSnapshot
+from app.nodes.node import SshAddress
 
 KEY_IS_ADDED = (
     "With its password, typed once and kept nowhere, Rackless adds your key to "
@@ -52,8 +49,6 @@ async def resolve_target(
     core: CoreApi, target: str, args: argparse.Namespace, out: Output
 ) -> SshAddress:
     """Return the address that ~/.ssh/config gives a PC; ask before a program of it runs."""
-    from app.core.new_nodes import ResolveHost
-
     agreed: list[str] = []
     key = key_file(args)
     while True:
@@ -100,9 +95,6 @@ async def _copy_key(
     core: CoreApi, error: LoginRefused, request: AddNode | SetAddress, out: Output
 ) -> SshAddress:
     """Install a key in the account that refused this PC's keys; return the address."""
-    from app.core.new_nodes import CopyKey
-    from app.nodes.node import SshAddress
-
     address, accepted = request.address, request.accept_host_key
     if not error.account or out.as_json or not isinstance(address, SshAddress):
         raise error

@@ -10,18 +10,28 @@ import argparse
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from agents.contract.node import EnvironmentReport
+from agents.contract.repair import Change
 from app.cli.kit.command import Commands, add_command, with_core
 from app.cli.kit.output import Output, ask_password, can_ask, confirm
+from app.core.action import CoreApi
+from app.core.nodes import CheckNodes, ListNodes, SetUpNode
+from app.core.repairs import ApplyRepair, ReadChanges, RetestRow, ShowRepair, UndoChanges
 from app.errors import AdminRefused, UnshippedLock, UsageError, UserError
-
-if TYPE_CHECKING:
-    from agents.contract.node import EnvironmentReport
-    from agents.contract.repair import Change
-    from app.core.action import CoreApi
-    from app.flows.repair import Offer
-    from app.provisioning.check_row import CheckRow
+from app.flows import repair as flow
+from app.flows.prepare import describe_end, needs_environment
+from app.flows.repair import (
+    Offer,
+    can_undo,
+    collect_offers,
+    describe_change,
+    describe_change_steps,
+    describe_undone,
+    waits_for_restart,
+)
+from app.provisioning.check_row import CheckRow
 
 _MAX_TRIES = 3
 T = TypeVar("T")
@@ -90,8 +100,6 @@ async def repair_rows(
     core: CoreApi, rows: Sequence[CheckRow], args: argparse.Namespace, out: Output
 ) -> Repaired:
     """Offer the repairs of a check one by one, apply the accepted ones, and test again."""
-    from app.flows.repair import collect_offers
-
     desk = _Desk(core, rows, args.yes, out)
     for offer in collect_offers(rows):
         try:
@@ -127,9 +135,6 @@ class _Desk:
 
     async def take(self, offer: Offer) -> None:
         """Show one offer, ask, apply and test again."""
-        from app.core.repairs import ApplyRepair, ShowRepair
-        from app.flows import repair as flow
-
         node, repair, out = offer.node, offer.repair, self._out
         out.text(f"\n{node}: {repair.title}\n{repair.explanation}")
         if repair.where != "node":
@@ -163,26 +168,22 @@ class _Desk:
         if change.problem:
             self._problems.append(f"{node}: {change.problem}")
             out.text(f"What was done before can be undone: rackless nodes undo {node}")
+        # Before the restart, a check would only find the old problem.
         if repair.needs_restart and not change.problem:
             self.refuse(flow.RESTARTED.format(node=node))
             return
         await self._test_again(offer)
 
     async def _waits(self, offer: Offer) -> bool:
-        from app.core.nodes import ListNodes
-        from app.core.repairs import ReadChanges
-        from app.flows.repair import waits_for_restart
-
         log = await self._core.do(ReadChanges(node=offer.node))
         known = {node.name: node.facts for node in await self._core.do(ListNodes())}
         facts = known[offer.node]
         return waits_for_restart(offer.repair, log.changes, facts.started_s if facts else None)
 
     async def _test_again(self, offer: Offer) -> None:
-        from app.core.repairs import RetestRow
-
         for row in offer.rows:
             found = await self._core.do(RetestRow(row=row, names=self._names))
+            # A check may have more or fewer rows than before.
             at = self._rows.index(row)
             self._rows[at : at + 1] = found
             for one in found:
@@ -209,6 +210,7 @@ class _SudoPasswords:
             try:
                 return await act(self._known.get(node, ""))
             except AdminRefused as error:
+                # Wrong or no longer valid: ask again instead of sending it again.
                 self._known.pop(node, None)
                 if not (wanted and error.again and left):
                     raise
@@ -229,9 +231,6 @@ def _ask_password(node: str, out: Output) -> str:
 
 
 async def _prepare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.nodes import CheckNodes
-    from app.flows.prepare import describe_end, needs_environment
-
     require_answers(args, out)
     rows = await core.do(CheckNodes(names=(args.name,)))
     repaired = await repair_rows(core, rows, args, out)
@@ -249,9 +248,6 @@ async def _prepare(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _list_changes(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.repairs import ReadChanges
-    from app.flows.repair import describe_change, describe_change_steps
-
     found = (await core.do(ReadChanges(node=args.name))).changes
     out.document(found)
     for change in found:
@@ -263,9 +259,6 @@ async def _list_changes(core: CoreApi, args: argparse.Namespace, out: Output) ->
 
 
 async def _undo(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    from app.core.repairs import ReadChanges, UndoChanges
-    from app.flows.repair import can_undo, describe_change, describe_undone
-
     numbers = tuple(args.change or ())
     log = await core.do(ReadChanges(node=args.name))
     chosen = [one for one in log.changes if one.number in numbers or not numbers]
@@ -295,8 +288,6 @@ async def set_up(
     Raises:
         UnshippedLock: the user has not accepted them.
     """
-    from app.core.nodes import SetUpNode
-
     request = SetUpNode(name=name, python=python, accept_index=accept_index)
     try:
         return await core.do(request, out.report)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
 
+from app.artifacts.node_storage import FreedStorage
+from app.artifacts.storage_rules import choose, describe_storage
 from app.cli.kit.output import Output, confirm, plain
+from app.core.action import CoreApi
+from app.core.storage import FreeStorage, ReadStorage
 from app.text import count_of, show_bytes, show_moment
-
-if TYPE_CHECKING:
-    from app.artifacts.node_storage import FreedStorage
-    from app.core.action import CoreApi
 
 
 async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
@@ -20,9 +19,6 @@ async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> 
     Raises:
         UserError: the node does not answer, or an item to delete is missing or protected.
     """
-    from app.artifacts.storage_rules import choose, describe_storage
-    from app.core.storage import FreeStorage, ReadStorage
-
     found = await core.do(ReadStorage(node=args.name))
     now_s = time.time()
     rows = [

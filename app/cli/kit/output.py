@@ -100,6 +100,7 @@ class Output:
 
     def text(self, text: str) -> None:
         """Print for people; nothing with --json."""
+        # Escaped: a name or message from a node must not control the terminal.
         if not self.as_json:
             self._print(show_foreign(text, keep="\n"))
 
@@ -115,6 +116,7 @@ class Output:
         # What only looks like a stream, as in tests, has neither.
         is_terminal, binary = self._out.isatty(), getattr(self._out, "buffer", None)
         if binary is not None and not is_terminal:
+            # Text and bytes have buffers of their own: earlier text must come first.
             self._out.flush()
             self._put(lambda: (binary.write(data), binary.flush()))
             return

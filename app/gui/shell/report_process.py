@@ -1,4 +1,4 @@
-"""Save a report for a helper in a process of its own: it works where the window's core does not."""
+"""Save a report for support in a process of its own: it works where the window's core does not."""
 
 from __future__ import annotations
 
