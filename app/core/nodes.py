@@ -75,6 +75,7 @@ class WakeNode(Action["NodeSnapshot"]):
 
         node = core.fleet.node(self.name)
         others = [one for one in core.fleet.snapshots() if one.name != self.name]
+        # A command has not contacted the nodes yet, so any of them may turn out to be online.
         helpers = [
             core.fleet.client(one.name)
             for one in others
@@ -351,6 +352,7 @@ class CalibrateNode(Action["tuple[Calibration, ...]"]):
         for device_id, calibration in found.items():
             if device_id not in faults:
                 core.services.planning.save_calibration(self.name, device_id, calibration)
+        # Raised only now: the measurements of the other GPUs are saved.
         for error in faults.values():
             raise error
         return tuple(found.values())

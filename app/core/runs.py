@@ -241,6 +241,7 @@ class ResumeRun(Action["RunSnapshot"]):
         from app.runs.lifecycle.resume import Changes, resume_run
 
         run_id = core.full_id(self.run_id)
+        # The stored state may be outdated, and a run that still trains must not be resumed.
         await refresh_run(core.services, run_id)
         await resume_run(
             core.services,

@@ -78,6 +78,7 @@ def waits_for_restart(repair: Repair, changes: Iterable[Change], started_s: floa
         changes: those of the node.
         started_s: time at which the PC was started, in seconds since 1970; None: not known.
     """
+    # Applied after the last start of the PC means that it has not been restarted since.
     return repair.needs_restart and any(
         one.repair == repair.id
         and one.undone_s is None
@@ -163,6 +164,7 @@ def judge_change(change: Change) -> Status:
 
 def can_undo(change: Change) -> bool:
     """Return whether a change has steps that can be undone."""
+    # A step that is still `running` was interrupted, and may have changed something.
     return change.undone_s is None and any(
         one.state in ("done", "running") and (one.step.undo or one.step.edit)
         for one in change.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
@@ -21,9 +22,9 @@ from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.empty import EmptyState, Waiting
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import make_label, set_page_margins
+from app.gui.kit.primitives import Button, make_label, set_page_margins
+from app.gui.kit.theme import Theme
 from app.gui.nodes.links_pane import LinksPane
-from app.gui.nodes.node_buttons import make_node_buttons
 from app.gui.nodes.node_check import NodeCheck
 from app.gui.nodes.node_details import NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
@@ -47,6 +48,55 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
 from app.presentation.environment_text import describe_environment, describe_trial
 from app.presentation.plan_text import describe_calibration
+
+Action = Callable[[], object]
+
+
+def make_node_buttons(
+    theme: Theme, remove: Action, prepare: Action, setup: Action, wake: Action, measure: Action
+) -> dict[str, Button]:
+    """Return the buttons by their names, in the order of the page's head."""
+    return {
+        "remove": Button(
+            theme,
+            "Remove",
+            remove,
+            icon="delete",
+            role="danger",
+            tip="Remove the selected node from Rackless; nothing is deleted on it",
+        ),
+        "prepare": Button(
+            theme,
+            "Prepare\u2026",
+            prepare,
+            icon="prepare",
+            tip="Check the selected node, offer each repair, set it up, and check again",
+        ),
+        "setup": Button(
+            theme,
+            "Set up environment",
+            setup,
+            icon="setup",
+            tip="Build the training environment on the selected node from the lock file",
+        ),
+        "wake": Button(
+            theme,
+            "Wake",
+            wake,
+            icon="resume",
+            tip="Wake the selected node over its network, and wait until it answers",
+        ),
+        "measure": Button(
+            theme,
+            "Measure",
+            measure,
+            icon="speed",
+            tip="Measure how fast its GPUs are, about 20 seconds each, for better plans",
+        ),
+    }
+
+
+# ------------------------------------------------------------------------
 
 
 class NodesPage(QWidget):

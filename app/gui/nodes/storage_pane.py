@@ -66,6 +66,7 @@ class StoragePane(ChangingPane):
     def refresh(self) -> None:
         """Read the items on the node's disk."""
         name = self._shown = self._name
+        # Items of the previous node must not be offered for deletion on this one.
         self._storage = None
         self.table.say_when_empty("")
         self.model.reset(())

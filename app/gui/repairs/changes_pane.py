@@ -77,6 +77,7 @@ class ChangesPane(ChangingPane):
             self.stop_reading()
         self.show_work()
         self.table.say_when_empty("")
+        # Numbers of the previous node's changes must not be undone on this one.
         self._take(_NOTHING)
 
     # ------------------------------------------------------------ layout

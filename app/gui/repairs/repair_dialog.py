@@ -47,6 +47,7 @@ async def apply(
         ApplyRepair(node=offer.node, repair=offer.repair, shown=shown, password=password),
         sentences(report),
     )
+    # Before the restart, a check would only find the old problem.
     if change.problem or change.needs_restart:
         return replace(stage, change=change)
     return replace(stage, change=change, rows=await _check_again(core, stage, names, report))
@@ -215,6 +216,7 @@ class RepairDialog(QDialog):
         self._is_left = True
         if self._looking is not None:
             self._looking.cancel()
+        # A repair under way still reports to this dialog; `_end` deletes it then.
         if not self._is_changing:
             self.deleteLater()
 

@@ -105,6 +105,7 @@ class Bridge(QObject):
     def __init__(self, open_core: OpenCore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._open_core = open_core
+        # Both threads use these without a lock: append and popleft of a deque are atomic.
         self._inbox: deque[Callable[[], None]] = deque()
         self._samples: deque[SampleArrived] = deque(maxlen=MAX_SAMPLES)
         self._is_armed = False
@@ -115,6 +116,7 @@ class Bridge(QObject):
         self._waiting: list[Callable[[], None]] = []
         self._held: dict[int, tuple[Op, Work[Any]]] = {}
         self._keys = itertools.count()
+        # Guards `_loop` and `_waiting`: calls may come before the core's thread has made its loop.
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._garbage: MainThreadCollector | None = None
@@ -166,6 +168,7 @@ class Bridge(QObject):
         """
         op = Op(self, _Callbacks(success, failure, progress), at_close)
         key = next(self._keys)
+        # Held until `_release`, so that the last reference is dropped on the Qt thread.
         self._held[key] = (op, work)
         self.call_soon(functools.partial(self._start_op, op, work, key))
         return op
@@ -217,6 +220,7 @@ class Bridge(QObject):
             self.sampled.emit(batch)
 
     def _finish(self, op: Op, value: object, error: BaseException | None) -> None:
+        # Cancelled while this call waited in the queue.
         if op.is_done:
             return
         op.is_done = True
@@ -244,6 +248,7 @@ class Bridge(QObject):
     # ------------------------------------------------------------ core's thread
 
     def _arm(self) -> None:
+        # Both threads may pass this test at once, which only costs a drain of an empty inbox.
         if not self._is_armed:
             self._is_armed = True
             self._wake.emit()
@@ -255,6 +260,7 @@ class Bridge(QObject):
     def _receive(self, event: Event) -> None:
         if isinstance(event, SampleArrived):
             self._samples.append(event)
+            # One wake-up per frame: further samples find the flag set.
             if not self._frame_due:
                 self._frame_due = True
                 self._arm()
@@ -271,6 +277,7 @@ class Bridge(QObject):
             _log.exception("the core's thread ended")
             text = _describe(error)
             self._post(lambda: self.crashed.emit(text))
+        # After a failure, too: the window ends only once the core is closed.
         self._post(self.closed.emit)
 
     async def _serve(self) -> None:
