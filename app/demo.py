@@ -6,7 +6,7 @@ run continues on the others, and on all nodes once the lost one is back. The res
 answers a question. Every step is verified: the demo succeeds only if each of them happened and the
 loss fell.
 
-The caller (terminal or window) calls `prepare`, opens a core on `master_home`, calls `tell`, and
+The caller (terminal or window) calls `prepare`, opens a core on `master_home`, calls `run`, and
 finally `close`. The nodes stay up until the core is closed, so that the user can explore them.
 """
 
@@ -138,7 +138,7 @@ class Demo:
         """End every process of every node of the demo. Blocks for a moment."""
         self._site.close()
 
-    async def tell(self, core: Core, report: Report) -> DemoOutcome:
+    async def run(self, core: Core, report: Report) -> DemoOutcome:
         """Run the demo from beginning to end.
 
         Raises:
@@ -149,7 +149,7 @@ class Demo:
         core.at_end.append(self._site.end)
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S * 2) as self._limit:
-                return await self._tell(core)
+                return await self._run_steps(core)
         except TimeoutError as error:
             self._say("failed", "it timed out")
             raise UserError(
@@ -188,7 +188,7 @@ class Demo:
             error.reword(error.message, hint)
             raise
 
-    async def _tell(self, core: Core) -> DemoOutcome:
+    async def _run_steps(self, core: Core) -> DemoOutcome:
         self._next(f"{len(self._names)} SSH servers on loopback, each with its own home folder")
         await self._site.start()
         self._next("their fingerprints are compared and confirmed")
@@ -354,7 +354,7 @@ class Demo:
             raise UserError(f"the trained model answers {after!r}, the same as before training")
         return before, after
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------ progress
 
     def _next(self, note: str) -> None:
         self._current += 1

@@ -84,6 +84,7 @@ def _without_run(handler: CoreHandler) -> Handler:
     run = with_core(handler)
 
     def check(args: argparse.Namespace, out: Output) -> int:
+        # The attribute exists only if the option was given, see `add_shared_option`.
         if hasattr(args, "run"):
             raise UsageError(
                 "--run chooses the artifacts of a list, and this is no list",
@@ -128,11 +129,11 @@ def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
 
 
 async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.do(GetArtifact(name=args.name)), out)
+    print_artifact(await core.do(GetArtifact(name=args.name)), out)
     return 0
 
 
-def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
+def print_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
     """Print the details of one artifact."""
     out.document(artifact)
     rows = [
@@ -152,25 +153,25 @@ def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
 
 
 async def _add(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.do(AddArtifact(folder=args.folder, name=args.name)), out)
+    print_artifact(await core.do(AddArtifact(folder=args.folder, name=args.name)), out)
     return 0
 
 
 async def _copy(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.do(CopyArtifact(name=args.name, to=args.to), out.report), out)
+    print_artifact(await core.do(CopyArtifact(name=args.name, to=args.to), out.report), out)
     return 0
 
 
 async def _push(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     private = not args.public
     found = await core.do(PushArtifact(name=args.name, hub_id=args.to, private=private), out.report)
-    tell_artifact(found, out)
+    print_artifact(found, out)
     return 0
 
 
 async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     found = await core.do(VerifyArtifact(name=args.name), out.report)
-    tell_artifact(found, out)
+    print_artifact(found, out)
     # A copy that could not be asked counts as a failure too: it was not checked.
     return 0 if all(one.state == "whole" for one in found.copies) else 1
 

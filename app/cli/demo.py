@@ -50,7 +50,7 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
     try:
         if not (args.headless or out.as_json) and has_display():
             return _show_window(demo)
-        outcome = asyncio.run(_tell(demo, out))
+        outcome = asyncio.run(_run_headless(demo, out))
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise Interrupted(
             "the demo was cancelled; everything it started has been stopped",
@@ -67,20 +67,20 @@ def _show_window(demo: Demo) -> int:
     from app.gui.application import open_window
 
     async def story(core: Any, report: Callable[[Story], None]) -> DemoOutcome:
-        return await demo.tell(core, report)
+        return await demo.run(core, report)
 
     return open_window(demo.master_home, story, starts_demo=True)
 
 
-async def _tell(demo: Demo, out: Output) -> DemoOutcome:
+async def _run_headless(demo: Demo, out: Output) -> DemoOutcome:
     from app.core.core import Core
 
     _end_on_terminate()
     began_s = time.monotonic()
     # Outside the core, so that the bar is gone only after the core has closed.
-    with _Teller(out) as teller:
+    with _StoryPrinter(out) as printer:
         async with Core.open(demo.master_home) as core:
-            outcome = await demo.tell(core, teller.take)
+            outcome = await demo.run(core, printer.take)
     out.text(f"The whole demo took {show_duration(time.monotonic() - began_s)}.")
     return outcome
 
@@ -108,7 +108,7 @@ def _end_text(outcome: DemoOutcome) -> str:
     )
 
 
-class _Teller:
+class _StoryPrinter:
     """Prints the story: a moving bar on a terminal, plain lines elsewhere, nothing with --json."""
 
     def __init__(self, out: Output) -> None:
@@ -120,7 +120,7 @@ class _Teller:
         self._printed_note = ""
         self._bar: _Bar | None = None
 
-    def __enter__(self) -> _Teller:
+    def __enter__(self) -> _StoryPrinter:
         if self._out.is_terminal:
             self._bar = _Bar()
         return self

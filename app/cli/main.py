@@ -82,13 +82,13 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         return 1  # the reader of the output has gone
     except KeyboardInterrupt as error:
-        _tell(error, command, as_json)
+        _print_failure(error, command, as_json)
         return INTERRUPTED
     except UserError as error:
-        _tell(error, command, as_json)
+        _print_failure(error, command, as_json)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the outermost edge of the command line
-        _tell_fault(error, command, as_json)
+        _print_fault(error, command, as_json)
         return 1
     finally:
         _drop_what_cannot_be_written()
@@ -102,12 +102,12 @@ def _drop_what_cannot_be_written() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(error: BaseException, command: str, as_json: bool) -> None:
+def _print_failure(error: BaseException, command: str, as_json: bool) -> None:
     failure = failures.describe(error, command)
     failures.print_json(failure) if as_json else failures.print_words(failure)
 
 
-def _tell_fault(error: Exception, command: str, as_json: bool) -> None:
+def _print_fault(error: Exception, command: str, as_json: bool) -> None:
     if as_json:
         # A trace of many lines is no JSON, so it goes to a file.
         report = failures.write_report(error, command)

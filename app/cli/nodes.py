@@ -98,9 +98,11 @@ def _add_token(verbs: Commands) -> None:
     help_text = "show which nodes have this PC's Hugging Face token, or send it to them"
     parser = add_command(verbs, "token", help_text, with_core(_token))
     parser.add_argument("names", metavar="NAME", nargs="*", help="node name; default: all nodes")
-    deed = parser.add_mutually_exclusive_group()
-    deed.add_argument("--give", action="store_true", help="send the token to nodes that have none")
-    deed.add_argument("--take-back", action="store_true", help="delete the token from nodes")
+    direction = parser.add_mutually_exclusive_group()
+    direction.add_argument(
+        "--give", action="store_true", help="send the token to nodes that have none"
+    )
+    direction.add_argument("--take-back", action="store_true", help="delete the token from nodes")
 
 
 def _add_add(verbs: Commands) -> None:

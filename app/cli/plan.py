@@ -56,7 +56,7 @@ async def _plan(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
-    """Print a plan for people."""
+    """Print a plan in human form."""
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
     if plan.model is not None:
         out.text(describe_model(plan.model))
@@ -74,6 +74,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     limits = [one.text for one in describe_limits(plan.limits)]
     _print_list(CHECK, [*limits, *describe_warnings(plan)], out)
     _print_list("What would help", [advice.text for advice in plan.advice], out)
+    # Without a plan that fits, the first alternative is shown above.
     others = plan.others if plan.chosen is not None else plan.others[1:]
     _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
     print_caveats(Caveats(parts=plan.parts), out)

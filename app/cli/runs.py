@@ -206,12 +206,12 @@ async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     if args.data:
         out.text("")
         _print_data(data, out)
-    _tell_interruptions(interruptions, now_s, out)
-    _tell_events(events, now_s, out)
+    _print_interruptions(interruptions, now_s, out)
+    _print_events(events, now_s, out)
     return 0
 
 
-def _tell_interruptions(found: Sequence[Interruption], now_s: float, out: Output) -> None:
+def _print_interruptions(found: Sequence[Interruption], now_s: float, out: Output) -> None:
     if found:
         out.text("")
         out.text(f"{summarize_story(found)}:")
@@ -255,7 +255,7 @@ def _print_data(data: DataPreview | None, out: Output) -> None:
         print_preview(data, out)
 
 
-def _tell_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
+def _print_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
     if events:
         out.text("")
     if len(events) > SHOWN_EVENTS:

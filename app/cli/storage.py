@@ -46,12 +46,12 @@ async def show_storage(core: CoreApi, args: argparse.Namespace, out: Output) -> 
         freed = await core.do(
             FreeStorage(node=args.name, names=[one.name for one in chosen]), out.report
         )
-        _tell(freed, out)
+        _print_freed(freed, out)
     out.document({**plain(found), "freed": plain(freed)})
     return 1 if freed is not None and freed.kept else 0
 
 
-def _tell(freed: FreedStorage, out: Output) -> None:
+def _print_freed(freed: FreedStorage, out: Output) -> None:
     out.text(f"{show_bytes(freed.freed_bytes)} are free again on {freed.node}")
     for name, reason in freed.kept:
         out.note(f"{name} stays: {reason}")

@@ -108,6 +108,7 @@ class AddArtifact(Action["ArtifactSnapshot"]):
     async def perform(self, core: CoreState, report: Report) -> ArtifactSnapshot:
         from app.artifacts import record
 
+        # On threads, here and below: a folder may be large, or on a network drive.
         found = await asyncio.to_thread(record.add_folder, core.services, self.folder, self.name)
         core.events.publish(ArtifactsChanged())
         return found

@@ -74,6 +74,7 @@ def save_report(parts: Sequence[Part], path: Path) -> int:
     Raises:
         UserError: the file exists, or cannot be written.
     """
+    # Packed in memory, so that the file is created only once all parts are in it.
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for part in parts:
@@ -97,6 +98,7 @@ def _collect_runs(paths: Paths, node: str | None) -> list[Part]:
 
 
 def _scrub_part(part: Part, people: frozenset[str]) -> Part:
+    # Line by line: a damaged line must not keep the others from being read as JSON.
     lines = part.text.splitlines() if part.name.endswith(".jsonl") else []
     text = "".join(f"{_scrub_text(line, people, None)}\n" for line in lines)
     if not lines:

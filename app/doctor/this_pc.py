@@ -92,13 +92,14 @@ def _read_release() -> dict[str, str]:
 def _read_memory() -> list[str] | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # not Linux
         return None
     wanted = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     return [line for line in lines if line.startswith(wanted)]
 
 
 def _read_disk(folder: Path) -> dict[str, int] | str:
+    # A home that does not exist yet will be on the disk of the nearest folder above it.
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -109,7 +110,7 @@ def _read_disk(folder: Path) -> dict[str, int] | str:
 
 
 def _files(paths: Paths) -> list[dict[str, Any]] | str:
-    """Return what lies at the top of the home, so that a damaged or missing file shows."""
+    """Return the entries at the top of the home, so that a damaged or missing file shows."""
     try:
         entries = sorted(os.scandir(paths.home), key=lambda entry: entry.name)[:MAX_FILES]
     except OSError as error:
@@ -128,6 +129,7 @@ def _files(paths: Paths) -> list[dict[str, Any]] | str:
 
 
 def _file_part(name: str, what: str, path: Path) -> Part:
+    # A link could lead to any file of this user.
     if path.is_symlink():
         return problem_part(name, what, "it is a link, which is not followed")
     try:

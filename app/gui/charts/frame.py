@@ -54,8 +54,6 @@ def format_tick(value: float, step: float) -> str:
     return f"{value:,.{min(digits, 6)}f}"
 
 
-# ------------------------------------------------------------------------
-
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 # Length of the sample line next to a name in the legend, in pixels.

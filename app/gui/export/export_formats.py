@@ -53,9 +53,6 @@ class MakerChoice(QWidget):
         self.buttons[engine].setChecked(True)
 
 
-# ------------------------------------------------------------------------
-
-
 class FormatsPage(QWidget):
     """One check box per target; several can be chosen."""
 

@@ -111,8 +111,6 @@ class Swatch(QWidget):
         painter.end()
 
 
-# ------------------------------------------------------------------------
-
 MAX_ALTERNATIVES = 8
 _LEGEND_COLUMNS = 3
 _DATA = "Data, by its first rows"

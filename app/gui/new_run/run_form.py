@@ -58,7 +58,7 @@ class StartFrom(QWidget):
         row.addWidget(self.delete)
         column.addLayout(row)
         column.addWidget(self._purpose)
-        self.box.currentIndexChanged.connect(self._tell)
+        self.box.currentIndexChanged.connect(self._show_choice)
         # `activated` fires for user choices only; `show_source` must not fill the form again.
         self.box.activated.connect(lambda place: self.chosen.emit(self._choices[place].spec))
         # A spec needs a model and data; these placeholders are never used (see `chosen`).
@@ -90,16 +90,13 @@ class StartFrom(QWidget):
         self.add(title, purpose, spec)
         self.box.setCurrentIndex(self.box.count() - 1)
 
-    def _tell(self, place: int) -> None:
+    def _show_choice(self, place: int) -> None:
         if 0 <= place < len(self._choices):
             self._purpose.setText(self._choices[place].purpose)
             self.delete.setVisible(bool(self._choices[place].own))
 
     def _ask_delete(self) -> None:
         self.delete_asked.emit(self._choices[self.box.currentIndex()].own)
-
-
-# ------------------------------------------------------------------------
 
 
 class RunForm(QScrollArea):

@@ -85,8 +85,6 @@ class AccountPasswords(QWidget):
         self.given.emit(dict.fromkeys(chosen, typed))
 
 
-# ------------------------------------------------------------------------
-
 _STATES: dict[str, tuple[Tone, str]] = {
     "added": ("good", "added"),
     "confirm": ("warning", "compare"),
@@ -135,8 +133,10 @@ class NodeListPane(QWidget):
         self.text = QPlainTextEdit()
         self.text.setAccessibleName("List of PCs")
         self.text.setPlaceholderText("big anna@192.168.1.20\ngamer-pc\nlab bob@10.0.0.5:2222")
+        # Tab moves on to the next control, since a list needs no tabs.
         self.text.setTabChangesFocus(True)
         self.text.setMinimumHeight(110)
+        # A line may hold several PCs, so its number alone is no key.
         self.model: RowsModel[NodeOutcome] = RowsModel(
             outcome_columns(), key=lambda o: (o.line.number, o.line.name)
         )
@@ -180,6 +180,7 @@ class NodeListPane(QWidget):
             self._op.cancel()
 
     def _begin_again(self) -> None:
+        # Confirmations hold for the list that was typed, so an edit drops them.
         self._outcomes.clear()
         self._accepted.clear()
         self.banner.hide()
@@ -205,7 +206,7 @@ class NodeListPane(QWidget):
         self._start(waiting)
 
     def _let_in(self, passwords: dict[str, str]) -> None:
-        """Add the PCs again whose accounts accept our key with these passwords."""
+        """Add the PCs again for whose accounts passwords were typed."""
         waiting = {p: o for p, o in self._outcomes.items() if o.account in passwords}
         self._start(waiting, passwords)
 
@@ -235,6 +236,7 @@ class NodeListPane(QWidget):
         waiting = any(o.state == "confirm" for o in outcomes)
         self.confirm.setVisible(waiting)
         accounts = tuple(dict.fromkeys(o.account for o in failures if o.account))
+        # Fingerprints first, then passwords, as on the command line.
         self.passwords.ask(() if waiting else accounts)
         self.add.hide()
         if waiting:

@@ -33,7 +33,7 @@ from app.gui.nodes.node_split import NodeSplit
 from app.gui.nodes.storage_pane import StoragePane
 from app.gui.repairs.changes_pane import ChangesPane
 from app.gui.repairs.check_results import CheckResults
-from app.gui.repairs.node_pane import Tell
+from app.gui.repairs.node_pane import ShowOutcome
 from app.gui.repairs.preparation import Preparation
 from app.gui.repairs.windows_script_button import WindowsScriptButton
 from app.gui.session.banner_task import (
@@ -96,12 +96,9 @@ def make_node_buttons(
     }
 
 
-# ------------------------------------------------------------------------
-
-
 class NodesPage(QWidget):
-    told = Signal(object)
-    """The Tell of a change of a node that ended while another page was in view."""
+    ended_unseen = Signal(object)
+    """The ShowOutcome of a change of a node that ended while another page was in view."""
 
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
@@ -153,8 +150,8 @@ class NodesPage(QWidget):
         cluster.node_removed.connect(self._remove_row)
         cluster.is_open_changed.connect(self._choose)
         self.table.chosen.connect(self._choose)
-        for teller in (self.changes, self.storage, self.results):
-            teller.told.connect(self._tell)
+        for pane in (self.changes, self.storage, self.results):
+            pane.ended_unseen.connect(self._show_outcome)
         self._choose()
 
     def open_node(self, name: str) -> None:
@@ -203,11 +200,11 @@ class NodesPage(QWidget):
 
     # ------------------------------------------------------------ events
 
-    def _tell(self, tell: Tell) -> None:
+    def _show_outcome(self, show: ShowOutcome) -> None:
         if self.isVisible():
-            tell(self.banner)
+            show(self.banner)
         else:
-            self.told.emit(tell)
+            self.ended_unseen.emit(show)
 
     def _show(self, name: str) -> None:
         self.model.put(self._context.cluster.nodes[name])

@@ -119,8 +119,6 @@ class TotalsBar(QFrame):
             label.setAccessibleName(f"{self._captions[key].text()}: {text}")
 
 
-# ------------------------------------------------------------------------
-
 _GLYPHS = {"done": ("good", "good"), "now": ("busy", "accent"), "failed": ("error", "error")}
 
 
@@ -187,8 +185,6 @@ class StoryStrip(QFrame):
             words.setText(title)
             words.setAccessibleName(f"{title}: {state}")
 
-
-# ------------------------------------------------------------------------
 
 SCROLL_PX = 16
 """Width of a scroll bar with its margins, as in window.qss."""

@@ -22,7 +22,7 @@ from app.gui.session.context import Context
 from app.text import capitalize
 
 T = TypeVar("T")
-Tell = Callable[[Banner], None]
+ShowOutcome = Callable[[Banner], None]
 """Shows the outcome of a change in a banner."""
 
 
@@ -91,8 +91,8 @@ class NodePane(QWidget):
 class ChangingPane(NodePane):
     """A pane that changes its node as well."""
 
-    told = Signal(object)
-    """The Tell of a change that ended while this tab showed another node or was hidden."""
+    ended_unseen = Signal(object)
+    """The ShowOutcome of a change that ended while this tab showed another node or was hidden."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -106,21 +106,21 @@ class ChangingPane(NodePane):
         return self._reading is None and self._shown not in self._works
 
     def change(
-        self, title: str, action: Action[T], tell: Callable[[T, Banner], None], *, at_close: str
+        self, title: str, action: Action[T], show: Callable[[T, Banner], None], *, at_close: str
     ) -> None:
         """Run work on the shown node, even if the user selects another one meanwhile.
 
         Args:
             title: name of the action, in the progressive form.
             action: changes the node; its progress is shown.
-            tell: shows the answer in a banner, of this tab or of a page.
+            show: shows the answer in a banner, of this tab or of a page.
             at_close: what closing the window does to the action.
         """
         name = self._shown
         self._report(name, title, "")
         self._context.bridge.do(
             action,
-            lambda result: self._end_change(name, partial(tell, result)),
+            lambda result: self._end_change(name, partial(show, result)),
             lambda error: self._end_change(name, lambda banner: banner.show_error(error)),
             partial(self._report, name, title),
             at_close=at_close,
@@ -136,12 +136,12 @@ class ChangingPane(NodePane):
         if name == self._shown:
             self.show_work()
 
-    def _end_change(self, name: str, tell: Tell) -> None:
+    def _end_change(self, name: str, show: ShowOutcome) -> None:
         del self._works[name]
         if name == self._name and self.isVisible():
             self.refresh()
-            tell(self.banner)
+            show(self.banner)
             return
         if name == self._shown:
             self._shown = ""  # read again once the tab is visible
-        self.told.emit(tell)
+        self.ended_unseen.emit(show)

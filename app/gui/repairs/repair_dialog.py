@@ -17,7 +17,7 @@ from app.flows.repair_stage import RepairStage, Verdict
 from app.gui.kit.banner import Banner
 from app.gui.kit.inputs import TextBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
-from app.gui.repairs.node_pane import Tell
+from app.gui.repairs.node_pane import ShowOutcome
 from app.gui.repairs.sudo_password import SudoPassword
 from app.gui.session.bridge import Op, Report, Work
 from app.gui.session.context import Context
@@ -82,8 +82,8 @@ class RepairDialog(QDialog):
 
     retested = Signal(object, object)
     """Rows for which the repair was offered, and the rows that replace them."""
-    told = Signal(object)
-    """The Tell of a repair, or of its undo, that ended after the dialog was closed."""
+    ended_unseen = Signal(object)
+    """The ShowOutcome of a repair, or of its undo, that ended after the dialog was closed."""
 
     def __init__(
         self,
@@ -202,15 +202,15 @@ class RepairDialog(QDialog):
         tone, message, hint = verdict
         return tone, f"{offer.node}: {offer.repair.title}", f"{message}. {hint}".strip()
 
-    def _end(self, tell: Tell) -> None:
+    def _end(self, show: ShowOutcome) -> None:
         """Show the outcome here, or on the page in view if this dialog was closed."""
         self._looking, self._is_changing = None, False
         if self._is_left:
-            self.told.emit(tell)
+            self.ended_unseen.emit(show)
             self.deleteLater()
         else:
             self._show()
-            tell(self.banner)
+            show(self.banner)
 
     def _leave(self, code: int) -> None:
         self._is_left = True

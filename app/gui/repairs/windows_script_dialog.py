@@ -116,6 +116,7 @@ class WindowsScriptDialog(QDialog):
         return row
 
     def _make_script(self) -> None:
+        # Nothing can be saved or copied until the script of the present choices is here.
         self._script = None
         self._enable()
         options = read_options(self.memory.value(), self.at_logon.isChecked())

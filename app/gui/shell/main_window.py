@@ -109,7 +109,7 @@ class MainWindow(Shell):
         self.runs.run_opened.connect(self.open_run)
         self.runs.repeat_wanted.connect(self.dialogs.repeat_run)
         self.runs.compare_wanted.connect(self.compare_runs)
-        self.nodes.told.connect(lambda tell: tell(self.banner))
+        self.nodes.ended_unseen.connect(lambda show: show(self.banner))
         self.artifacts.export_wanted.connect(lambda: self.go_to("runs"))
         self._context.preferences.changed.connect(self._take_setting)
         bridge.failed.connect(self.show_error)

@@ -135,8 +135,6 @@ class PaletteRows(QStyledItemDelegate):
         return float(right - GAP_PX)
 
 
-# ------------------------------------------------------------------------
-
 WIDTH_PX = 640
 TOP_PX = 72
 SHADOW_PX = 16

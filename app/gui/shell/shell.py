@@ -93,9 +93,6 @@ class ClosePolicy:
         )
 
 
-# ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class DemoProgress:
     """Progress of the demo: (title, `done` | `now` | `todo` | `failed`) for each step."""

@@ -88,8 +88,6 @@ def _draw_cross(painter: QPainter, area: QRectF) -> None:
     painter.drawLine(arm.topRight(), arm.bottomLeft())
 
 
-# ------------------------------------------------------------------------
-
 REFRESH_MS = 1000
 """Minimum interval between two updates of icon and menu, in milliseconds."""
 SHOWN_MS = 10_000

@@ -129,7 +129,7 @@ class TableView(QTableView, Generic[T]):
         super().__init__()
         self._rows, self._theme = model, theme
         self._words = ""
-        # Rows of the proxy are those on screen; every index is mapped before it meets the model.
+        # Rows of the proxy are those on screen; every index is mapped before the model sees it.
         self._proxy = QSortFilterProxyModel(self)
         self._proxy.setSortRole(SORT_ROLE)
         self._proxy.setFilterRole(WORDS_ROLE)
