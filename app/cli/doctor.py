@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from app.cli.kit.output import Output
-from app.doctor.part import Part
+from app.doctor.part import ReportPart
 from app.doctor.report import collect_report, default_file, save_report
 from app.paths import default_home
 
@@ -38,5 +38,5 @@ def _report(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _row(part: Part) -> list[str]:
+def _row(part: ReportPart) -> list[str]:
     return [part.name, f"{len(part.text):,}", part.what]

@@ -50,6 +50,7 @@ class SaveToken(Action[str]):
     async def perform(self, core: CoreState, report: Report) -> str:
         from app.hub.hub_token import keep_token
 
+        # On a thread: it queries the hub, and the keyring may ask the user to unlock it.
         return await asyncio.to_thread(keep_token, self.token)
 
 
@@ -130,6 +131,7 @@ async def _choose_clients(
     from app.hub.hub_token import read_token
     from app.hub.node_tokens import choose_others
 
+    # On a thread: the keyring may ask the user to unlock it.
     token = await asyncio.to_thread(read_token)
     chosen = choose_others(core.fleet.snapshots(), names)
     return {name: core.fleet.client(name) for name in chosen}, token

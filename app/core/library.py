@@ -89,6 +89,7 @@ class ListSentFiles(Action["tuple[SentFiles, ...]"]):
     async def perform(self, core: CoreState, report: Report) -> tuple[SentFiles, ...]:
         from app.library.sent_files import list_sent
 
+        # On a thread: a network drive may take long to answer.
         return await asyncio.to_thread(list_sent, self.spec)
 
 

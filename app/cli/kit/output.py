@@ -43,17 +43,15 @@ _VIRTUAL_TERMINAL = 0x0004
 
 
 def prepare_console() -> None:
-    """Make the standard streams fit for what is written to them; Windows needs it in two cases.
-
-    pythonw.exe, which runs `rackless watch` as a task, has no streams, so they lead nowhere. And a
-    console of Windows 10 shows escape sequences as characters until a program asks otherwise.
-    """
+    """Make the standard streams usable, which Windows needs in two cases."""
+    # pythonw.exe, which runs `rackless watch` as a task, has no streams.
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             # Open for as long as the program runs, as the stream that it stands for.
             mode = "r" if name == "stdin" else "w"
             nowhere = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, nowhere)
+    # A console of Windows 10 shows escape sequences as characters until a program asks otherwise.
     if sys.platform == "win32":
         _enable_escapes()
 
@@ -107,9 +105,7 @@ class Output:
     def raw(self, data: bytes) -> None:
         """Print a part of a log or an answer without a newline; nothing with --json.
 
-        On a terminal, what would act on it is shown as an escape, and a lone carriage return, with
-        which a progress bar writes over itself, begins a new line. A file or program gets the bytes
-        as they are.
+        A terminal gets control characters as escapes, a file or a program the unchanged bytes.
         """
         if self.as_json:
             return
@@ -120,6 +116,7 @@ class Output:
             self._out.flush()
             self._put(lambda: (binary.write(data), binary.flush()))
             return
+        # A lone carriage return, with which a progress bar overwrites itself, begins a new line.
         text = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
         self._write(show_foreign(text, keep="\n\t"))
 

@@ -228,6 +228,7 @@ class Plot(QWidget):
         menu.addAction("Copy values as text", self.copy_figures)
         menu.addSeparator()
         menu.addAction("Show all", lambda: self.show_range(None)).setEnabled(self._view is not None)
+        # A popup menu is not deleted by closing it.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(event.globalPos())
 

@@ -24,7 +24,7 @@ from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.chat import (
     MOST_COLUMNS,
-    Choice,
+    ModelChoice,
     choose_columns,
     name_artifact,
     offer,
@@ -65,7 +65,7 @@ class ChatDialog(QDialog):
         super().__init__(parent)
         self._context, self._run, self._wanted = context, run, wanted
         self._project: Project | None = None
-        self._choices: tuple[Choice, ...] = offer(run, (), ())
+        self._choices: tuple[ModelChoice, ...] = offer(run, (), ())
         self._is_looking = True
         # Test prompts being answered, to be saved afterwards; empty: none.
         self._asked: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class ChatDialog(QDialog):
                 prompts, self.how.settings(), alone=True, done=partial(self._collect, column)
             )
 
-    def add_column(self, choice: Choice | None = None) -> None:
+    def add_column(self, choice: ModelChoice | None = None) -> None:
         """Add a column with another model."""
         taken = [column.who.currentText() for column in self.columns]
         left = [one for one in self._choices if one.label not in taken] or list(self._choices)
@@ -121,6 +121,7 @@ class ChatDialog(QDialog):
         self.prompt.setFixedHeight(PROMPT_HEIGHT_PX)
         self.prompt.setTabChangesFocus(True)
         self.prompt.textChanged.connect(self._review)
+        # For Ctrl+Enter, which sends the question.
         self.prompt.installEventFilter(self)
         self.send = Button(theme, "Send", self.ask, icon="chat", role="primary")
         self.stop = Button(theme, "Stop", self._stop, icon="stop")

@@ -75,6 +75,7 @@ class WrappedLabel(QLabel):
             super().contextMenuEvent(event)
             return
         menu = QMenu(self)
+        # A popup menu is not deleted by closing it.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Copy", self._copy).setEnabled(self.hasSelectedText())
         # The selection counts the break characters that are shown, not those of `text`.
@@ -315,6 +316,7 @@ def copy_to_clipboard(text: str) -> None:
 def set_page_margins(layout: QVBoxLayout | QHBoxLayout, widget: QWidget) -> None:
     """Style `widget` as a page, and set its margins and spacing."""
     widget.setObjectName("page")
+    # Without it, a plain QWidget ignores the background of the style sheet.
     widget.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
     layout.setContentsMargins(24, 20, 24, 20)
     layout.setSpacing(16)

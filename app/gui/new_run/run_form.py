@@ -131,6 +131,7 @@ class RunForm(QScrollArea):
         column.addStretch(1)
         self.setWidget(body)
         self.setWidgetResizable(True)
+        # Tab goes from field to field, not to the scroll area.
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         for field in self.fields.values():

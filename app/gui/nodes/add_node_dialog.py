@@ -41,7 +41,7 @@ TABLE_WIDTH_PX, LIST_WIDTH_PX = 680, 860
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRequest:
+class NodeToAdd:
     """Node to add, with what the user has confirmed so far."""
 
     name: str
@@ -58,7 +58,7 @@ class NodeRequest:
 
 
 async def add_node(
-    core: CoreApi, request: NodeRequest, report: Callable[[CopiedKey], None]
+    core: CoreApi, request: NodeToAdd, report: Callable[[CopiedKey], None]
 ) -> NodeSnapshot:
     """Add a node; over SSH at the address that ~/.ssh/config gives it.
 
@@ -239,7 +239,7 @@ class AddNodeDialog(QDialog):
             f"Connecting to {result.name}",
             "Logging in and sending the agent (0.1 MB).",
         )
-        request = NodeRequest(
+        request = NodeToAdd(
             name=result.name,
             address=result.address,
             target=self.form.target.text(),

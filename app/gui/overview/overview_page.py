@@ -281,6 +281,7 @@ class OverviewPage(QWidget):
         scroll.setWidgetResizable(True)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setWidget(self.wall)
+        # Tab goes from card to card, not to the scroll area.
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         bar = scroll.verticalScrollBar()
         bar.rangeChanged.connect(lambda low, high: self.wall.keep_free(0 if high else SCROLL_PX))

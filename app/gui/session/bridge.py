@@ -162,13 +162,12 @@ class Bridge(QObject):
         Each `report(value)` of the work calls `progress(value)` on the Qt thread. Without
         `failure`, a UserError goes to `failed`; any other exception always goes to `crashed`. A
         callback that belongs to a deleted widget is skipped. `at_close` is a sentence for the user
-        on the effect of closing the window; without it, closing asks nothing. References that the
-        work and its callbacks hold are released here, never on the core's thread, which must not
-        be the one to destroy a widget.
+        on the effect of closing the window; without it, closing asks nothing.
         """
         op = Op(self, _Callbacks(success, failure, progress), at_close)
         key = next(self._keys)
-        # Held until `_release`, so that the last reference is dropped on the Qt thread.
+        # Held until `_release`: references to widgets must be dropped on the Qt thread, since the
+        # thread that drops the last one destroys the widget.
         self._held[key] = (op, work)
         self.call_soon(functools.partial(self._start_op, op, work, key))
         return op

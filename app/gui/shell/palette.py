@@ -42,7 +42,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.flows.palette import Entry, find_entries
+from app.flows.palette import PaletteEntry, find_entries
 from app.gui.kit.primitives import ElidedLabel
 from app.gui.kit.theme import Theme
 from app.gui.shell.command import Command
@@ -64,7 +64,7 @@ class PaletteRows(QStyledItemDelegate):
         return QSize(0, ROW_PX)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        entry: Entry = index.data(ENTRY)
+        entry: PaletteEntry = index.data(ENTRY)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         row = QRectF(option.rect)
@@ -112,7 +112,7 @@ class PaletteRows(QStyledItemDelegate):
         layout.draw(painter, QPointF(row.left(), row.center().y() - line.height() / 2))
         return float(line.naturalTextWidth())
 
-    def _paint_right(self, painter: QPainter, entry: Entry, row: QRectF) -> float:
+    def _paint_right(self, painter: QPainter, entry: PaletteEntry, row: QRectF) -> float:
         """Paint the keys of the shortcut, or the group if it has none; return their left edge."""
         right = row.right()
         if not entry.shortcut:
@@ -168,6 +168,7 @@ class CommandPalette(QWidget):
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        # All rows have one height, so Qt need not measure each of them.
         self.list.setUniformItemSizes(True)
         self.list.clicked.connect(lambda index: self._act())
         self._nothing = ElidedLabel("", "muted")

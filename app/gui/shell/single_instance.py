@@ -51,6 +51,7 @@ class SingleInstance(QObject):
         from PySide6.QtNetwork import QLocalServer
 
         self._server = QLocalServer(self)
+        # Other users of this PC must not bring the window forward.
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._accept)
         QLocalServer.removeServer(server_name(self._home))  # left by a crash: we hold the lock
@@ -70,6 +71,7 @@ class SingleInstance(QObject):
                 return (
                     socket.waitForReadyRead(left_ms) and bytes(socket.readAll().data()) == _ANSWER
                 )
+            # The first instance may still be starting: it listens only after its first frame.
             if time.monotonic() > end_s:
                 return False
             time.sleep(RETRY_S)

@@ -108,6 +108,7 @@ class Tray(QObject):
         self._context, self._window = context, window
         self._cluster = context.cluster
         self._notices = Notices()
+        # For a click on a notification: Qt does not say on which, so it is the newest one.
         self._opens: Callable[[], object] = window.come_forward
         self._key: object = None
         self._shown: tuple[str, ...] = ()
@@ -160,7 +161,7 @@ class Tray(QObject):
             self._fill_menu(whole.text)
 
     def _active_runs(self) -> list[RunSnapshot]:
-        """Return the active runs as they are to be shown."""
+        """Return the active runs for display, without the figures of silent nodes."""
         cluster = self._cluster
         return [cluster.current_run(run.run_id) or run for run in cluster.active_runs()]
 

@@ -126,6 +126,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
             return
         self.beginRemoveRows(QModelIndex(), place, place)
         del self._rows[place]
+        # The rows below have moved up.
         self._places = {self._key(row): number for number, row in enumerate(self._rows)}
         self.endRemoveRows()
 
@@ -140,6 +141,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
     # ------------------------------------------------------------ Qt
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature
+        # A valid parent is a row, and the rows of a table have none below them.
         return 0 if parent.isValid() else len(self._rows)
 
     def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature

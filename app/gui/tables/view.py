@@ -81,6 +81,7 @@ class CellDelegate(QStyledItemDelegate):
             paint_status(painter, self._theme, status, area, 13)
         else:
             self._paint_progress(painter, area, share or 0.0, text)
+        # The painter is shared with the cells that the style draws.
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
 
     def _paint_split(self, painter: QPainter, style: Any, parts: tuple[float, ...]) -> None:
