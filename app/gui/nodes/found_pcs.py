@@ -35,7 +35,7 @@ def candidate_columns() -> list[Column[Candidate]]:
 
 
 def describe_port(one: Candidate) -> Status:
-    """Return whether a candidate can be added, in words."""
+    """Describe whether a candidate can be added."""
     if one.node:
         return Status("calm", f"is {one.node}")
     if one.state == "not-tried":
@@ -48,7 +48,7 @@ def describe_port(one: Candidate) -> Status:
 
 class FoundPcs(QWidget):
     used = Signal(str)
-    """The user has chosen a PC: what to type for it after `ssh`."""
+    """Target of the chosen PC, as typed after `ssh`."""
     back = Signal()
 
     def __init__(self, context: Context) -> None:
@@ -61,7 +61,7 @@ class FoundPcs(QWidget):
         self.table.setMinimumHeight(220)
         self.banner = Banner(context.theme, can_close=False)
         self.use = Button(context.theme, "Use this PC", self._use, role="primary")
-        self.again = Button(context.theme, "Look again", self.look, icon="refresh")
+        self.again = Button(context.theme, "Search again", self.look, icon="refresh")
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(Button(context.theme, "Back", self.back.emit))
@@ -88,9 +88,9 @@ class FoundPcs(QWidget):
         self._choose()
 
     def look(self) -> None:
-        """Look for PCs now; takes about three seconds."""
+        """Search for PCs; takes about three seconds."""
         self.again.setEnabled(False)
-        self.banner.show_message("busy", "Looking for PCs")
+        self.banner.show_message("busy", "Searching for PCs")
         self._context.bridge.do(DiscoverPcs(), self._show, self._show_failure)
 
     def _show(self, found: tuple[Candidate, ...]) -> None:
