@@ -1,11 +1,11 @@
-"""Which of this PC's addresses leads to another PC."""
+"""Find this PC's address on the route to another PC."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 
-# Documentation address (RFC 5737): routed like any address of the internet, and nobody's.
+# Documentation address (RFC 5737): routed like any address of the internet, but no host has it.
 ANYWHERE = "192.0.2.1"
 
 
@@ -19,6 +19,6 @@ def own_address_toward(target: str, family: socket.AddressFamily = socket.AF_UNS
     with contextlib.suppress(OSError, UnicodeError):
         found, *_, place = socket.getaddrinfo(target, 9, family, socket.SOCK_DGRAM)[0]
         with socket.socket(found, socket.SOCK_DGRAM) as asker:
-            asker.connect(place)  # the system chooses our own address
+            asker.connect(place)  # UDP: only chooses our address, sends nothing
             return str(asker.getsockname()[0]).partition("%")[0]
     return None

@@ -11,7 +11,7 @@ from agents.contract.requests.examination import WslFacts
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.checks.system import WINDOWS_FILE_SYSTEMS
 from app.provisioning.windows.repair import run_script
-from app.provisioning.windows.wslconfig import Setting, read_value
+from app.provisioning.windows.wslconfig import WslSetting, read_value
 from app.text import show_bytes
 
 MIN_MEMORY_SHARE = 0.6
@@ -178,7 +178,7 @@ def read_setting(lines: Sequence[str], section: str, name: str) -> str:
     >>> read_setting(["[wsl2]", "vmIdleTimeout = -1 # never"], "wsl2", "vmidletimeout")
     '-1'
     """
-    setting = Setting(section=section, key=name, value="")
+    setting = WslSetting(section=section, key=name, value="")
     return read_value("\n".join(lines), setting) or ""
 
 

@@ -15,7 +15,7 @@ from app.provisioning.windows.facts import (
     WindowsFacts,
     WindowsWanted,
 )
-from app.provisioning.windows.wslconfig import Setting, merge
+from app.provisioning.windows.wslconfig import WslSetting, merge
 
 MIRRORED_BUILD = 22621
 """Oldest build of Windows with mirrored networking: Windows 11 22H2."""
@@ -133,22 +133,22 @@ def steps_for(wanted: WindowsWanted) -> tuple[Step, ...]:
     )
 
 
-def settings_for(wanted: WindowsWanted, windows_build: int) -> tuple[Setting, ...]:
+def settings_for(wanted: WindowsWanted, windows_build: int) -> tuple[WslSetting, ...]:
     """Return the keys that `.wslconfig` is to have on this build of Windows."""
-    mirrored = Setting(
+    mirrored = WslSetting(
         section="wsl2",
         key="networkingMode",
         value="mirrored",
         older_sections=("experimental",),
     )
-    loopback = Setting(section="experimental", key="hostAddressLoopback", value="true")
-    memory = Setting(section="wsl2", key="memory", value=f"{wanted.memory_gib}GB")
+    loopback = WslSetting(section="experimental", key="hostAddressLoopback", value="true")
+    memory = WslSetting(section="wsl2", key="memory", value=f"{wanted.memory_gib}GB")
     has_mirrored = windows_build >= MIRRORED_BUILD
     return (
         *((mirrored,) if has_mirrored else ()),
-        Setting(section="wsl2", key="vmIdleTimeout", value="-1"),
+        WslSetting(section="wsl2", key="vmIdleTimeout", value="-1"),
         *((memory,) if wanted.memory_gib is not None else ()),
-        Setting(section="general", key="instanceIdleTimeout", value="-1"),
+        WslSetting(section="general", key="instanceIdleTimeout", value="-1"),
         *((loopback,) if has_mirrored else ()),
     )
 

@@ -18,7 +18,7 @@ _ENTRY = re.compile(r"([ \t]*([A-Za-z][A-Za-z0-9]*)[ \t]*=[ \t]*)([^\r\n]*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class WslSetting:
     """One key that `.wslconfig` is to have."""
 
     section: str
@@ -32,10 +32,10 @@ class Setting:
         return tuple(f"{one}.{self.key}" for one in (self.section, *self.older_sections))
 
 
-def merge(text: str, settings: Iterable[Setting]) -> str:
+def merge(text: str, settings: Iterable[WslSetting]) -> str:
     """Return the text with all settings in it; unchanged where it has them.
 
-    >>> print(merge("[wsl2]\\nmemory=8GB # enough\\n", [Setting(section="wsl2", key="memory",
+    >>> print(merge("[wsl2]\\nmemory=8GB # enough\\n", [WslSetting(section="wsl2", key="memory",
     ... value="24GB")]), end="")
     [wsl2]
     memory=24GB # enough
@@ -45,7 +45,7 @@ def merge(text: str, settings: Iterable[Setting]) -> str:
     return text
 
 
-def read_value(text: str, setting: Setting) -> str | None:
+def read_value(text: str, setting: WslSetting) -> str | None:
     """Return the value that WSL reads for the key of a setting; None: the file does not set it."""
     lines = _LINE.findall(text)
     _, found = _find(lines, setting)
@@ -71,13 +71,13 @@ def decode(data: bytes) -> tuple[bytes, str, str]:
         return mark, "latin-1", body.decode("latin-1")
 
 
-def merge_bytes(data: bytes, settings: Iterable[Setting]) -> bytes:
+def merge_bytes(data: bytes, settings: Iterable[WslSetting]) -> bytes:
     """Return a file's bytes with all settings in them, in its own encoding and line ends."""
     mark, encoding, text = decode(data)
     return mark + merge(text, settings).encode(encoding, "surrogatepass")
 
 
-def _set(text: str, setting: Setting) -> str:
+def _set(text: str, setting: WslSetting) -> str:
     lines = _LINE.findall(text)
     place, found = _find(lines, setting)
     if found is not None:
@@ -101,7 +101,7 @@ def _set(text: str, setting: Setting) -> str:
 
 
 def _find(
-    lines: list[str], setting: Setting
+    lines: list[str], setting: WslSetting
 ) -> tuple[int | None, tuple[int, int, re.Match[str]] | None]:
     """Return the line after which a new key goes, and the first and last line of the one there."""
     names = {name.lower() for name in setting.names}
