@@ -213,9 +213,8 @@ class _Greeting:
     async def _read_hello(self) -> StartedAgent:
         while b"\n" not in self._buffer:
             if len(self._buffer) > MAX_LINE_BYTES or not await self._read_more():
-                # Bytes after the hello belong to the channel, which begins in the middle of the
-                # stream.
                 raise await self._ended()
+        # Bytes after the hello belong to the channel, which begins in the middle of the stream.
         line, _, rest = bytes(self._buffer).partition(b"\n")
         try:
             message = decode(line)

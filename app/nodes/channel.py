@@ -210,8 +210,6 @@ class MasterChannel:
             raise lost from error
 
     async def _read(self, rest: bytes) -> None:
-        # Split and handled on the event loop as bytes arrive: events keep their order, and no
-        # hidden queue grows.
         try:
             await self._read_lines(rest)
             # The last line of a Python traceback is the one that names the error.
@@ -226,6 +224,8 @@ class MasterChannel:
     async def _read_lines(self, rest: bytes) -> None:
         data = rest
         rest = b""
+        # Split and handled on the event loop as bytes arrive: events keep their order, and no
+        # hidden queue grows.
         while True:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:

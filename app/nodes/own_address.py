@@ -10,11 +10,11 @@ ANYWHERE = "192.0.2.1"
 
 
 def own_address_toward(target: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> str | None:
-    """Return this PC's address on the way to `target`, which is sent nothing; None: no way.
+    """Return this PC's address on the route to `target`, or None without one; sends nothing.
 
     Args:
         target: name or address.
-        family: of the addresses that count.
+        family: family of usable addresses.
     """
     with contextlib.suppress(OSError, UnicodeError):
         found, *_, place = socket.getaddrinfo(target, 9, family, socket.SOCK_DGRAM)[0]

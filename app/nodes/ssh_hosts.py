@@ -113,7 +113,6 @@ class _Resolver:
                 f"Your SSH configuration leads to {target.host} over more than {MAX_JUMPS} hosts",
                 "Check that ProxyJump lines in ~/.ssh/config do not form a loop",
             )
-        # A given jump replaces ProxyCommand as well: in OpenSSH the first of both counts.
         config = read_host(
             target.host, self._files, self._run_match, user=target.user, port=target.port
         )
