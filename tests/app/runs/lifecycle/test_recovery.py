@@ -214,7 +214,9 @@ def test_a_resume_that_is_refused_is_tried_until_enough_nodes_answer(
         cluster[name].reachable = False
 
     async def scenario(task: asyncio.Task[None], run_id: str) -> None:
-        await until(lambda: any("not resumed yet: no node of" in t for t in texts(services, run_id)))
+        await until(
+            lambda: any("not resumed yet: no node of" in t for t in texts(services, run_id))
+        )
         await asyncio.sleep(0.1)
         cluster["beta"].reachable = True
         await until(lambda: any("alpha and gamma cannot" in t for t in texts(services, run_id)))
