@@ -36,7 +36,7 @@ def test_the_disk_is_shown_and_items_are_deleted_after_asking(
     assert core.calls == []
     with pytest.raises(UserError, match="is not deleted: the last checkpoint"):
         ask("--free", CHECKPOINT)
-    with pytest.raises(UserError, match="nothing that is called modles"):
+    with pytest.raises(UserError, match="no item called modles"):
         ask("--free", "modles")
     monkeypatch.setattr(storage, "confirm", lambda question: "1 item on alpha, 2.0" in question)
     assert "2.0 GiB are free again on alpha" in ask("--free")[1]
