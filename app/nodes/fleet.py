@@ -208,7 +208,7 @@ class Fleet:
                 raise
             link = await self._open(node, known)
         try:
-            facts = await NodeClient(node.name, _Held(link)).ask(ReadFacts())
+            facts = await NodeClient(node.name, _HeldLink(link)).ask(ReadFacts())
         finally:
             await link.close()
         return with_identity(node, facts), facts
@@ -361,7 +361,7 @@ class _OnDemand:
         return await self._fleet.link(self._name)
 
 
-class _Held:
+class _HeldLink:
     """Link provider for the single link of a first contact."""
 
     def __init__(self, link: Link) -> None:

@@ -205,6 +205,7 @@ def _judge_gpu(node: CheckedNode, gpu: GpuFacts, build: TorchBuild) -> CheckRow:
     # A CUDA 12.8 build in an environment that the user made still runs with an older driver.
     is_own = node.environment.fits and node.environment.built_with is None
     too_old = not is_own or numbers_of(gpu.driver)[0] < min(DRIVERS.values())
+    # Only a warning if the present environment still runs with it.
     status: Status = "fail" if too_old else "warn"
     old = f"{text} is older than {DRIVERS[build]}, which the build of torch {build.value} needs"
     if build is TorchBuild.CUDA_13 and not serves(TorchBuild.CUDA_12, card):

@@ -40,6 +40,7 @@ def marker_for(text: str | None, windows: bool) -> str | None:
     """Return the marker that a lock needs: empty if it always holds, None if it never does."""
     if text is None:
         return ""
+    # Evaluated for each target, so that a marker which is always or never true is dropped.
     holds = {marker_holds(text, target) for target in lock_targets(windows)}
     return (text if False in holds else "") if True in holds else None
 

@@ -23,6 +23,7 @@ async def retest(fleet: Fleet, row: CheckRow, names: Sequence[str]) -> tuple[Che
     Raises:
         UserError: a node does not exist.
     """
+    # A link, or a comparison, needs its peers.
     found = _same(row, await check_nodes(fleet, (row.node,))) if row.peer is None else ()
     if not found and len(names) > 1:
         found = _same(row, await check_nodes(fleet, names))

@@ -66,6 +66,7 @@ def fitting_builds(facts: NodeFacts) -> tuple[TorchBuild, ...]:
     A node whose GPUs no build serves gets the newest one: its check explains the problem with the
     driver or the card, and an update of the driver solves it without a new build.
     """
+    # With a problem, there are GPUs, but the driver does not list them.
     if not facts.gpus and facts.gpu_problem is None:
         return (TorchBuild.CPU,)
     return _serving_builds(facts) or (TorchBuild.CUDA_13,)

@@ -58,6 +58,7 @@ class DirectFeed:
         context = await in_thread(make_client_context, credential)
         plain = await in_thread(socket.create_connection, (address, port), CONNECT_TIMEOUT_S)
         try:
+            # The end of a chunk must not wait for the acknowledgement of earlier packets.
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             channel = context.wrap_socket(plain, do_handshake_on_connect=False)
         except BaseException:

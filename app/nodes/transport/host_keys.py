@@ -105,6 +105,7 @@ def _without(lines: list[str], address: SshAddress) -> list[str]:
 
 
 def _write_durably(path: Path, text: str) -> None:
+    # O_EXCL: a link that another user placed under this name is not followed.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)

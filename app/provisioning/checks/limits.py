@@ -48,6 +48,7 @@ def judge_limits(node: CheckedNode) -> tuple[CheckRow, ...]:
         "Raise the limit {0} in /etc/security/limits.conf there, and check for ulimit in ~/.bashrc "
         "and ~/.profile"
     )
+    # First, since it stops CUDA from starting; the other two only cause errors later.
     if addresses != NO_LIMIT:
         text = (
             f"programs of this login get at most {show_bytes(addresses)} of addresses, while CUDA "

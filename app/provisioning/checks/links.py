@@ -214,6 +214,7 @@ def _find_repair(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) ->
 
 def _find_slowness(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) -> str:
     """Return the reason why a link is slow, or "" if it is not."""
+    # Latency before throughput: a slow round trip also lowers the measured throughput.
     if (probe.round_trip_s or 0.0) > SLOW_ROUND_TRIP_S:
         return "much slower than Gigabit Ethernet"
     if probe.bytes_per_s is None:
@@ -222,6 +223,7 @@ def _find_slowness(group: CheckedGroup, node: str, peer: str, probe: LinkProbe) 
         return "much slower than Gigabit Ethernet"
     speeds = [_speed_of(group, name) for name in (node, peer)]
     known = [speed for speed in speeds if speed is not None]
+    # The slower card limits the link; with one unknown speed there is no limit to compare with.
     if len(known) == 2 and probe.bytes_per_s * 8e-6 < MIN_SPEED_SHARE * min(known):
         return f"much slower than its network cards, which are linked at {min(known)} Mb/s"
     return ""

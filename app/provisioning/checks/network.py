@@ -247,6 +247,7 @@ def judge_machines(group: CheckedGroup) -> tuple[CheckRow, ...]:
         twin = seen.setdefault(own, name)
         boot = node.examination.system.boot_id
         evidence = f"hash of the machine id {own[:8]}, boot {(boot or 'not known')[:8]}"
+        # One boot id means one running system; a clone has its own.
         if twin == name or boot == group.nodes[twin].examination.system.boot_id:
             # Two nodes may be one PC, such as two logins.
             same = "" if twin == name else f"; the same PC as {twin}"
@@ -270,6 +271,7 @@ def judge_routes(group: CheckedGroup, name: str, routes: Mapping[str, Route]) ->
         for peer, route in routes.items()
     )
     lost = [peer for peer, route in routes.items() if route.device is None]
+    # No route to any peer is more likely a failure to read them than a PC without a network.
     if lost and len(lost) == len(routes):
         text = "it is not known by which device packets to the others leave"
         fix = f"Run there: ip route get {group.endpoints[lost[0]].address}"

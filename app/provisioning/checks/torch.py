@@ -57,6 +57,7 @@ def _judge_cards(group: CheckedGroup, builds: Mapping[str, TorchFacts]) -> list[
             for gpu in gpus
             if gpu.capability and not has_kernels(gpu.capability, one.architectures)
         ]
+        # First: a card that torch does not see says nothing about kernels.
         if one.num_gpus < len(gpus):
             text = f"torch sees {one.num_gpus} of {len(gpus)} GPUs: CUDA {one.cuda or 'none'}"
             fix = f"Update the driver, or build again: rackless nodes setup {name}"

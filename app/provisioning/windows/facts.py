@@ -18,6 +18,7 @@ RESERVED_PORTS = frozenset((1900, 2869, 3702, 5004, 5357, 5358))
 FIRST_DYNAMIC_PORT = 49152
 MAX_MEMORY_GIB = 4096
 _DISTRO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# One line without control characters, since the script writes it into authorized_keys.
 _PUBLIC_KEY = re.compile(r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d{3}) [A-Za-z0-9+/=]+( [!-~ ]*)?")
 
 Start = Literal["boot", "logon"]

@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class WindowsChange:
     """Change of one step on this PC."""
 
     id: str
@@ -57,7 +57,7 @@ class Change:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowsPlan:
     node: str
-    changes: tuple[Change, ...]
+    changes: tuple[WindowsChange, ...]
     problems: tuple[str, ...]
     """Problems that no script can solve, each with its remedy."""
 
@@ -170,7 +170,7 @@ def plan_windows(facts: WindowsFacts, wanted: WindowsWanted) -> WindowsPlan:
     """Return the changes that a PC needs; empty if all is in place."""
     steps = {step.id: step for step in steps_for(wanted)}
     changes = tuple(
-        Change(
+        WindowsChange(
             id=id_,
             title=steps[id_].title,
             explanation=steps[id_].explanation,

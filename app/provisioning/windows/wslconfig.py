@@ -62,6 +62,7 @@ def decode(data: bytes) -> tuple[bytes, str, str]:
     is redirected into a file, and WSL recognises that by its mark.
     """
     if data.startswith(b"\xff\xfe"):
+        # surrogatepass keeps damaged pairs, so that they are written back unchanged.
         return b"\xff\xfe", "utf-16-le", data[2:].decode("utf-16-le", "surrogatepass")
     mark = b"\xef\xbb\xbf" if data.startswith(b"\xef\xbb\xbf") else b""
     body = data[len(mark) :]

@@ -111,7 +111,7 @@ class HeatPause:
 
 
 @dataclass(frozen=True, slots=True)
-class Regrouping:
+class RecordedRegrouping:
     """Loss that the remaining ranks survived in their processes."""
 
     step: int
@@ -151,7 +151,7 @@ class AttemptHistory:
     """Nodes that saved a checkpoint, or started from their copy of it, by its step."""
     failed_saves: dict[int, str] = field(default_factory=dict)
     """Reasons why a checkpoint could not be saved, by step."""
-    regroupings: dict[int, Regrouping] = field(default_factory=dict)
+    regroupings: dict[int, RecordedRegrouping] = field(default_factory=dict)
     """Losses that the remaining ranks survived in their processes, by generation."""
     kills: dict[str, RankKill] = field(default_factory=dict)
     """First rank of each node that was ended by a signal, by node."""
@@ -173,7 +173,7 @@ class AttemptHistory:
         """Nodes that train since the newest regrouping; empty for all of the attempt."""
         return self.regroupings[max(self.regroupings)].nodes if self.regroupings else ()
 
-    def describe_lost(self, one: Regrouping) -> str:
+    def describe_lost(self, one: RecordedRegrouping) -> str:
         """Return the cause of the loss of the nodes that a regrouping left out."""
         # A rank that was killed later was only cleaned up, and is not a cause.
         kills = [self.kills[node] for node in one.lost_nodes if node in self.kills]
@@ -286,7 +286,7 @@ def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> dict[str,
     generation = whole_of(line, "generation")
     if line["kind"] != "regrouped" or generation is None:
         return line
-    found = Regrouping(
+    found = RecordedRegrouping(
         step=step_of(line) or 0,
         nodes=names_of(line, "nodes"),
         lost_nodes=names_of(line, "lost_nodes"),
