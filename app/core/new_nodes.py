@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.core.state import CoreState
     from app.events import NodeSnapshot
     from app.flows.node_list import NodeLine
-    from app.nodes.discovery.candidate import Candidate
+    from app.nodes.discovery.candidate import PcCandidate
     from app.nodes.key_copy import CopiedKey
     from app.nodes.node import NodeAddress
     from app.nodes.ssh_hosts import SshHost
@@ -51,7 +51,7 @@ class ResolveHost(Action["SshHost"]):
 
 
 @action("nodes.discover")
-class DiscoverPcs(Action["tuple[Candidate, ...]"]):
+class DiscoverPcs(Action["tuple[PcCandidate, ...]"]):
     """Return PCs of ~/.ssh/config and of this network that could become nodes.
 
     It only opens a TCP connection to their SSH ports.
@@ -60,7 +60,7 @@ class DiscoverPcs(Action["tuple[Candidate, ...]"]):
         UserError: ~/.ssh/config cannot be read.
     """
 
-    async def perform(self, core: CoreState, report: Report) -> tuple[Candidate, ...]:
+    async def perform(self, core: CoreState, report: Report) -> tuple[PcCandidate, ...]:
         from app.nodes.discovery.discover import discover
 
         return await discover([core.fleet.node(name) for name in core.fleet.names()])
