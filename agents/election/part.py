@@ -9,13 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
-from agents.contract import run_layout
-from agents.contract.election import (
-    AttemptClaim,
-    ClaimAnswer,
-    NodeState,
-    Relaunch,
-)
+from agents.contract import election, run_layout
 from agents.contract.regroup import Regroup, may_regroup
 from agents.contract.run import LOST_CAUSES, AttemptIntent, AttemptStatus, CheckpointInfo
 from agents.contract.wire import WireError, from_wire, to_wire
@@ -106,7 +100,7 @@ class Part:
 
     # ------------------------------------------------------------ state
 
-    def state(self) -> NodeState:
+    def state(self) -> election.NodeState:
         """Return this node's current state of the attempt."""
         known = replace(
             self._judge(),
@@ -132,7 +126,7 @@ class Part:
         except OSError:
             return 0.0
 
-    def _judge(self) -> NodeState:
+    def _judge(self) -> election.NodeState:
         """Return the part's state, the newest step of its ranks, and the reason why they ended."""
         closed = read_json(self.attempt.file(run_layout.CLOSED_FILE))
         if closed is not None:
@@ -145,14 +139,14 @@ class Part:
         # The cheap check comes first: a status reads the environment of every process of this PC.
         has_ended = self.attempt.file(run_layout.EXIT_FILE).exists()
         if not has_ended and supervisor and supervisor.is_alive():
-            return NodeState(node=self.node, part="active")
+            return election.NodeState(node=self.node, part="active")
         status = read_status(self.attempt)
         step = max((rank.step or 0 for rank in status.ranks), default=0)
         if status.state in ("starting", "running", "stopping"):
-            return NodeState(node=self.node, part="active", step=step)
+            return election.NodeState(node=self.node, part="active", step=step)
         if not self._is_lost(status):
             return self._closed(status.message or f"it is {status.state} on {self.node}", step)
-        return NodeState(
+        return election.NodeState(
             node=self.node,
             part="lost",
             step=step,
@@ -162,8 +156,8 @@ class Part:
             ended_s=status.ended_s,
         )
 
-    def _closed(self, reason: str, step: int = 0) -> NodeState:
-        return NodeState(node=self.node, part="closed", reason=reason, step=step)
+    def _closed(self, reason: str, step: int = 0) -> election.NodeState:
+        return election.NodeState(node=self.node, part="closed", reason=reason, step=step)
 
     def _is_lost(self, status: AttemptStatus) -> bool:
         """Return whether an ended attempt was lost, and may therefore be recovered."""
@@ -195,10 +189,10 @@ class Part:
         answers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "state": lambda _: self.state(),
             "close": lambda a: self._close(from_wire(Reason, a, "close").reason),
-            "claim": lambda a: self._claim(from_wire(AttemptClaim, a, "claim")),
+            "claim": lambda a: self._claim(from_wire(election.AttemptClaim, a, "claim")),
             "verify": lambda a: self._verify(from_wire(OfStep, a, "verify").step),
             "fetch": lambda a: self._fetch(from_wire(Fetch, a, "fetch")),
-            "launch": lambda a: self._launch(from_wire(Relaunch, a, "launch")),
+            "launch": lambda a: self._launch(from_wire(election.Relaunch, a, "launch")),
             "regroup": lambda a: self._regroup(from_wire(Regroup, a, "regroup")),
             "confirm": lambda a: self._confirm(from_wire(OfAttempt, a, "confirm").attempt),
         }
@@ -211,18 +205,20 @@ class Part:
         close(self.attempt, reason[:MAX_REASON_CHARACTERS])
         return {}
 
-    def _claim(self, claim: AttemptClaim) -> ClaimAnswer:
+    def _claim(self, claim: election.AttemptClaim) -> election.ClaimAnswer:
         # Checked again: a master may have returned, or the user may have stopped the run.
         if not self.state().is_ready:
-            return ClaimAnswer(is_granted=False, fence=read_fence(self.home, self.attempt.run_id))
+            return election.ClaimAnswer(
+                is_granted=False, fence=read_fence(self.home, self.attempt.run_id)
+            )
         found = claim_attempt(
             self.home, self.attempt.run_id, claim.attempt, replaces=self.attempt.number
         )
         if not found.is_granted:
-            return ClaimAnswer(is_granted=False, fence=found.fence)
+            return election.ClaimAnswer(is_granted=False, fence=found.fence)
         # The claimant needs the newest group, because survivors may have chosen other writers.
         group = read_regroup(self.attempt)
-        return ClaimAnswer(
+        return election.ClaimAnswer(
             is_granted=True,
             fence=found.fence,
             port=choose_port(self.intent.address),
@@ -266,14 +262,14 @@ class Part:
         stream.write(b"{}\n")  # an empty answer: the files follow
         files.send(self.home, path, stream)
 
-    def _launch(self, wanted: Relaunch) -> dict[str, Any]:
+    def _launch(self, wanted: election.Relaunch) -> dict[str, Any]:
         # Two majorities overlap in a node; by its fence, that node launches only the newer attempt.
         if wanted.attempt != read_fence(self.home, self.attempt.run_id):
             raise ExpectedError(f"This node did not grant attempt {wanted.attempt}.")
         launch(self.home, self.next_intent(wanted))
         return {}
 
-    def next_intent(self, wanted: Relaunch) -> AttemptIntent:
+    def next_intent(self, wanted: election.Relaunch) -> AttemptIntent:
         """Return the intent of this node's part of the next attempt."""
         old = self.intent
         # Shares are stored by rank: with fewer ranks, the trainer balances them again.

@@ -24,15 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agents.contract.election import (
-    MAX_LOSSES_AT_ONE_STEP,
-    MAX_PARKED_S,
-    NodeState,
-    back_off_s,
-    decide_election,
-    recent_recoveries,
-    stands_still,
-)
+from agents.contract import election
 from agents.contract.regroup import Regroup, decide_regroup
 from agents.contract.run_layout import ELECTION_FILE
 from agents.contract.wire import WireError, to_wire
@@ -148,7 +140,7 @@ class ElectionWatch:
             return True
         if self._lost_since_s is None:
             self._lost_since_s = now_s
-        if now_s - self._lost_since_s > MAX_PARKED_S:
+        if now_s - self._lost_since_s > election.MAX_PARKED_S:
             self._say("parked for an hour: resume the run from a master")
             return False
         return not own.is_free or self._decide(own, now_s)
@@ -170,11 +162,11 @@ class ElectionWatch:
                 return
             time.sleep(0.1)
 
-    def _decide(self, own: NodeState, now_s: float) -> bool:
+    def _decide(self, own: election.NodeState, now_s: float) -> bool:
         part = self._part
         # No time limit: a claim needs the state of every node that can answer.
         states = {part.node: own, **self._others.look().states}
-        found = decide_election(part.node, part.nodes, states)
+        found = election.decide_election(part.node, part.nodes, states)
         if found.act == "close":
             self._await_confirmation()
             self._close(found.reason)
@@ -202,14 +194,14 @@ class ElectionWatch:
     def _is_within_limits(self, step: int, now_s: float) -> bool:
         """Return whether the run may be recovered now; close it if it makes no progress."""
         losses, per_hour = self._part.plan.losses, self._part.plan.per_hour
-        if stands_still([*(loss.step for loss in losses), step]):
-            times = MAX_LOSSES_AT_ONE_STEP
+        if election.stands_still([*(loss.step for loss in losses), step]):
+            times = election.MAX_LOSSES_AT_ONE_STEP
             self._close(f"it was lost {times} times at step {step} without progress")
             return False
         # Each attempt carries its earlier losses, so limits hold across attempts and nodes.
-        recent = recent_recoveries((loss.resumed_s for loss in losses), time.time())
+        recent = election.recent_recoveries((loss.resumed_s for loss in losses), time.time())
         since_s = now_s - (self._lost_since_s if self._lost_since_s is not None else now_s)
-        if len(recent) >= per_hour or since_s < back_off_s(len(recent)):
+        if len(recent) >= per_hour or since_s < election.back_off_s(len(recent)):
             self._say(f"waiting: {len(recent)} recoveries within an hour")
             return False
         return True
@@ -266,7 +258,7 @@ class Regrouping:
         """True while ranks of this node wait for other nodes."""
         return self._since_s is not None
 
-    def look(self, own: NodeState, now_s: float) -> None:
+    def look(self, own: election.NodeState, now_s: float) -> None:
         """Regroup, wait or give up, as the states of this node (`own`) and the others require."""
         if not own.waits:
             self._since_s, self._members = None, ()
@@ -294,7 +286,9 @@ class Regrouping:
         elif found.is_certain or self._are_away(states, answers, now_s):
             self._carry_out(found.nodes, own.generation + 1)
 
-    def _are_away(self, states: dict[str, NodeState], answers: Answers, now_s: float) -> bool:
+    def _are_away(
+        self, states: dict[str, election.NodeState], answers: Answers, now_s: float
+    ) -> bool:
         """Return whether all nodes without an answer can be left out."""
         # A node whose request is still pending is neither silent nor known: wait for it.
         missing = set(self._part.nodes) - states.keys()

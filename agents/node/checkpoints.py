@@ -15,14 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.contract import run_layout
 from agents.contract.names import MAX_ATTEMPT, MAX_TIME_S, is_safe_name
 from agents.contract.run import CheckpointInfo, FileEntry
-from agents.contract.run_layout import (
-    CHECKPOINTS,
-    MANIFEST_FILE,
-    checkpoint_name,
-    step_of_checkpoint,
-)
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import describe_file, split_path
@@ -36,10 +31,10 @@ def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointIn
         folders = home.checkpoints(run_id).glob("*")
     else:
         # Names that begin with a dot are runs that are being deleted.
-        folders = home.runs.glob(f"[!.]*/{CHECKPOINTS}/*")
+        folders = home.runs.glob(f"[!.]*/{run_layout.CHECKPOINTS}/*")
     # Rackless creates no folders with unsafe names.
     named = (folder for folder in folders if is_safe_name(folder.parents[1].name))
-    steps = ((folder, step_of_checkpoint(folder.name)) for folder in named)
+    steps = ((folder, run_layout.step_of_checkpoint(folder.name)) for folder in named)
     found = [_describe(home, f, step) for f, step in steps if step is not None and f.is_dir()]
     return sorted(found, key=lambda info: (info.run_id, info.step))
 
@@ -53,10 +48,10 @@ def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
         manifest = read_manifest(folder)
         entries = read_entries(manifest)
     except WireError as error:
-        problem = f"{MANIFEST_FILE} cannot be used: {error}"
+        problem = f"{run_layout.MANIFEST_FILE} cannot be used: {error}"
     attempt = _number(manifest.get("attempt"), MAX_ATTEMPT, 0)
     if not problem and attempt < 1:
-        problem = f"{MANIFEST_FILE} cannot be used: it names no attempt"
+        problem = f"{run_layout.MANIFEST_FILE} cannot be used: it names no attempt"
     return CheckpointInfo(
         run_id=folder.parent.parent.name,
         step=step,
@@ -116,7 +111,7 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
     try:
         problem = _find_damage(folder, read_entries(read_manifest(folder)))
     except WireError as error:  # deleted or changed meanwhile
-        problem = f"{MANIFEST_FILE} cannot be used: {error}"
+        problem = f"{run_layout.MANIFEST_FILE} cannot be used: {error}"
     return replace(info, verified=not problem, problem=problem)
 
 
@@ -138,7 +133,7 @@ def delete(home: Home, run_id: str, step: int) -> None:
 
 
 def _require(home: Home, run_id: str, step: int) -> Path:
-    folder = home.checkpoints(run_id) / checkpoint_name(step)
+    folder = home.checkpoints(run_id) / run_layout.checkpoint_name(step)
     # A link could lead to another run's checkpoint, which would be deleted instead.
     if not folder.is_dir() or folder.is_symlink():
         raise ExpectedError(f"This node has no checkpoint of run {run_id} at step {step}.")

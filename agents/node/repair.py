@@ -12,17 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agents.contract.repair import (
-    Change,
-    ChangeStep,
-    FileEdit,
-    Probe,
-    RepairOrder,
-    RepairPreview,
-    RepairStep,
-    StepPreview,
-    UndoOrder,
-)
+from agents.contract import repair
 from agents.errors import ExpectedError
 from agents.node.administrator import Administrator
 from agents.node.change_log import ChangeLog
@@ -39,12 +29,14 @@ class _StepFailed(Exception):
     """Raised when a step fails; `args[0]` is the message."""
 
 
-def preview(steps: Sequence[RepairStep], admin: Administrator) -> RepairPreview:
+def preview(steps: Sequence[repair.RepairStep], admin: Administrator) -> repair.RepairPreview:
     """Return the effect of the steps; changes nothing and needs no password."""
-    return RepairPreview(steps=tuple(_preview(step, admin) for step in steps), admin=admin.way)
+    return repair.RepairPreview(
+        steps=tuple(_preview(step, admin) for step in steps), admin=admin.way
+    )
 
 
-def apply(home: Home, order: RepairOrder, admin: Administrator, say: Say) -> Change:
+def apply(home: Home, order: repair.RepairOrder, admin: Administrator, say: Say) -> repair.Change:
     """Apply a repair and return its record, which names the problem if a step failed.
 
     Raises:
@@ -56,19 +48,21 @@ def apply(home: Home, order: RepairOrder, admin: Administrator, say: Say) -> Cha
         # Before the first step, so that a wrong password changes nothing.
         if any(step.as_root for step in order.steps):
             admin.require()
-        change = Change(
+        change = repair.Change(
             number=log.next_number(),
             repair=order.repair,
             title=order.title,
             by=order.by,
             began_s=time.time(),
-            steps=tuple(ChangeStep(step=step) for step in order.steps),
+            steps=tuple(repair.ChangeStep(step=step) for step in order.steps),
             needs_restart=order.needs_restart,
         )
         return _Applying(home, log, change, admin, say).run(order.expected)
 
 
-def undo(home: Home, order: UndoOrder, admin: Administrator, say: Say) -> list[Change]:
+def undo(
+    home: Home, order: repair.UndoOrder, admin: Administrator, say: Say
+) -> list[repair.Change]:
     """Undo changes, newest first, and return their records.
 
     Raises:
@@ -92,7 +86,7 @@ class _Work:
     """A change that is being applied or undone, with each step recorded in the log."""
 
     def __init__(
-        self, home: Home, log: ChangeLog, change: Change, admin: Administrator, say: Say
+        self, home: Home, log: ChangeLog, change: repair.Change, admin: Administrator, say: Say
     ) -> None:
         self._home = home
         self._log = log
@@ -108,7 +102,7 @@ class _Work:
 
 
 class _Applying(_Work):
-    def run(self, expected: Sequence[str]) -> Change:
+    def run(self, expected: Sequence[str]) -> repair.Change:
         for index, sha256 in enumerate(expected):
             try:
                 self._take_step(index, sha256)
@@ -140,7 +134,9 @@ class _Applying(_Work):
             raise _StepFailed(f"{step.says}: {_last_words(code, output)}.")
         self._note(index, state="done")
 
-    def _edit(self, index: int, step: RepairStep, edit: FileEdit, sha256: str) -> None:
+    def _edit(
+        self, index: int, step: repair.RepairStep, edit: repair.FileEdit, sha256: str
+    ) -> None:
         # A link stays a link: its target is edited.
         path = os.path.realpath(edit.path)
         before = read_file(path, self._admin if step.as_root else None)
@@ -181,7 +177,7 @@ class _Applying(_Work):
 
 
 class _Undoing(_Work):
-    def run(self) -> Change:
+    def run(self) -> repair.Change:
         self._change = replace(self._change, undo_problem="")
         problems = []
         for index in reversed(range(len(self._change.steps))):
@@ -207,7 +203,7 @@ class _Undoing(_Work):
         self._log.save(self._change)
         return self._change
 
-    def _take_back(self, index: int, made: ChangeStep) -> str:
+    def _take_back(self, index: int, made: repair.ChangeStep) -> str:
         """Undo one step; return a message if it cannot be undone, else an empty string."""
         step = made.step
         if step.edit is not None:
@@ -228,7 +224,7 @@ class _Undoing(_Work):
         self._note(index, undone="yes")
         return ""
 
-    def _put_back(self, made: ChangeStep, edit: FileEdit) -> None:
+    def _put_back(self, made: repair.ChangeStep, edit: repair.FileEdit) -> None:
         step, path = made.step, made.path
         now = read_file(path, self._admin if step.as_root else None)
         # An interrupted edit may not have changed the file; then nothing is written.
@@ -242,34 +238,34 @@ class _Undoing(_Work):
             raise _StepFailed(f"{path} is as it was, but: {_last_words(code, output)}.")
 
 
-def _owner_of(before: FileState, step: RepairStep) -> tuple[int, int]:
+def _owner_of(before: FileState, step: repair.RepairStep) -> tuple[int, int]:
     """Return owner and group for the new file: those of the old one, else of root or this user."""
     if before.text is not None:
         return before.owner, before.group
     return (0, 0) if step.as_root else (os.geteuid(), os.getegid())
 
 
-def _preview(step: RepairStep, admin: Administrator) -> StepPreview:
+def _preview(step: repair.RepairStep, admin: Administrator) -> repair.StepPreview:
     # A preview must not ask for a password.
     may_ask = admin.way in ("root", "passwordless")
     if step.done is not None:
         if step.done.as_root and not may_ask:
-            return StepPreview(state="not known")
+            return repair.StepPreview(state="not known")
         if _is_in_place(step.done, admin, ask_root=may_ask):
-            return StepPreview(state="in place")
+            return repair.StepPreview(state="in place")
     if step.edit is None:
-        return StepPreview(state="needed")
+        return repair.StepPreview(state="needed")
     path = os.path.realpath(step.edit.path)
     if not os.path.isdir(os.path.dirname(path)):
-        return StepPreview(state="blocked", problem=f"There is no folder for {path}.")
+        return repair.StepPreview(state="blocked", problem=f"There is no folder for {path}.")
     try:
         found = read_file(path, admin if may_ask else None)
     except HiddenFile as error:
-        return StepPreview(state="not known", problem=error.message)
+        return repair.StepPreview(state="not known", problem=error.message)
     except ExpectedError as error:
-        return StepPreview(state="blocked", problem=error.message)
+        return repair.StepPreview(state="blocked", problem=error.message)
     after = step.edit.apply_to(found.text)
-    return StepPreview(
+    return repair.StepPreview(
         state="in place" if after == found.text else "needed",
         before=found.text,
         after=after,
@@ -277,7 +273,7 @@ def _preview(step: RepairStep, admin: Administrator) -> StepPreview:
     )
 
 
-def _is_in_place(probe: Probe, admin: Administrator, *, ask_root: bool) -> bool:
+def _is_in_place(probe: repair.Probe, admin: Administrator, *, ask_root: bool) -> bool:
     try:
         code, lines = admin.run(probe.argv, as_root=probe.as_root and ask_root, timeout_s=_PROBE_S)
     except (ExpectedError, TimeoutError):
@@ -286,7 +282,9 @@ def _is_in_place(probe: Probe, admin: Administrator, *, ask_root: bool) -> bool:
     return code == 0 and re.fullmatch(probe.shows, "\n".join(lines).strip()) is not None
 
 
-def _run(admin: Administrator, argv: Sequence[str], step: RepairStep, say: Say) -> tuple[int, str]:
+def _run(
+    admin: Administrator, argv: Sequence[str], step: repair.RepairStep, say: Say
+) -> tuple[int, str]:
     """Run a command of a step; return its exit code and output."""
     if not argv:  # an edit may need no activation
         return 0, ""

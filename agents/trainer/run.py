@@ -19,15 +19,7 @@ from agents.contract.regroup import may_regroup
 from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
-from agents.trainer.autotune import (
-    SettingChoice,
-    choose_setting,
-    describe_setting,
-    find_setting,
-    make_layers,
-    make_workload,
-    name_setting,
-)
+from agents.trainer import autotune
 from agents.trainer.checkpoint.folder import CheckpointFolder
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.checkpoint.state import ResumePoint
@@ -204,7 +196,7 @@ def _make_executor(context: RankContext, state: TrainingState) -> Executor:
         state.parameters,
         state.objective,
         context.device,
-        layers=make_layers(context, state, warn),
+        layers=autotune.make_layers(context, state, warn),
         micro_tokens=CPU_TOKENS,
         may_recompute=context.attempt.intent.spec.recompute != "none",
         warn=warn,
@@ -219,20 +211,22 @@ def _tune(
     executor: Executor,
     strategy: Strategy,
     resumed: ResumePoint | None,
-) -> SettingChoice:
+) -> autotune.SettingChoice:
     if context.device.type != "cuda":
-        choice = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
+        choice = autotune.choose_setting(context, state, executor, strategy.make_reserve(), resumed)
     else:
         times, started_s = context.progress.times, time.monotonic()
-        name = name_setting(context, state, executor.layers)
-        is_kept = resumed is not None or find_setting(context, name).exists()
+        name = autotune.name_setting(context, state, executor.layers)
+        is_kept = resumed is not None or autotune.find_setting(context, name).exists()
         phase = "compiling" if is_kept else "tuning"
         names = (f"{phase} {name}", phase)  # otherwise the time of another shape
         context.enter_phase(phase, 0, times.recall(*names))
-        choice = choose_setting(context, state, executor, strategy.make_reserve(), resumed)
+        choice = autotune.choose_setting(context, state, executor, strategy.make_reserve(), resumed)
         times.remember(time.monotonic() - started_s, *names)
     tried = choice.tried
-    context.journal.write("setting", **describe_setting(choice.setting, tried, executor.layers))
+    context.journal.write(
+        "setting", **autotune.describe_setting(choice.setting, tried, executor.layers)
+    )
     return choice
 
 
@@ -252,7 +246,7 @@ def _exchange_readiness(
     if context.device.type == "cpu":
         parts = [choose_examples(state.train, _CPU_WARMUP_TOKENS)]
     else:
-        workload = make_workload(context, state)
+        workload = autotune.make_workload(context, state)
         limit = _GPU_WARMUP_BATCHES * setting.micro_tokens
         parts = [workload.choose_step(number, limit) for number in range(2)]
     stream = state.model.stream

@@ -19,12 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agents.shared.files.bounded_work import (
-    LimitReached,
-    bound_operators,
-    limited_memory,
-    within_limits,
-)
+from agents.shared.files import bounded_work
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ, same_source
 
 Turn = tuple[str, str]
@@ -115,10 +110,10 @@ def main() -> int:
     """Translate the template on stdin, and print the turns or the problem."""
     template, bos_token, eos_token = json.load(sys.stdin)
     try:
-        with limited_memory():
-            found = within_limits(lambda: _express(template, bos_token, eos_token))
+        with bounded_work.limited_memory():
+            found = bounded_work.within_limits(lambda: _express(template, bos_token, eos_token))
             answer = json.dumps(asdict(found))
-    except LimitReached as error:
+    except bounded_work.LimitReached as error:
         answer = json.dumps({"problem": f"it needs more than {error}"})
     except ValueError as error:
         answer = json.dumps({"problem": str(error)[:500]})
@@ -203,7 +198,7 @@ def _make_render(template: str, bos_token: str, eos_token: str) -> Render:
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-    bound_operators(SandboxedEnvironment)
+    bounded_work.bound_operators(SandboxedEnvironment)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)

@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from agents.contract.requests.environment import PruneKept
 from agents.contract.requests.runs import DeleteCheckpoint, ListCheckpoints
 from agents.contract.requests.storage import DeleteStorage, ListStorage
+from app.artifacts import storage_rules
 from app.artifacts.deletion import delete_artifact
-from app.artifacts.storage_rules import (
-    BUILT,
-    Knowledge,
-    NodeStorage,
-    StoredItem,
-    find_artifact,
-    find_checkpoint,
-    find_twins,
-    judge_item,
-)
 from app.artifacts.verification import check_artifact
 from app.errors import RacklessError
 from app.nodes.client import NodeClient
@@ -42,7 +33,7 @@ class FreedStorage:
     """Items that were kept after all, each with the reason."""
 
 
-async def list_storage(services: Services, client: NodeClient) -> NodeStorage:
+async def list_storage(services: Services, client: NodeClient) -> storage_rules.NodeStorage:
     """Return the items on a node; other nodes are asked for copies.
 
     Raises:
@@ -83,21 +74,23 @@ async def free_storage(
     )
 
 
-async def _look(services: Services, client: NodeClient) -> tuple[NodeStorage, Knowledge]:
+async def _look(
+    services: Services, client: NodeClient
+) -> tuple[storage_rules.NodeStorage, storage_rules.Knowledge]:
     report = await client.ask(ListStorage())
-    known = Knowledge(node=client.name)
+    known = storage_rules.Knowledge(node=client.name)
     if any(item.kind in ("checkpoint", "artifact") for item in report.items):
         known = await _ask_others(services, client.name)
-    return NodeStorage(
+    return storage_rules.NodeStorage(
         node=client.name,
-        items=tuple(judge_item(item, known) for item in report.items),
+        items=tuple(storage_rules.judge_item(item, known) for item in report.items),
         size_bytes=report.size_bytes,
         disk_bytes=report.disk_bytes,
         disk_free_bytes=report.disk_free_bytes,
     ), known
 
 
-async def _ask_others(services: Services, node: str) -> Knowledge:
+async def _ask_others(services: Services, node: str) -> storage_rules.Knowledge:
     async def ask(name: str) -> tuple[Copy, ...] | None:
         try:
             infos = (await services.pool.agent(name).ask(ListCheckpoints())).checkpoints
@@ -113,7 +106,7 @@ async def _ask_others(services: Services, node: str) -> Knowledge:
     }
     # A node that was removed from the list may still have its copies, but cannot be asked.
     silent = [name for name, answer in answers.items() if answer is None]
-    return Knowledge(
+    return storage_rules.Knowledge(
         node=node,
         checkpoints=[copy for answer in answers.values() for copy in answer or ()],
         silent=(*silent, *sorted(places - set(names))),
@@ -123,10 +116,14 @@ async def _ask_others(services: Services, node: str) -> Knowledge:
 
 
 async def _delete(
-    services: Services, client: NodeClient, item: StoredItem, known: Knowledge, tell: OnMessage
+    services: Services,
+    client: NodeClient,
+    item: storage_rules.StoredItem,
+    known: storage_rules.Knowledge,
+    tell: OnMessage,
 ) -> tuple[int, str]:
     """Return the freed bytes, and the reason why the item is kept, if it is."""
-    if item.kind in BUILT:
+    if item.kind in storage_rules.BUILT:
         return (await client.ask(PruneKept(names=(item.name,)))).freed_bytes, ""
     if item.kind == "checkpoint":
         return await _delete_checkpoint(services, client, item, known, tell)
@@ -136,11 +133,15 @@ async def _delete(
 
 
 async def _delete_checkpoint(
-    services: Services, client: NodeClient, item: StoredItem, known: Knowledge, tell: OnMessage
+    services: Services,
+    client: NodeClient,
+    item: storage_rules.StoredItem,
+    known: storage_rules.Knowledge,
+    tell: OnMessage,
 ) -> tuple[int, str]:
-    copy = find_checkpoint(item.name, known)
+    copy = storage_rules.find_checkpoint(item.name, known)
     assert copy is not None  # an unknown checkpoint is protected
-    twins = find_twins(copy, known)
+    twins = storage_rules.find_twins(copy, known)
     tell(f"hashing the other copies of {item.name}")
     checked = await verify_copies(services.pool, twins)
     whole = [
@@ -155,9 +156,12 @@ async def _delete_checkpoint(
 
 
 async def _delete_artifact(
-    services: Services, item: StoredItem, known: Knowledge, tell: OnMessage
+    services: Services,
+    item: storage_rules.StoredItem,
+    known: storage_rules.Knowledge,
+    tell: OnMessage,
 ) -> tuple[int, str]:
-    artifact = find_artifact(item.name, known)
+    artifact = storage_rules.find_artifact(item.name, known)
     assert artifact is not None  # an unknown artifact is protected
     checked = await check_artifact(services, artifact, tell)
     if not any(one.state == "whole" and one.place != known.node for one in checked):

@@ -16,29 +16,13 @@ from pathlib import Path
 
 from agents.contract.formats import EXPORTS
 from agents.contract.node import NodeFacts
-from agents.contract.requests.chats import (
-    AskChat,
-    ChatAnswer,
-    ChatDevice,
-    ChatJob,
-    ChatOpened,
-    ChatTurn,
-    CloseChat,
-    StopChat,
-)
+from agents.contract.requests import chats
 from agents.contract.requests.node import ReadFacts
 from agents.contract.run_layout import checkpoint_path
+from app import conversation
 from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
 from app.artifacts.exports.export import bring_packages, find_whole
 from app.artifacts.record import find_artifact, folder_here, look_at_folders
-from app.conversation import (
-    AnswerComparison,
-    Loaded,
-    Project,
-    Subject,
-    read_prompts,
-    to_markdown,
-)
 from app.errors import RacklessError, UsageError, UserError
 from app.progress import OnMessage, messages
 from app.provisioning.environment import python_of
@@ -49,8 +33,8 @@ from app.runs.services import Services
 
 @dataclass(slots=True)
 class _Talk:
-    subject: Subject
-    loaded: Loaded
+    subject: conversation.Subject
+    loaded: conversation.Loaded
     is_asked: bool = False
 
 
@@ -64,7 +48,7 @@ class Chats:
         # One answer at a time per node, so that measured speeds are comparable.
         self._queues: dict[str, asyncio.Lock] = {}
 
-    async def open(self, subject: Subject, tell: OnMessage) -> Loaded:
+    async def open(self, subject: conversation.Subject, tell: OnMessage) -> conversation.Loaded:
         """Load a model.
 
         Raises:
@@ -74,7 +58,9 @@ class Chats:
         self._talks[found.key] = _Talk(subject, found)
         return found
 
-    async def ask(self, key: int, turn: ChatTurn, tell: OnMessage, say: OnMessage) -> ChatAnswer:
+    async def ask(
+        self, key: int, turn: chats.ChatTurn, tell: OnMessage, say: OnMessage
+    ) -> chats.ChatAnswer:
         """Return the answer of a loaded model; `say` is called with each piece.
 
         Cancelling the call also stops the answer on the node.
@@ -91,7 +77,7 @@ class Chats:
                 try:
                     agent = self._services.pool.agent(node)
                     reply = await agent.ask(
-                        AskChat(chat=talk.loaded.chat, turn=turn), messages(say)
+                        chats.AskChat(chat=talk.loaded.chat, turn=turn), messages(say)
                     )
                 except asyncio.CancelledError:
                     # Before `is_asked` is reset, else `stop` does nothing; shielded, since this
@@ -115,7 +101,9 @@ class Chats:
         """Stop the answer that is being generated."""
         talk = self._talk(key)
         if talk.is_asked:
-            await self._services.pool.agent(talk.loaded.node).ask(StopChat(chat=talk.loaded.chat))
+            await self._services.pool.agent(talk.loaded.node).ask(
+                chats.StopChat(chat=talk.loaded.chat)
+            )
 
     async def close(self, key: int) -> None:
         """Unload a model; a node that does not answer unloads it by itself."""
@@ -123,7 +111,9 @@ class Chats:
         if talk is None:
             return
         try:
-            await self._services.pool.agent(talk.loaded.node).ask(CloseChat(chat=talk.loaded.chat))
+            await self._services.pool.agent(talk.loaded.node).ask(
+                chats.CloseChat(chat=talk.loaded.chat)
+            )
         except RacklessError:
             return  # the node unloads the model when the connection ends or the model is idle
 
@@ -133,7 +123,9 @@ class Chats:
         return self._talks[key]
 
 
-async def _load(services: Services, subject: Subject, tell: OnMessage, key: int) -> Loaded:
+async def _load(
+    services: Services, subject: conversation.Subject, tell: OnMessage, key: int
+) -> conversation.Loaded:
     folder = await asyncio.to_thread(find_folder, services, subject.what)
     if folder is not None:
         return await _load_artifact(services, folder, subject, tell, key)
@@ -156,7 +148,7 @@ def find_folder(services: Services, what: str) -> Path | None:
     return folder_here(look_at_folders(find_artifact(services, what)))
 
 
-def find_project(services: Services, what: str) -> Project:
+def find_project(services: Services, what: str) -> conversation.Project:
     """Return the base model and data of the run or artifact `what`.
 
     Raises:
@@ -165,12 +157,12 @@ def find_project(services: Services, what: str) -> Project:
     folder = find_folder(services, what)
     if folder is None:
         spec = services.runs.get(what).spec
-        return Project(base=spec.model, data=spec.data.train)
+        return conversation.Project(base=spec.model, data=spec.data.train)
     origin = read_origin(folder)
     if origin is None:
         # An artifact made elsewhere is a project of its own.
-        return Project(base=str(folder), data="")
-    return Project(base=origin.base, data=origin.data)
+        return conversation.Project(base=str(folder), data="")
+    return conversation.Project(base=origin.base, data=origin.data)
 
 
 def read_prompt_file(path: Path) -> tuple[str, ...]:
@@ -180,19 +172,21 @@ def read_prompt_file(path: Path) -> tuple[str, ...]:
         UserError: the file cannot be read.
     """
     try:
-        return read_prompts(path.read_text(encoding="utf-8"))
+        return conversation.read_prompts(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", "Name a file of plain text.") from error
 
 
-def write_comparison(project: Project, found: AnswerComparison, path: Path) -> None:
+def write_comparison(
+    project: conversation.Project, found: conversation.AnswerComparison, path: Path
+) -> None:
     """Write a comparison as Markdown.
 
     Raises:
         UserError: the file cannot be written.
     """
     try:
-        path.write_text(to_markdown(project, found), encoding="utf-8")
+        path.write_text(conversation.to_markdown(project, found), encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{path} cannot be written: {error.strerror}", "Name another file."
@@ -200,8 +194,8 @@ def write_comparison(project: Project, found: AnswerComparison, path: Path) -> N
 
 
 async def _load_run(
-    services: Services, run_id: str, subject: Subject, tell: OnMessage, key: int
-) -> Loaded:
+    services: Services, run_id: str, subject: conversation.Subject, tell: OnMessage, key: int
+) -> conversation.Loaded:
     if subject.type is not None:
         raise UsageError("a run has no types; only an artifact has", "Leave --type out.")
     run = services.runs.get(run_id)
@@ -220,14 +214,14 @@ async def _load_run(
         in_4_bits=run.spec.adapter.kind == "qlora",
     )
     opened = await _open(services.pool.agent(copy.node), job, tell)
-    return Loaded(
+    return conversation.Loaded(
         key=key, chat=job.chat, title=f"{run.name}, {what}", node=copy.node, opened=opened
     )
 
 
 async def _load_artifact(
-    services: Services, folder: Path, subject: Subject, tell: OnMessage, key: int
-) -> Loaded:
+    services: Services, folder: Path, subject: conversation.Subject, tell: OnMessage, key: int
+) -> conversation.Loaded:
     if subject.of_base:
         raise UsageError(
             "an artifact does not include its base model", "Name the run to chat with its base."
@@ -248,12 +242,12 @@ async def _load_artifact(
     opened = await _open(agent, replace(job, packages=packages), tell)
     kind = subject.type or (artifact.types[0] if artifact.types else "")
     title = f"{folder.name} {kind}".strip()
-    return Loaded(key=key, chat=job.chat, title=title, node=node, opened=opened)
+    return conversation.Loaded(key=key, chat=job.chat, title=title, node=node, opened=opened)
 
 
-def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
-    gpus = [ChatDevice(device=f"cuda:{gpu.index}", device_id=gpu.uuid) for gpu in facts.gpus]
-    return ChatJob(
+def _make_job(node: str, facts: NodeFacts, model: str) -> chats.ChatJob:
+    gpus = [chats.ChatDevice(device=f"cuda:{gpu.index}", device_id=gpu.uuid) for gpu in facts.gpus]
+    return chats.ChatJob(
         chat=uuid.uuid4().hex,
         python=python_of(node, facts),
         model=model,
@@ -261,13 +255,13 @@ def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
     )
 
 
-async def _open(agent: NodeAgent, job: ChatJob, tell: OnMessage) -> ChatOpened:
+async def _open(agent: NodeAgent, job: chats.ChatJob, tell: OnMessage) -> chats.ChatOpened:
     """Load the model; if the caller is cancelled, unload it."""
     try:
         return await agent.ask(job, messages(tell))
     except asyncio.CancelledError:
         # The master chose the id, so it can close the chat although no answer has come.
-        await asyncio.shield(agent.ask(CloseChat(chat=job.chat)))
+        await asyncio.shield(agent.ask(chats.CloseChat(chat=job.chat)))
         raise
 
 

@@ -17,37 +17,22 @@ from app.artifact import (
 )
 from app.artifacts import RUNTIMES
 from app.artifacts.deletion import find_place
-from app.cli.kit.command import (
-    Commands,
-    CoreHandler,
-    Handler,
-    add_command,
-    add_shared_option,
-    with_core,
-)
+from app.cli.kit import command
 from app.cli.kit.output import Output, aligned, confirm
+from app.core import artifacts
 from app.core.action import CoreApi
-from app.core.artifacts import (
-    AddArtifact,
-    CopyArtifact,
-    DeleteCopies,
-    GetArtifact,
-    ListArtifacts,
-    ListServeCommands,
-    PushArtifact,
-    VerifyArtifact,
-    WriteModelfile,
-)
 from app.errors import UsageError
 from app.presentation.result_text import describe_copy, describe_lineage, describe_verdict
 from app.text import show_bytes, show_list, show_moment
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(handler=with_core(_list))
+    parser.set_defaults(handler=command.with_core(_list))
     _add_run_option(parser)
     verbs = parser.add_subparsers(title="what to do", metavar="VERB")
-    _add_run_option(add_command(verbs, "list", "list all artifacts", with_core(_list)))
+    _add_run_option(
+        command.add_command(verbs, "list", "list all artifacts", command.with_core(_list))
+    )
     _named(verbs, "show", "show an artifact's origin, quality and copies", _show)
     copy = _named(
         verbs, "copy", "copy an artifact to a folder or a node, verified on the way", _copy
@@ -66,7 +51,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     delete.add_argument(
         "--yes", action="store_true", help="do not ask for confirmation, even for the last copy"
     )
-    add = add_command(
+    add = command.add_command(
         verbs, "add", "register a folder that was made elsewhere or moved", _without_run(_add)
     )
     add.add_argument("folder", type=Path, metavar="DIR")
@@ -76,12 +61,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run_option(parser: argparse.ArgumentParser) -> None:
-    add_shared_option(parser, "--run", metavar="RUN", help="only artifacts of this run")
+    command.add_shared_option(parser, "--run", metavar="RUN", help="only artifacts of this run")
 
 
-def _without_run(handler: CoreHandler) -> Handler:
+def _without_run(handler: command.CoreHandler) -> command.Handler:
     """Refuse `--run` before a verb that works on one artifact, instead of ignoring it."""
-    run = with_core(handler)
+    run = command.with_core(handler)
 
     def check(args: argparse.Namespace, out: Output) -> int:
         # The attribute exists only if the option was given, see `add_shared_option`.
@@ -96,15 +81,15 @@ def _without_run(handler: CoreHandler) -> Handler:
 
 
 def _named(
-    verbs: Commands, name: str, help_text: str, handler: Callable[..., Any]
+    verbs: command.Commands, name: str, help_text: str, handler: Callable[..., Any]
 ) -> argparse.ArgumentParser:
-    parser = add_command(verbs, name, help_text, _without_run(handler))
+    parser = command.add_command(verbs, name, help_text, _without_run(handler))
     parser.add_argument("name", metavar="NAME", help="NAME (its newest version), or NAME:VERSION")
     return parser
 
 
 async def _list(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    found = await core.do(ListArtifacts(run_id=getattr(args, "run", None)))
+    found = await core.do(artifacts.ListArtifacts(run_id=getattr(args, "run", None)))
     out.document(found)
     now_s = time.time()
     out.table(
@@ -129,7 +114,7 @@ def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
 
 
 async def _show(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    print_artifact(await core.do(GetArtifact(name=args.name)), out)
+    print_artifact(await core.do(artifacts.GetArtifact(name=args.name)), out)
     return 0
 
 
@@ -153,38 +138,44 @@ def print_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
 
 
 async def _add(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    print_artifact(await core.do(AddArtifact(folder=args.folder, name=args.name)), out)
+    print_artifact(await core.do(artifacts.AddArtifact(folder=args.folder, name=args.name)), out)
     return 0
 
 
 async def _copy(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    print_artifact(await core.do(CopyArtifact(name=args.name, to=args.to), out.report), out)
+    print_artifact(
+        await core.do(artifacts.CopyArtifact(name=args.name, to=args.to), out.report), out
+    )
     return 0
 
 
 async def _push(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
     private = not args.public
-    found = await core.do(PushArtifact(name=args.name, hub_id=args.to, private=private), out.report)
+    found = await core.do(
+        artifacts.PushArtifact(name=args.name, hub_id=args.to, private=private), out.report
+    )
     print_artifact(found, out)
     return 0
 
 
 async def _check(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    found = await core.do(VerifyArtifact(name=args.name), out.report)
+    found = await core.do(artifacts.VerifyArtifact(name=args.name), out.report)
     print_artifact(found, out)
     # A copy that could not be asked counts as a failure too: it was not checked.
     return 0 if all(one.state == "whole" for one in found.copies) else 1
 
 
 async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    artifact = await core.do(GetArtifact(name=args.name))
+    artifact = await core.do(artifacts.GetArtifact(name=args.name))
     warning = tell_last(artifact, find_place(artifact, args.copy))
     # Without a warning a copy is left, and `even_last` stays off: should that copy vanish
     # meanwhile, the deletion is refused.
     is_meant = args.yes or (
         bool(warning) and not out.as_json and confirm(f"{warning} Delete for good?")
     )
-    done = await core.do(DeleteCopies(name=artifact.label, place=args.copy, even_last=is_meant))
+    done = await core.do(
+        artifacts.DeleteCopies(name=artifact.label, place=args.copy, even_last=is_meant)
+    )
     out.document(done)
     gone = f"{done.label} is deleted" if done.is_forgotten else f"{args.copy} is deleted"
     out.text(f"{gone}; {show_bytes(done.freed_bytes)} are free again")
@@ -194,8 +185,8 @@ async def _delete(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _serve(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
-    artifact = await core.do(GetArtifact(name=args.name))
-    every = await core.do(ListServeCommands(name=args.name))
+    artifact = await core.do(artifacts.GetArtifact(name=args.name))
+    every = await core.do(artifacts.ListServeCommands(name=args.name))
     found = [one for one in every if args.runtime in (None, one.runtime)]
     if not found:
         known = show_list(sorted({one.runtime for one in every}))
@@ -203,7 +194,9 @@ async def _serve(core: CoreApi, args: argparse.Namespace, out: Output) -> int:
             f"{args.runtime} does not load {artifact.format}", f"Programs that load it: {known}."
         )
     for one in found:
-        if (path := await core.do(WriteModelfile(name=args.name, command=one))) is not None:
+        if (
+            path := await core.do(artifacts.WriteModelfile(name=args.name, command=one))
+        ) is not None:
             out.note(f"{path} is written")
         out.text(f"# {one.title}. {' '.join(one.notes)}")
         out.text(f"{one.command}\n")

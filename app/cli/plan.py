@@ -15,19 +15,9 @@ from app.core.library import ListSentFiles, ReadRunFile
 from app.core.runs import PlanRun
 from app.library.sent_files import SentFiles, say_sent
 from app.planning.candidate import Candidate, Caveats, GpuPlan, Plan
+from app.presentation import plan_text
 from app.presentation.data_text import describe_first_rows
 from app.presentation.model_text import CHECK, describe_caveats, describe_limits, describe_model
-from app.presentation.plan_text import (
-    describe_candidate,
-    describe_divergence,
-    describe_memory,
-    describe_other,
-    describe_plan,
-    describe_recovery,
-    describe_setting,
-    describe_warnings,
-    group_memory,
-)
 from app.text import show_bytes, show_model, show_rate, show_share
 
 MOST_SHOWN = 6
@@ -60,23 +50,23 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
     if plan.model is not None:
         out.text(describe_model(plan.model))
-    out.text(describe_plan(plan))
+    out.text(plan_text.describe_plan(plan))
     if plan.chosen is not None:
-        for caption, text in describe_candidate(plan.chosen):
+        for caption, text in plan_text.describe_candidate(plan.chosen):
             out.text(f"  {caption:<20}{text}")
-        out.text(f"  {'After a loss':<20}{describe_recovery(spec, plan.chosen.mode)}")
-        out.text(f"  {'Loss not finite':<20}{describe_divergence(spec)}")
+        out.text(f"  {'After a loss':<20}{plan_text.describe_recovery(spec, plan.chosen.mode)}")
+        out.text(f"  {'Loss not finite':<20}{plan_text.describe_divergence(spec)}")
     # If nothing fits, the first alternative shows which GPU lacks memory.
     shown = plan.chosen or (plan.others[0] if plan.others else None)
     if shown is not None:
         out.text("")
         _print_gpus(shown, out)
     limits = [one.text for one in describe_limits(plan.limits)]
-    _print_list(CHECK, [*limits, *describe_warnings(plan)], out)
+    _print_list(CHECK, [*limits, *plan_text.describe_warnings(plan)], out)
     _print_list("What would help", [advice.text for advice in plan.advice], out)
     # Without a plan that fits, the first alternative is shown above.
     others = plan.others if plan.chosen is not None else plan.others[1:]
-    _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
+    _print_list("Other ways", [plan_text.describe_other(one) for one in others[:MOST_SHOWN]], out)
     print_caveats(Caveats(parts=plan.parts), out)
     _print_list("Assumed", list(plan.assumptions), out)
     rows = [f"{caption}: {text}" for caption, text in describe_first_rows(plan.findings)]
@@ -99,17 +89,17 @@ def print_caveats(caveats: Caveats, out: Output) -> None:
 def _print_gpus(candidate: Candidate, out: Output) -> None:
     rows = []
     for gpu in sorted(candidate.gpus, key=lambda one: (one.replica, one.layers or (0, 0))):
-        groups = group_memory(gpu.memory.parts.items())
+        groups = plan_text.group_memory(gpu.memory.parts.items())
         rows.append(
             [
                 f"{gpu.node} {gpu.device}",
                 gpu.card,
                 show_share(gpu.share),
                 show_rate(gpu.tokens_per_s),
-                describe_memory(gpu),
+                plan_text.describe_memory(gpu),
                 "" if gpu.fits else "does not fit",
                 ", ".join(f"{name} {show_bytes(size)}" for name, size in groups if size),
-                describe_setting(gpu, candidate.num_replicas),
+                plan_text.describe_setting(gpu, candidate.num_replicas),
             ]
         )
     head = ["GPU", "CARD", "SHARE", "ALONE", "MEMORY", "", "PARTS", "SETTING"]

@@ -18,16 +18,7 @@ from agents.contract.objectives import OBJECTIVES
 from agents.contract.parallel import find_mode
 from agents.contract.spec import BASIC_GROUPS, GROUPS, RunSpec, run_keys
 from app.events import NodeSnapshot
-from app.flows.new_run_answers import (
-    ALL_NODES,
-    RunAnswers,
-    is_asked,
-    read_whole,
-    split_names,
-    to_answers,
-    to_spec,
-    usual_answers,
-)
+from app.flows import new_run_answers
 from app.flows.new_run_problems import find_problems
 from app.planning.advice.changes import apply_change
 from app.runfile.advice import advise
@@ -77,7 +68,7 @@ def list_questions(*, advanced: bool) -> tuple[RunKey, ...]:
 
 
 def review(
-    answers: RunAnswers,
+    answers: new_run_answers.RunAnswers,
     nodes: tuple[NodeSnapshot, ...],
     missing: Mapping[str, str] = MappingProxyType({}),
     *,
@@ -109,14 +100,16 @@ def review(
         findings.setdefault(key, Finding(severity="warning", text=text))
     return RunReview(
         findings=findings,
-        asked=frozenset(k.name for k in run_keys().values() if is_asked(k, answers)),
+        asked=frozenset(
+            k.name for k in run_keys().values() if new_run_answers.is_asked(k, answers)
+        ),
         changed=_changed(answers),
-        spec=None if failed else to_spec(answers),
+        spec=None if failed else new_run_answers.to_spec(answers),
         summary=_summary(answers, nodes, findings),
     )
 
 
-def name_paths(answers: RunAnswers) -> dict[str, str]:
+def name_paths(answers: new_run_answers.RunAnswers) -> dict[str, str]:
     """Return the model and data that the answers name: key -> path or hub id.
 
     >>> name_paths({**usual_answers(), "model": " m ", "data.train": "t.jsonl"})
@@ -126,19 +119,19 @@ def name_paths(answers: RunAnswers) -> dict[str, str]:
     return {key: answers[key].strip() for key in paths if answers[key].strip()}
 
 
-def preview_spec(answers: RunAnswers) -> RunSpec | None:
+def preview_spec(answers: new_run_answers.RunAnswers) -> RunSpec | None:
     """Return a spec that suffices for a data preview; None while something is missing."""
     asked = (
         *("model", "data.train", "objective", "data.format", "data.ignore_columns"),
         *("sequence_tokens", "packing", "nodes"),
     )
     # All other answers keep their defaults, so that a mistake there does not block a preview.
-    chosen = {**usual_answers(), **{key: answers[key] for key in asked}}
-    return None if find_problems(chosen) else to_spec(chosen)
+    chosen = {**new_run_answers.usual_answers(), **{key: answers[key] for key in asked}}
+    return None if find_problems(chosen) else new_run_answers.to_spec(chosen)
 
 
 def plan_spec(
-    answers: RunAnswers, nodes: tuple[NodeSnapshot, ...], *, are_known: bool = True
+    answers: new_run_answers.RunAnswers, nodes: tuple[NodeSnapshot, ...], *, are_known: bool = True
 ) -> tuple[RunSpec | None, str]:
     """Return a spec that suffices for a plan; None and the reason while something is missing."""
     if not answers["model"].strip():
@@ -150,12 +143,14 @@ def plan_spec(
     named = _named(answers)
     if find_problems(named):
         return None, "Correct the marked fields to see the plan."
-    if answers["nodes"] != ALL_NODES and not chosen_nodes(answers, nodes):
+    if answers["nodes"] != new_run_answers.ALL_NODES and not chosen_nodes(answers, nodes):
         return None, "Choose at least one node to see the plan."
-    return to_spec(named), ""
+    return new_run_answers.to_spec(named), ""
 
 
-def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers:
+def take_advice(
+    answers: new_run_answers.RunAnswers, change: Mapping[str, object]
+) -> new_run_answers.RunAnswers:
     """Return the answers after following a plan's advice.
 
     >>> answers = {**usual_answers(), "model": "m"}
@@ -163,11 +158,13 @@ def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers
     'qlora'
     """
     # The answers may lack a name or data; placeholders make them a valid spec.
-    advised = to_answers(apply_change(to_spec(_named(answers)), change))
+    advised = new_run_answers.to_answers(
+        apply_change(new_run_answers.to_spec(_named(answers)), change)
+    )
     return {**answers, **{key: advised[key] for key in change}}
 
 
-def _named(answers: RunAnswers) -> RunAnswers:
+def _named(answers: new_run_answers.RunAnswers) -> new_run_answers.RunAnswers:
     """Return the answers with placeholders for a missing name or data."""
     named = {"name": answers["name"].strip() or "-"}
     return {**answers, **named, "data.train": answers["data.train"].strip() or "the data"}
@@ -178,15 +175,19 @@ def usable_nodes(nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
     return tuple(node for node in nodes if node.state == "online")
 
 
-def chosen_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
+def chosen_nodes(
+    answers: new_run_answers.RunAnswers, nodes: tuple[NodeSnapshot, ...]
+) -> tuple[NodeSnapshot, ...]:
     """Return the snapshots of the nodes that would train."""
-    if answers["nodes"] == ALL_NODES:
+    if answers["nodes"] == new_run_answers.ALL_NODES:
         return nodes
-    names = split_names(answers["nodes"])
+    names = new_run_answers.split_names(answers["nodes"])
     return tuple(node for node in nodes if node.name in names)
 
 
-def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[str, ...]:
+def find_devices(
+    answers: new_run_answers.RunAnswers, nodes: tuple[NodeSnapshot, ...]
+) -> tuple[str, ...]:
     """Return the device of each rank, such as `cuda:0`; empty while not known."""
     facts: dict[str, NodeFacts] = {}
     for node in chosen_nodes(answers, nodes):
@@ -217,13 +218,15 @@ def describe_devices(nodes: tuple[NodeSnapshot, ...]) -> str:
 _WAITING = Finding(severity="waiting", text=LOOKING_FOR_NODES)
 
 
-def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Finding | None:
+def _check_nodes(
+    answers: new_run_answers.RunAnswers, nodes: tuple[NodeSnapshot, ...]
+) -> Finding | None:
     if not nodes:
         return Finding(severity="error", text="No nodes yet. Add this PC or another one.")
     connecting = [node.name for node in chosen_nodes(answers, nodes) if node.state == "connecting"]
     if connecting:
         return Finding(severity="waiting", text=f"Connecting to {show_list(connecting)}\u2026")
-    if answers["nodes"] == ALL_NODES:
+    if answers["nodes"] == new_run_answers.ALL_NODES:
         if not usable_nodes(nodes):
             return Finding(severity="error", text="No node is online.")
         lost = [node.name for node in nodes if node.state != "online"]
@@ -231,7 +234,7 @@ def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Findin
             text = f"{show_list(lost)} cannot be reached now, and 'all' needs every node."
             return Finding(severity="error", text=text)
         return None
-    chosen = split_names(answers["nodes"])
+    chosen = new_run_answers.split_names(answers["nodes"])
     if not chosen:
         return Finding(severity="error", text="Choose at least one node.")
     states = {node.name: node.state for node in nodes}
@@ -244,28 +247,28 @@ def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Findin
     return None
 
 
-def _check_shares(answers: RunAnswers, devices: tuple[str, ...]) -> str:
-    num_shares = len(split_names(answers["shares"]))
+def _check_shares(answers: new_run_answers.RunAnswers, devices: tuple[str, ...]) -> str:
+    num_shares = len(new_run_answers.split_names(answers["shares"]))
     if not num_shares or not devices or num_shares == len(devices):
         return ""
     ranks = count_of(len(devices), "device")
     return f"{count_of(num_shares, 'share')} for {ranks}: enter one for each, or leave it empty."
 
 
-def _advice(answers: RunAnswers, devices: tuple[str, ...]) -> list[tuple[str, str]]:
+def _advice(answers: new_run_answers.RunAnswers, devices: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return (key, advice), even while the model is not chosen yet."""
     whole = {**_named(answers), "model": answers["model"].strip() or "-"}
     if find_problems(whole):
         return []
-    return [(a.key, a.text) for a in advise(to_spec(whole), devices)]
+    return [(a.key, a.text) for a in advise(new_run_answers.to_spec(whole), devices)]
 
 
-def _changed(answers: RunAnswers) -> frozenset[str]:
-    usual = usual_answers()
+def _changed(answers: new_run_answers.RunAnswers) -> frozenset[str]:
+    usual = new_run_answers.usual_answers()
     return frozenset(
         key.name
         for key in list_questions(advanced=True)
-        if is_asked(key, answers) and answers[key.name].strip() != usual[key.name]
+        if new_run_answers.is_asked(key, answers) and answers[key.name].strip() != usual[key.name]
     )
 
 
@@ -273,7 +276,9 @@ def _changed(answers: RunAnswers) -> frozenset[str]:
 
 
 def _summary(
-    answers: RunAnswers, nodes: tuple[NodeSnapshot, ...], findings: Mapping[str, Finding]
+    answers: new_run_answers.RunAnswers,
+    nodes: tuple[NodeSnapshot, ...],
+    findings: Mapping[str, Finding],
 ) -> tuple[tuple[str, str], ...]:
     chosen = chosen_nodes(answers, nodes)
     is_waiting = "nodes" in findings and findings["nodes"].severity == "waiting"
@@ -283,13 +288,17 @@ def _summary(
         ("Devices", describe_devices(chosen)),
     ]
     if "batch_sequences" not in findings and "sequence_tokens" not in findings:
-        tokens = read_whole(answers["batch_sequences"]) * read_whole(answers["sequence_tokens"])
+        tokens = new_run_answers.read_whole(
+            answers["batch_sequences"]
+        ) * new_run_answers.read_whole(answers["sequence_tokens"])
         tokens *= OBJECTIVES[answers["objective"]].num_segments
         rows.append(("Tokens per step", f"up to {tokens:,}"))
     if "shares" not in findings:
         rows.append(("Shares", answers["shares"].strip() or "measured when the run starts"))
     if "max_steps" not in findings and answers["max_steps"].strip():
-        rows.append(("Ends after", f"{read_whole(answers['max_steps']):,} steps at most"))
+        rows.append(
+            ("Ends after", f"{new_run_answers.read_whole(answers['max_steps']):,} steps at most")
+        )
     elif "epochs" not in findings:
         epochs = answers["epochs"].strip()
         rows.append(("Ends after", f"{epochs} epoch{'' if epochs == '1' else 's'}"))

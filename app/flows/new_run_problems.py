@@ -8,14 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from agents.contract import objectives
 from agents.contract.key import MAX_COUNT, RunKey
-from agents.contract.objectives import (
-    OBJECTIVES,
-    ROW_FORMATS,
-    ObjectiveTraits,
-    find_readers,
-    join_or,
-)
 from agents.contract.parallel import refuse_parallel, refuse_trained_weights
 from agents.contract.spec import refuse_pattern, run_keys
 from app.flows.new_run_answers import YES, RunAnswers, is_asked, read_answer, repeat, to_spec
@@ -72,9 +66,11 @@ def _refuse_pattern(text: str) -> str:
 
 
 def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
-    objective = OBJECTIVES[answers["objective"]]
+    objective = objectives.OBJECTIVES[answers["objective"]]
     if answers["packing"] == YES and not objective.packs:
-        others = join_or([row.label for row in OBJECTIVES.values() if row.packs])
+        others = objectives.join_or(
+            [row.label for row in objectives.OBJECTIVES.values() if row.packs]
+        )
         yield (
             "packing",
             f"{objective.label} cannot pack {objective.units}. Turn this off, or choose {others}.",
@@ -88,13 +84,13 @@ def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
         yield "parallel", f"{refusal[0]}."
 
 
-def _refuse_format(objective: ObjectiveTraits, row_format: str) -> str:
-    labels = join_or([row.label for row in find_readers(row_format)])
-    kind = ROW_FORMATS[row_format]
+def _refuse_format(objective: objectives.ObjectiveTraits, row_format: str) -> str:
+    labels = objectives.join_or([row.label for row in objectives.find_readers(row_format)])
+    kind = objectives.ROW_FORMATS[row_format]
     if kind.contents:
         rows = capitalize(kind.rows)
         return f"{rows} are for {labels}. Choose {labels} above, or another format."
-    wanted = join_or([ROW_FORMATS[name].rows for name in objective.formats])
+    wanted = objectives.join_or([objectives.ROW_FORMATS[name].rows for name in objective.formats])
     return f"{objective.label} needs {wanted}. Choose them here, or choose {labels} above."
 
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agents.contract.repair import Change, RepairPreview
-from app.flows.repair import (
-    RESTARTED,
-    WHERE,
-    Offer,
-    can_undo,
-    describe_change_steps,
-    describe_steps,
-    find_obstacle,
-    is_done,
-    needs_password,
-)
+from app.flows import repair
 from app.provisioning.check_row import CheckRow
 from app.telemetry.state import Tone
 from app.text import capitalize
@@ -28,7 +18,7 @@ Verdict = tuple[Tone, str, str]
 class RepairStage:
     """A repair between its preview and its undo."""
 
-    offer: Offer
+    offer: repair.Offer
     shown: RepairPreview | None = None
     """Preview from the node; None: not received yet."""
     waits: bool = False
@@ -47,10 +37,10 @@ class RepairStage:
     def lines(self) -> tuple[str, ...]:
         """Commands and edits with their outcomes."""
         if self.change is not None:
-            return describe_change_steps(self.change)
+            return repair.describe_change_steps(self.change)
         if not self.is_ours:
             return tuple(self.offer.repair.script.splitlines())
-        return describe_steps(self.offer.repair, self.shown)
+        return repair.describe_steps(self.offer.repair, self.shown)
 
     @property
     def can_apply(self) -> bool:
@@ -58,12 +48,12 @@ class RepairStage:
         shown = self.shown
         if shown is None or self.change is not None or self.waits or not self.is_ours:
             return False
-        return not is_done(shown) and not find_obstacle(self.offer, shown)
+        return not repair.is_done(shown) and not repair.find_obstacle(self.offer, shown)
 
     @property
     def can_undo(self) -> bool:
         """True if its change can be undone."""
-        return self.change is not None and can_undo(self.change)
+        return self.change is not None and repair.can_undo(self.change)
 
     @property
     def asks_password(self) -> bool:
@@ -71,22 +61,22 @@ class RepairStage:
         if self.shown is None or not (self.can_apply or self.can_undo):
             return False
         # Undo needs what applying needed: the same steps, by the same sudo.
-        return needs_password(self.offer.repair, self.shown)
+        return repair.needs_password(self.offer.repair, self.shown)
 
     def judge(self) -> Verdict | None:
         """Return the banner for its present state; None if the steps say everything."""
         node, shown, change = self.offer.node, self.shown, self.change
         if not self.is_ours:
-            return ("calm", WHERE[self.offer.repair.where], "")
+            return ("calm", repair.WHERE[self.offer.repair.where], "")
         if change is not None:
             return self._judge_change(change)
         if self.waits:
-            return ("warning", f"Restart {node}", RESTARTED.format(node=node))
+            return ("warning", f"Restart {node}", repair.RESTARTED.format(node=node))
         if shown is None:
             return ("busy", f"Checking {node}", "Nothing is changed yet.")
-        if is_done(shown):
+        if repair.is_done(shown):
             return ("calm", "Already in place, but the problem remains", "Check again.")
-        if obstacle := find_obstacle(self.offer, shown):
+        if obstacle := repair.find_obstacle(self.offer, shown):
             return ("warning", "It cannot be applied from here", obstacle)
         return None
 
@@ -97,10 +87,10 @@ class RepairStage:
         if change.undo_problem:
             return ("error", f"It could not be undone on {node}", change.undo_problem)
         if change.problem:
-            hint = "What was done before can be undone." if can_undo(change) else ""
+            hint = "What was done before can be undone." if repair.can_undo(change) else ""
             return ("error", change.problem, hint)
         if change.needs_restart:
-            return ("warning", f"Applied on {node}", RESTARTED.format(node=node))
+            return ("warning", f"Applied on {node}", repair.RESTARTED.format(node=node))
         left = [row for row in self.rows if row.status != "pass"]
         if left:
             return (

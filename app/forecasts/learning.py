@@ -12,14 +12,7 @@ from agents.contract.messages import WireError, from_wire, to_wire
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.library.data_key import make_data_key
-from app.planning.accuracy.forecast_accuracy import (
-    Forecast,
-    ForecastComparison,
-    Measured,
-    RankMeasured,
-    learn,
-    median_of,
-)
+from app.planning.accuracy import forecast_accuracy
 from app.planning.accuracy.learning import Corrections
 from app.planning.accuracy.misses import PastForecast
 from app.planning.memory.forecast import MemorySetting, estimate_memory
@@ -84,26 +77,31 @@ def load_past(store: PlanningStore) -> list[PastForecast]:
     found = []
     for run_id, planned, seen in store.past_forecasts():
         with contextlib.suppress(WireError):  # written by another version
-            forecast, measured = from_wire(Forecast, planned), from_wire(Measured, seen)
+            forecast, measured = (
+                from_wire(forecast_accuracy.Forecast, planned),
+                from_wire(forecast_accuracy.Measured, seen),
+            )
             found.append(PastForecast(run_id=run_id, forecast=forecast, measured=measured))
     return found
 
 
-def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None:
+def compare_run(services: Services, run: RunRecord) -> forecast_accuracy.ForecastComparison | None:
     """Return forecast and measurement of a run's newest attempt; None without a forecast."""
     plain, measured = services.planning.forecast(run.run_id, run.attempt)
     if not plain:
         return None
     try:
-        forecast = from_wire(Forecast, plain)
-        seen = from_wire(Measured, measured) if measured else None
+        forecast = from_wire(forecast_accuracy.Forecast, plain)
+        seen = from_wire(forecast_accuracy.Measured, measured) if measured else None
     except WireError:  # written by another version
         return None
     # The stored measurement serves runs whose journals are gone.
-    return ForecastComparison(forecast=forecast, measured=measure_run(services, run) or seen)
+    return forecast_accuracy.ForecastComparison(
+        forecast=forecast, measured=measure_run(services, run) or seen
+    )
 
 
-def measure_run(services: Services, run: RunRecord) -> Measured | None:
+def measure_run(services: Services, run: RunRecord) -> forecast_accuracy.Measured | None:
     """Return the measurements of a run's newest attempt.
 
     None: it has no step yet, or it lost ranks.
@@ -112,11 +110,13 @@ def measure_run(services: Services, run: RunRecord) -> Measured | None:
     if not attempt.steps or attempt.lost_ranks:
         return None  # with fewer ranks some steps differ from the forecast's
     ranks = [attempt.ranks.get(place.rank) for place in services.runs.placements(run)]
-    waits = [median_of([pace.wait_s for pace in rank.paces]) for rank in ranks if rank]
+    waits = [
+        forecast_accuracy.median_of([pace.wait_s for pace in rank.paces]) for rank in ranks if rank
+    ]
     known = [wait for wait in waits if wait is not None]
     # Only an attempt that trained all steps has a total time comparable with the forecast.
     ended = run.state == "done" and attempt.first_step == 0 and run.ended_s and run.started_s
-    return Measured(
+    return forecast_accuracy.Measured(
         num_steps=len(attempt.steps),
         ranks=tuple(_measure_rank(rank) for rank in ranks),
         step_s=_median_step(attempt, "step_s"),
@@ -127,14 +127,14 @@ def measure_run(services: Services, run: RunRecord) -> Measured | None:
     )
 
 
-def _measure_rank(rank: RankHistory | None) -> RankMeasured:
+def _measure_rank(rank: RankHistory | None) -> forecast_accuracy.RankMeasured:
     if rank is None:
-        return RankMeasured()
+        return forecast_accuracy.RankMeasured()
     # By compute time only, since a step also contains the wait for slower ranks.
     rates = [pace.tokens / pace.compute_s for pace in rank.paces if pace.compute_s > 0]
     used = rank.setting
-    return RankMeasured(
-        tokens_per_s=median_of(rates),
+    return forecast_accuracy.RankMeasured(
+        tokens_per_s=forecast_accuracy.median_of(rates),
         setting=MemorySetting(
             micro_tokens=used.micro_tokens,
             num_recomputed=used.num_recomputed,
@@ -149,7 +149,7 @@ def _measure_rank(rank: RankHistory | None) -> RankMeasured:
 
 def _median_step(attempt: AttemptHistory, name: str) -> float | None:
     values = [getattr(record, name) for record in attempt.recent]
-    return median_of([value for value in values if value is not None])
+    return forecast_accuracy.median_of([value for value in values if value is not None])
 
 
 def learn_from_run(services: Services, run: RunRecord) -> None:
@@ -180,7 +180,7 @@ def learn_from_run(services: Services, run: RunRecord) -> None:
         )
         return memory.allocated_bytes
 
-    outcomes = learn(forecast, measured, run.ended_s or time.time(), estimate)
+    outcomes = forecast_accuracy.learn(forecast, measured, run.ended_s or time.time(), estimate)
     store.save_outcomes(run.run_id, run.attempt, outcomes)
 
 

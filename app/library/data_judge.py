@@ -15,15 +15,8 @@ from typing import Any
 
 from agents.contract.data import DataFinding
 from agents.contract.spec import DataSpec
+from agents.shared.data import findings
 from agents.shared.data.columns import choose_format, find_rows_inside
-from agents.shared.data.findings import (
-    MESSAGES,
-    RowMeanings,
-    place_finding,
-    refusals,
-    say_refusal,
-    sort_findings,
-)
 from app.errors import UserError
 
 # Limit of row numbers in a file; a place is file index times this plus row number.
@@ -41,7 +34,7 @@ class RowJudge:
     def __init__(self, data: DataSpec) -> None:
         self._format = str(data.format)
         self._ignored = frozenset(data.ignore_columns)
-        self._meanings = RowMeanings(data.ignore_columns)
+        self._meanings = findings.RowMeanings(data.ignore_columns)
         self._files: list[Path] = []
         self._number = 0
         self._misfit = ""
@@ -83,7 +76,7 @@ class RowJudge:
             return found
         file, number = divmod(found.row, _FILE_ROWS)
         name = self._files[file].name if len(self._files) > 1 else ""
-        return place_finding(found, number, name)
+        return findings.place_finding(found, number, name)
 
     def refuse(self, name: str) -> None:
         """Refuse data that would be trained wrongly; `name` is its name in the message.
@@ -96,9 +89,9 @@ class RowJudge:
                 f"{name} has no usable row: {self._misfit}",
                 "Rename its columns; nothing was started.",
             )
-        refused = refusals(self.find())
+        refused = findings.refusals(self.find())
         if refused:
-            message, hint = say_refusal(name, refused)
+            message, hint = findings.say_refusal(name, refused)
             raise UserError(message, f"{hint}. Nothing was started.")
 
 
@@ -114,12 +107,12 @@ def settle_by_template(found: Iterable[DataFinding], model: str) -> tuple[DataFi
         return tuple(found)  # the folder is not on this PC, so its template is unknown
     settled = []
     for one in found:
-        key = one.column.removeprefix(MESSAGES)
+        key = one.column.removeprefix(findings.MESSAGES)
         if key == one.column or one.kind not in ("reasoning", "unknown"):
             settled.append(one)
         elif key not in template:
             settled.append(replace(one, kind="template"))
-    return sort_findings(settled)
+    return findings.sort_findings(settled)
 
 
 def _read_template(folder: Path) -> str | None:

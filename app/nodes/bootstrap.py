@@ -17,16 +17,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from agents.contract.messages import (
-    MAX_LINE_BYTES,
-    Event,
-    Hello,
-    Message,
-    RemoteError,
-    WireError,
-    decode,
-    from_wire,
-)
+from agents.contract import messages
 from app.errors import NodeNotReady
 from app.nodes.transport.connection import Connection
 from app.nodes.transport.process import Process
@@ -112,7 +103,7 @@ class _Deadline(Protocol):
 @dataclass(frozen=True, slots=True)
 class StartedAgent:
     process: Process
-    hello: Hello
+    hello: messages.Hello
     rest: bytes
     """Bytes after the hello, which belong to the channel."""
 
@@ -212,23 +203,23 @@ class _Greeting:
 
     async def _read_hello(self) -> StartedAgent:
         while b"\n" not in self._buffer:
-            if len(self._buffer) > MAX_LINE_BYTES or not await self._read_more():
+            if len(self._buffer) > messages.MAX_LINE_BYTES or not await self._read_more():
                 raise await self._ended()
         # Bytes after the hello belong to the channel, which begins in the middle of the stream.
         line, _, rest = bytes(self._buffer).partition(b"\n")
         try:
-            message = decode(line)
-            if isinstance(message, Event) and message.kind == "hello":
-                hello = from_wire(Hello, message.data)
+            message = messages.decode(line)
+            if isinstance(message, messages.Event) and message.kind == "hello":
+                hello = messages.from_wire(messages.Hello, message.data)
                 return StartedAgent(self._process, hello, rest)
-        except WireError as error:
+        except messages.WireError as error:
             raise self._refusal(f"the agent's first line cannot be read: {error}") from error
         raise self._fatal(message)
 
-    def _fatal(self, message: Message) -> NodeNotReady:
-        if isinstance(message, Event) and message.kind == "fatal":
-            with contextlib.suppress(WireError):
-                error = from_wire(RemoteError, message.data)
+    def _fatal(self, message: messages.Message) -> NodeNotReady:
+        if isinstance(message, messages.Event) and message.kind == "fatal":
+            with contextlib.suppress(messages.WireError):
+                error = messages.from_wire(messages.RemoteError, message.data)
                 return NodeNotReady(f"{self._where}: {error.message}", error.hint)
         return self._refusal("the agent's first message is not its hello")
 

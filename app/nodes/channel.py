@@ -15,16 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agents.contract.messages import (
-    MAX_LINE_BYTES,
-    Event,
-    RemoteError,
-    Request,
-    Response,
-    WireError,
-    decode,
-    encode,
-)
+from agents.contract import messages
 from agents.contract.requests.connection import Cancel, Shutdown
 from agents.contract.wire import shorten
 from app.errors import AgentBug, BadAnswer, NodeUnreachable, RacklessError, UserError
@@ -117,7 +108,9 @@ class MasterChannel:
         # Not awaited: the caller may be closing, and backpressure does not matter for a short line.
         if self._lost is None:
             with contextlib.suppress(OSError):
-                self._process.write_soon(encode(Request(id=next(self._ids), kind=kind, args=args)))
+                self._process.write_soon(
+                    messages.encode(messages.Request(id=next(self._ids), kind=kind, args=args))
+                )
 
     # ------------------------------------------------------------ closing
 
@@ -166,8 +159,8 @@ class MasterChannel:
             # A new exception each time: a shared one would collect the tracebacks of all callers.
             raise NodeUnreachable(self._lost.message, self._lost.hint, where=self._where)
         try:
-            line = encode(Request(id=request_id, kind=kind, args=args or {}))
-        except WireError as error:
+            line = messages.encode(messages.Request(id=request_id, kind=kind, args=args or {}))
+        except messages.WireError as error:
             raise UserError(f"{self._where} cannot be asked '{kind}': {error}") from error
         limit_s = WORK_TIMEOUT_S if timeout_s is None else timeout_s
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -232,28 +225,28 @@ class MasterChannel:
                 self._take(line)
             if self._rate.is_too_high(len(lines)):
                 raise self._why(f"it sends more than {MAX_MESSAGES_PER_S} messages a second")
-            if len(rest) > MAX_LINE_BYTES:
-                raise self._why(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
+            if len(rest) > messages.MAX_LINE_BYTES:
+                raise self._why(f"it sent a line of more than {messages.MAX_LINE_BYTES} bytes")
             data = await self._process.read()
             if not data:
                 return
 
     def _take(self, line: bytes) -> None:
         try:
-            message = decode(line)
-        except WireError as error:
+            message = messages.decode(line)
+        except messages.WireError as error:
             self._num_bad_lines += 1
             self.complain(f"it sent a line that is not a message: {error}")
             self._fail_named(line, error)
             if self._num_bad_lines > MAX_BAD_LINES:
                 raise self._why(self.complaint) from error
             return
-        if isinstance(message, Event):
+        if isinstance(message, messages.Event):
             self._deliver(message)
-        elif isinstance(message, Response):
+        elif isinstance(message, messages.Response):
             self._answer(message)
 
-    def _fail_named(self, line: bytes, error: WireError) -> None:
+    def _fail_named(self, line: bytes, error: messages.WireError) -> None:
         """Fail the request that an unreadable line seems to answer, or it would wait for its
         timeout.
         """
@@ -268,7 +261,7 @@ class MasterChannel:
                 )
             )
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: messages.Event) -> None:
         # Request ids start at 1, so 0 stands for an event that belongs to no request.
         callback = self._callbacks.get(event.request_id or 0)
         if callback is not None:
@@ -276,7 +269,7 @@ class MasterChannel:
         elif event.kind == "bad_line":
             _log.error("%s could not read a line of ours: %s", self._where, shorten(event.data))
 
-    def _answer(self, response: Response) -> None:
+    def _answer(self, response: messages.Response) -> None:
         # The request may have timed out or been cancelled meanwhile.
         waiting = self._pending.get(response.id)
         if waiting is None or waiting.done():
@@ -286,7 +279,7 @@ class MasterChannel:
         else:
             waiting.set_result(response.result or {})
 
-    def _translate(self, error: RemoteError) -> RacklessError:
+    def _translate(self, error: messages.RemoteError) -> RacklessError:
         message = f"{self._where}: {one_line(error.message)}"
         if error.kind == "user":
             from app.troubleshooting import topic_of  # late: few answers need its page

@@ -17,16 +17,8 @@ from pathlib import Path
 
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from app.errors import RunsPrograms, UsageError, UserError
+from app.nodes import ssh_config
 from app.nodes.node import DEFAULT_SSH_PORT, SshAddress, SshTarget, parse_ssh_target
-from app.nodes.ssh_config import (
-    ConfigFile,
-    HostConfig,
-    expand_tokens,
-    list_hosts,
-    local_user,
-    read_host,
-    tokens_of,
-)
 
 MAX_JUMPS = 8
 """Maximum number of hosts on the route to a node."""
@@ -44,24 +36,24 @@ class SshHost:
     """Parts of the configuration that were ignored, as sentences."""
 
 
-def config_files(home: Path) -> tuple[ConfigFile, ...]:
+def config_files(home: Path) -> tuple[ssh_config.ConfigFile, ...]:
     """Return the user's file and the system's, as OpenSSH reads them."""
     system = Path("/etc/ssh")
     if sys.platform == "win32":
         system = Path(os.environ.get("PROGRAMDATA", r"C:\ProgramData")) / "ssh"
     return tuple(
-        ConfigFile(path=folder / name, folder=folder)
+        ssh_config.ConfigFile(path=folder / name, folder=folder)
         for folder, name in ((home / ".ssh", "config"), (system, "ssh_config"))
     )
 
 
-def list_ssh_hosts(files: tuple[ConfigFile, ...]) -> tuple[SshHost, ...]:
+def list_ssh_hosts(files: tuple[ssh_config.ConfigFile, ...]) -> tuple[SshHost, ...]:
     """Return the hosts that the configuration names; those that cannot be read are left out.
 
     No program runs: a `Match exec` counts as false.
     """
     found = []
-    for name in list_hosts(files):
+    for name in ssh_config.list_hosts(files):
         try:
             target = parse_ssh_target(name)
             found.append(_Resolver(files, None).resolve(target))
@@ -72,7 +64,7 @@ def list_ssh_hosts(files: tuple[ConfigFile, ...]) -> tuple[SshHost, ...]:
 
 def resolve_host(
     target: SshTarget,
-    files: tuple[ConfigFile, ...],
+    files: tuple[ssh_config.ConfigFile, ...],
     *,
     key: Path | None = None,
     agreed: Collection[str] = (),
@@ -96,7 +88,9 @@ def resolve_host(
 
 
 class _Resolver:
-    def __init__(self, files: tuple[ConfigFile, ...], agreed: Collection[str] | None) -> None:
+    def __init__(
+        self, files: tuple[ssh_config.ConfigFile, ...], agreed: Collection[str] | None
+    ) -> None:
         """`agreed`: commands that may run; None to run no command and not to ask."""
         self._files = files
         self._agreed = agreed
@@ -113,15 +107,15 @@ class _Resolver:
                 f"Your SSH configuration leads to {target.host} over more than {MAX_JUMPS} hosts",
                 "Check that ProxyJump lines in ~/.ssh/config do not form a loop",
             )
-        config = read_host(
+        config = ssh_config.read_host(
             target.host, self._files, self._run_match, user=target.user, port=target.port
         )
         self._notes.update(
             (f"{note} in the SSH configuration is not known to Rackless, so it is skipped.", None)
             for note in config.unknown
         )
-        tokens = tokens_of(config)
-        user = config.values.get("user") or local_user()
+        tokens = ssh_config.tokens_of(config)
+        user = config.values.get("user") or ssh_config.local_user()
         if user is None:
             raise UsageError(
                 f"no user name is known to log in to {target.host}", "Write USER@HOST[:PORT]"
@@ -138,11 +132,13 @@ class _Resolver:
         )
         command = None if jump is not None else _set_value(config, "proxycommand")
         if command is not None:
-            return replace(address, proxy_command=self._ask(expand_tokens(command, tokens)))
+            return replace(
+                address, proxy_command=self._ask(ssh_config.expand_tokens(command, tokens))
+            )
         way = jump or _set_value(config, "proxyjump")
         if way is None:
             return address
-        return replace(address, jumps=self._jumps(expand_tokens(way, tokens), depth))
+        return replace(address, jumps=self._jumps(ssh_config.expand_tokens(way, tokens), depth))
 
     def _jumps(self, way: str, depth: int) -> tuple[SshAddress, ...]:
         """Return the hosts of a ProxyJump value, and those on the route to the first one."""
@@ -178,7 +174,7 @@ class _Resolver:
         return done.returncode == 0
 
 
-def _port(config: HostConfig) -> int:
+def _port(config: ssh_config.HostConfig) -> int:
     text = config.values.get("port", str(DEFAULT_SSH_PORT))
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:9]) <= 65535:
         raise UserError(
@@ -188,13 +184,13 @@ def _port(config: HostConfig) -> int:
     return int(text)
 
 
-def _set_value(config: HostConfig, option: str) -> str | None:
+def _set_value(config: ssh_config.HostConfig, option: str) -> str | None:
     """Return the value of an option that may be switched off by `none`."""
     value = config.values.get(option)
     return None if value is None or value.lower() == "none" else value
 
 
-def _identity_files(config: HostConfig, tokens: Mapping[str, str]) -> tuple[Path, ...]:
+def _identity_files(config: ssh_config.HostConfig, tokens: Mapping[str, str]) -> tuple[Path, ...]:
     named = [path for path in config.identity_files if path.lower() != "none"]
     return tuple(Path(_expand(path, tokens)) for path in named)
 
@@ -219,4 +215,4 @@ def _expand(path: str, tokens: Mapping[str, str]) -> str:
             )
         return os.environ[match[1]]
 
-    return os.path.expanduser(expand_tokens(_VARIABLE.sub(variable, path), tokens))
+    return os.path.expanduser(ssh_config.expand_tokens(_VARIABLE.sub(variable, path), tokens))

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from agents.contract.objectives import OBJECTIVES
+from app.planning import throughput
 from app.planning.accuracy.learning import Correction
 from app.planning.candidate import PlanRequest
 from app.planning.hardware.cluster import ASSUMED_DISK_BYTES_PER_S, Cluster, PlannedGpu, PlannedNode
@@ -14,13 +15,6 @@ from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import GpuMemory, is_compiled
 from app.planning.plan_context import Case, Worker
 from app.planning.row_lengths import RowLengths, assume_lengths
-from app.planning.throughput import (
-    ModelCost,
-    arithmetic_share,
-    can_replay,
-    make_pace,
-    measure_work,
-)
 
 # Share of a packed sequence that holds tokens; the rest stays empty.
 _PACKED_SHARE = 0.97
@@ -34,7 +28,7 @@ def open_case(request: PlanRequest) -> Case:
     if spec.nodes != "all":
         cluster = cluster.keep(spec.nodes)
     longest, mean, notes = _lengths(request)
-    work = measure_work(shape, spec, _attended(request, mean))
+    work = throughput.measure_work(shape, spec, _attended(request, mean))
     workers, more = _workers(request, cluster, work)
     return Case(
         spec=spec,
@@ -95,7 +89,7 @@ def count_steps(request: PlanRequest, mean_tokens: float) -> int | None:
 
 
 def _workers(
-    request: PlanRequest, cluster: Cluster, work: ModelCost
+    request: PlanRequest, cluster: Cluster, work: throughput.ModelCost
 ) -> tuple[tuple[Worker, ...], list[str]]:
     workers, notes = [], []
     for node in cluster.nodes:
@@ -111,7 +105,11 @@ def _workers(
 
 
 def make_worker(
-    request: PlanRequest, node: PlannedNode, gpu: PlannedGpu, memory: GpuMemory, work: ModelCost
+    request: PlanRequest,
+    node: PlannedNode,
+    gpu: PlannedGpu,
+    memory: GpuMemory,
+    work: throughput.ModelCost,
 ) -> Worker:
     """Return a GPU with its rates and corrections for a run.
 
@@ -144,13 +142,13 @@ def make_worker(
         gpu=gpu,
         memory=memory,
         rates=rates,
-        pace=make_pace(
+        pace=throughput.make_pace(
             work,
             rates,
             correction=learned.speed.value,
             # The learned factor distinguishes only card, family and adapter, not the arithmetic.
-            share=arithmetic_share(spec, gpu),
-            may_replay=not is_cpu and can_replay(spec, memory),
+            share=throughput.arithmetic_share(spec, gpu),
+            may_replay=not is_cpu and throughput.can_replay(spec, memory),
             compiled=is_cpu or is_compiled(spec, memory),
         ),
         correction=learned,

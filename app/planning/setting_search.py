@@ -8,24 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from agents.contract.layer_plan import (
-    LEAST_GAIN,
-    MEMORY_SHARE,
-    MOST_TOKENS,
-    SHARE_SLACK,
-    Needs,
-    choose_plan,
-)
+from agents.contract import layer_plan
 from agents.contract.spec import RunSpec
-from app.planning.memory.forecast import (
-    Fit,
-    GpuMemory,
-    MemoryForecast,
-    MemorySetting,
-    count_rest_bytes,
-    count_state_bytes,
-    estimate_memory,
-)
+from app.planning.memory import forecast
 from app.planning.memory.gpu import choose_width
 from app.planning.memory.phases import measure_layers, worst_pass_bytes
 from app.planning.shape.model_shape import ModelShape
@@ -42,12 +27,12 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
     *,
     longest_tokens: int,
     mean_tokens: float,
-    gpu: GpuMemory,
+    gpu: forecast.GpuMemory,
     ranks: int = 1,
     host_bytes: int = 0,
     bus_bytes_per_s: float = 0.0,
-    token_s: Callable[[MemorySetting], float],
-) -> Fit:
+    token_s: Callable[[forecast.MemorySetting], float],
+) -> forecast.Fit:
     """Forecast the setting that the trainer's own search will choose.
 
     It starts with one example and doubles the tokens of a micro-batch as long as that is faster,
@@ -67,8 +52,8 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
         host_bytes=host_bytes, bus_bytes_per_s=bus_bytes_per_s, token_s=token_s,
     )  # fmt: skip
     batch_tokens = spec.batch_sequences * mean_tokens
-    most = int(batch_tokens if ranks == 1 else batch_tokens * SHARE_SLACK / ranks)
-    most_tokens = min(MOST_TOKENS, max(longest_tokens, most))
+    most = int(batch_tokens if ranks == 1 else batch_tokens * layer_plan.SHARE_SLACK / ranks)
+    most_tokens = min(layer_plan.MOST_TOKENS, max(longest_tokens, most))
     setting = search.choose(most_tokens)
     memory = search.estimate(setting)
     # The search extrapolates bytes per token; the full forecast may be higher, as the trainer
@@ -82,7 +67,7 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
         taken_bytes = 2 * taken_bytes + over_bytes
         setting = search.choose(most_tokens, taken_bytes)
         memory = search.estimate(setting)
-    return Fit(
+    return forecast.Fit(
         setting=setting,
         memory=memory,
         room_bytes=gpu.room_bytes,
@@ -91,7 +76,7 @@ def choose_setting(  # noqa: PLR0913 - all that the search depends on
 
 
 def share_unpacked(
-    shape: ModelShape, spec: RunSpec, gpu: GpuMemory, memory: MemoryForecast
+    shape: ModelShape, spec: RunSpec, gpu: forecast.GpuMemory, memory: forecast.MemoryForecast
 ) -> float:
     """Return the share of the 4-bit weights that the trainer keeps unpacked in free memory.
 
@@ -100,7 +85,7 @@ def share_unpacked(
     if spec.adapter.kind != "qlora":
         return 0.0
     most = gpu.room_bytes - gpu.desktop_bytes - gpu.context_bytes
-    spare = most * (MEMORY_SHARE - _SPARE_SLACK) - memory.allocated_bytes
+    spare = most * (layer_plan.MEMORY_SHARE - _SPARE_SLACK) - memory.allocated_bytes
     # An unpacked weight replaces half a byte by the full width of its type.
     return min(1.0, max(0.0, spare / ((choose_width(spec, gpu) - 0.5) * shape.num_nf4)))
 
@@ -112,14 +97,14 @@ class _Search:
     shape: ModelShape
     spec: RunSpec
     longest_tokens: int
-    gpu: GpuMemory
+    gpu: forecast.GpuMemory
     ranks: int
     host_bytes: int
     bus_bytes_per_s: float
-    token_s: Callable[[MemorySetting], float]
+    token_s: Callable[[forecast.MemorySetting], float]
 
-    def estimate(self, setting: MemorySetting) -> MemoryForecast:
-        return estimate_memory(
+    def estimate(self, setting: forecast.MemorySetting) -> forecast.MemoryForecast:
+        return forecast.estimate_memory(
             self.shape,
             self.spec,
             setting=setting,
@@ -128,7 +113,7 @@ class _Search:
             ranks=self.ranks,
         )
 
-    def choose(self, most_tokens: int, taken_bytes: int = 0) -> MemorySetting:
+    def choose(self, most_tokens: int, taken_bytes: int = 0) -> forecast.MemorySetting:
         """Return the fastest setting, or the smallest one if no setting fits.
 
         Args:
@@ -136,7 +121,7 @@ class _Search:
             taken_bytes: additional memory that passes may not use, in bytes.
         """
         num_all = 0 if self.spec.recompute == "none" else self.shape.num_layers
-        least = MemorySetting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
+        least = forecast.MemorySetting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
         needs, room_bytes = self._needs(least), self._room_bytes() - taken_bytes
         best = self._try(needs, room_bytes, self.longest_tokens)
         if best is None:
@@ -144,14 +129,16 @@ class _Search:
         while best.micro_tokens < most_tokens:
             now = best.micro_tokens
             found = self._try(needs, room_bytes, min(2 * now, most_tokens))
-            if found is None or self.token_s(found) * (1 + LEAST_GAIN) > self.token_s(best):
+            if found is None or self.token_s(found) * (1 + layer_plan.LEAST_GAIN) > self.token_s(
+                best
+            ):
                 # Doubling no longer pays; the trainer also tries half of that step.
                 between = self._try(needs, room_bytes, min(3 * now // 2, most_tokens))
                 return min((s for s in (best, found, between) if s), key=self.token_s)
             best = found
         return best
 
-    def _needs(self, least: MemorySetting) -> Needs:
+    def _needs(self, least: forecast.MemorySetting) -> layer_plan.Needs:
         tokens = self.longest_tokens
         twice = replace(least, micro_tokens=2 * tokens)
         # Two points give the bytes per token and the fixed part.
@@ -161,7 +148,7 @@ class _Search:
         )
         token_bytes = min(once_bytes / tokens, (twice_bytes - once_bytes) / tokens)
         layer = measure_layers(self.shape, self.spec, self.gpu, tokens, 1)
-        return Needs(
+        return layer_plan.Needs(
             tokens=1,
             fixed_bytes=once_bytes - token_bytes * tokens,
             token_bytes=token_bytes,
@@ -173,15 +160,21 @@ class _Search:
 
     def _room_bytes(self) -> float:
         """Return the bytes that the passes may use, by the trainer's rule."""
-        rest_bytes = count_rest_bytes(self.shape, self.spec, self.gpu)
+        rest_bytes = forecast.count_rest_bytes(self.shape, self.spec, self.gpu)
         most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
-        return most * MEMORY_SHARE - rest_bytes - count_state_bytes(self.shape, self.spec)
+        return (
+            most * layer_plan.MEMORY_SHARE
+            - rest_bytes
+            - forecast.count_state_bytes(self.shape, self.spec)
+        )
 
-    def _try(self, needs: Needs, room_bytes: float, tokens: int) -> MemorySetting | None:
+    def _try(
+        self, needs: layer_plan.Needs, room_bytes: float, tokens: int
+    ) -> forecast.MemorySetting | None:
         """Return the faster setting of offloading and not offloading; None: neither fits."""
-        found: list[MemorySetting] = []
+        found: list[forecast.MemorySetting] = []
         for may_move in (True, False):
-            plan = choose_plan(
+            plan = layer_plan.choose_plan(
                 needs,
                 tokens=tokens,
                 num_layers=self.shape.num_layers,
@@ -192,7 +185,7 @@ class _Search:
             )
             if plan is not None:
                 found.append(
-                    MemorySetting(
+                    forecast.MemorySetting(
                         micro_tokens=tokens,
                         num_recomputed=plan.num_recomputed,
                         num_moved=plan.num_moved,

@@ -20,17 +20,9 @@ from dataclasses import dataclass, replace
 
 from agents.contract.objectives import OBJECTIVES
 from agents.contract.spec import RunSpec
+from app.planning import layer_costs
 from app.planning.hardware.cluster import PlannedGpu
 from app.planning.hardware.rates import Rates
-from app.planning.layer_costs import (
-    UNPACKED_EXPERT,
-    count_lost_products,
-    count_met_weights,
-    count_mixer_bytes,
-    count_operand_bytes,
-    count_products,
-    count_traffic_bytes,
-)
 from app.planning.memory.experts import count_met_adapter
 from app.planning.memory.forecast import MemorySetting, choose_dtype, count_trained
 from app.planning.memory.gpu import GpuMemory, is_compiled
@@ -147,18 +139,20 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     57.63
     """
     kinds = shape.kinds
-    met = sum(count * count_products(layer, spec) for layer, count in kinds)
-    lost = sum(count * count_lost_products(layer) for layer, count in kinds)
-    held = sum(count * count_met_weights(layer) for layer, count in kinds)
+    met = sum(count * layer_costs.count_products(layer, spec) for layer, count in kinds)
+    lost = sum(count * layer_costs.count_lost_products(layer) for layer, count in kinds)
+    held = sum(count * layer_costs.count_met_weights(layer) for layer, count in kinds)
     trained = count_trained(shape, spec)
     full, objective = spec.adapter.kind == "full", OBJECTIVES[spec.objective]
     # The reference is one more forward pass without the adapter.
     asks = int(objective.has_reference and not full)
     # In full training the trained weights are those of the layers, counted in `met`.
     inner = 0 if full else count_met_adapter(shape, spec)
-    traffic = sum(count * count_traffic_bytes(shape, layer, spec) for layer, count in kinds)
-    wide = sum(count * count_operand_bytes(layer) for layer, count in kinds)
-    mixers = [(count, *count_mixer_bytes(layer)) for layer, count in kinds]
+    traffic = sum(
+        count * layer_costs.count_traffic_bytes(shape, layer, spec) for layer, count in kinds
+    )
+    wide = sum(count * layer_costs.count_operand_bytes(layer) for layer, count in kinds)
+    mixers = [(count, *layer_costs.count_mixer_bytes(layer)) for layer, count in kinds]
     flops_per_weight = 6.0 if full else 4.0 + 2 * asks
     in_experts = shape.num_nf4 - shape.num_quantized
     has_kernel, again = objective.fuses_loss, int(not objective.fuses_loss)
@@ -188,7 +182,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
         operand_bytes=((3.0 if full else 2.0) + asks) * wide,
         operand_again_bytes=wide,
         weight_bytes=_WEIGHT_BYTES_FULL * held if full else 0.0,
-        quantized_values=shape.num_quantized + UNPACKED_EXPERT * in_experts
+        quantized_values=shape.num_quantized + layer_costs.UNPACKED_EXPERT * in_experts
         if spec.adapter.kind == "qlora"
         else 0.0,
         num_unpacked=2 + asks,

@@ -11,12 +11,7 @@ from agents.contract.spec import RunSpec
 from app.planning.accuracy.forecast_accuracy import ForecastComparison, error_of
 from app.planning.accuracy.misses import PlanMiss
 from app.planning.candidate import Candidate, GpuPlan, Plan
-from app.presentation.stage_text import (
-    INPUTS_IN_RAM,
-    TIERS,
-    describe_division,
-    list_planned_stages,
-)
+from app.presentation import stage_text
 from app.text import DASH, capitalize, count_of, name_layers, show_bytes, show_duration, show_rate
 
 MEMORY_GROUPS = {
@@ -69,9 +64,9 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
 
 
 def _describe_division(candidate: Candidate) -> str:
-    rows = list_planned_stages(candidate)
+    rows = stage_text.list_planned_stages(candidate)
     bubble_s = candidate.parts_s.bubble_s
-    words = describe_division(rows, candidate.step_s, bubble_s, candidate.wire_s)
+    words = stage_text.describe_division(rows, candidate.step_s, bubble_s, candidate.wire_s)
     return capitalize(words) if words else DASH
 
 
@@ -154,9 +149,11 @@ def describe_setting(gpu: GpuPlan, num_replicas: int = 1) -> str:
     if gpu.max_in_flight is not None and gpu.max_in_flight > 1:
         parts.append(f"{gpu.max_in_flight} in flight")
     if gpu.num_streamed and gpu.streams_from is not None:
-        parts.append(f"{count_of(gpu.num_streamed, 'layer')} from {TIERS[gpu.streams_from]}")
+        parts.append(
+            f"{count_of(gpu.num_streamed, 'layer')} from {stage_text.TIERS[gpu.streams_from]}"
+        )
     if setting.num_recomputed:
-        source = f" with {INPUTS_IN_RAM}" if gpu.offloads else ""
+        source = f" with {stage_text.INPUTS_IN_RAM}" if gpu.offloads else ""
         parts.append(f"{count_of(setting.num_recomputed, 'layer')} recomputed{source}")
     if setting.num_moved:
         parts.append(f"{count_of(setting.num_moved, 'layer')} offloaded to RAM")

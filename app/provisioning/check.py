@@ -25,26 +25,17 @@ from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.nodes.fleet import Fleet
 from app.progress import OnMessage
+from app.provisioning import check_rules
 from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, OnRow, make_row
-from app.provisioning.check_rules import (
-    judge_clock,
-    judge_compiler,
-    judge_disk,
-    judge_environment,
-    judge_gpus,
-    judge_pythons,
-    judge_reach,
-    judge_wsl,
-)
 from app.provisioning.checks import gpu, limits, network, system, wsl
 from app.provisioning.checks.links import check_links, check_routes
 from app.provisioning.checks.reduce import check_reduce
 from app.provisioning.environment import EnvironmentLock, find_environment, read_train_lock
 
 NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
-    judge_reach,
-    judge_environment,
-    judge_disk,
+    check_rules.judge_reach,
+    check_rules.judge_environment,
+    check_rules.judge_disk,
     system.judge_inodes,
     system.judge_home,
     system.judge_memory,
@@ -52,19 +43,19 @@ NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
     system.judge_shm,
     limits.judge_temporary,
     limits.judge_limits,
-    judge_clock,
+    check_rules.judge_clock,
     system.judge_sync,
     system.judge_sudo,
     system.judge_hostname,
     system.judge_sleep,
     system.judge_logout,
-    judge_gpus,
+    check_rules.judge_gpus,
     gpu.judge_driver,
     gpu.judge_persistence,
-    judge_compiler,
+    check_rules.judge_compiler,
     network.judge_ports,
     network.judge_rdma,
-    judge_wsl,
+    check_rules.judge_wsl,
     wsl.judge_wsl_idle,
     wsl.judge_wsl_boot,
     wsl.judge_wsl_firewall,
@@ -74,7 +65,7 @@ NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
     wsl.judge_wsl_sshd,
 )
 GROUP_CHECKS: tuple[Callable[[CheckedGroup], Iterable[CheckRow]], ...] = (
-    judge_pythons,
+    check_rules.judge_pythons,
     network.judge_machines,
     network.judge_interfaces,
     network.judge_carriers,

@@ -21,15 +21,7 @@ from app.errors import NodeUnreachable, UserError, describe_error
 from app.nodes.client import NodeClient
 from app.program import own_pythons
 from app.progress import OnMessage, messages
-from app.provisioning.torch_build import (
-    BESIDE_TORCH,
-    DRIVERS,
-    TorchBuild,
-    choose_torch,
-    is_of_other_build,
-    serves,
-    shipped_text,
-)
+from app.provisioning import torch_build
 
 if TYPE_CHECKING:
     from app.provisioning.wheels import WheelPlaces
@@ -48,18 +40,20 @@ class EnvironmentLock:
     """Hash over the sorted requirements."""
 
 
-def read_train_lock(torch: TorchBuild | None = None, made: str | None = None) -> EnvironmentLock:
+def read_train_lock(
+    torch: torch_build.TorchBuild | None = None, made: str | None = None
+) -> EnvironmentLock:
     """Return the lock of this version of Rackless for training, with one build of torch.
 
     Args:
         torch: build of torch; None for the one for current drivers. It changes only the text.
         made: lock of that build, if it does not ship.
     """
-    build = made or shipped_text((torch or TorchBuild.CUDA_13).lock)
+    build = made or torch_build.shipped_text((torch or torch_build.TorchBuild.CUDA_13).lock)
     # The build comes first, so that one which the index lacks fails before other downloads. `pip`
     # is included for packages of exports; environments are not compared by it.
-    text = build + "".join(map(shipped_text, BESIDE_TORCH))
-    train = parse_lock(shipped_text("train")).requirements
+    text = build + "".join(map(torch_build.shipped_text, torch_build.BESIDE_TORCH))
+    train = parse_lock(torch_build.shipped_text("train")).requirements
     # The libraries of the build, such as CUDA's, differ by build and are not compared.
     version = parse_lock(build).requirements["torch"].partition("+")[0]
     return _lock(text, {**train, "torch": version})
@@ -67,7 +61,7 @@ def read_train_lock(torch: TorchBuild | None = None, made: str | None = None) ->
 
 def read_lock(name: str) -> EnvironmentLock:
     """Return a lock that ships with Rackless: `train`, or extra packages of an export format."""
-    return read_train_lock() if name == "train" else parse_lock(shipped_text(name))
+    return read_train_lock() if name == "train" else parse_lock(torch_build.shipped_text(name))
 
 
 def parse_lock(text: str) -> EnvironmentLock:
@@ -185,13 +179,13 @@ async def _find_or_build(
     report = await find_environment(client, lock)
     facts = await client.ask(ReadFacts())
     # Without the user's consent, a node that itself needs no such build gets none for the others.
-    is_agreed = accept_index or has_lock(TorchBuild.CUDA_12, places.locks)
-    torch = None if given else choose_torch(facts, others if is_agreed else ())
+    is_agreed = accept_index or has_lock(torch_build.TorchBuild.CUDA_12, places.locks)
+    torch = None if given else torch_build.choose_torch(facts, others if is_agreed else ())
     if await _keeps(client, report, torch, say):
         return report
     # Adopting an interpreter takes seconds, building an environment downloads gigabytes. The
     # master's own interpreter has the build for current drivers.
-    may_adopt = not report.fits and torch is not TorchBuild.CUDA_12
+    may_adopt = not report.fits and torch is not torch_build.TorchBuild.CUDA_12
     for candidate in candidates if may_adopt else ():
         report = await _find(client, _adopting(lock, candidate))
         if report.fits:
@@ -204,7 +198,10 @@ async def _find_or_build(
 
 
 async def _keeps(
-    client: NodeClient, report: EnvironmentReport, torch: TorchBuild | None, say: OnMessage
+    client: NodeClient,
+    report: EnvironmentReport,
+    torch: torch_build.TorchBuild | None,
+    say: OnMessage,
 ) -> bool:
     """Return True if a node keeps its environment."""
     # Our own builds are replaced for other GPUs, such as after a card was added or the driver
@@ -213,8 +210,8 @@ async def _keeps(
     if not report.fits or torch is None:
         return report.fits
     if report.built_with is not None:
-        return not is_of_other_build(report.trial, torch)
-    if torch is not TorchBuild.CUDA_12:
+        return not torch_build.is_of_other_build(report.trial, torch)
+    if torch is not torch_build.TorchBuild.CUDA_12:
         return True
     say(f"trying {report.python}, since an older build of torch is needed here")
     trial = report.trial or (await client.ask(TryEnvironment(), messages(say))).trial
@@ -223,7 +220,7 @@ async def _keeps(
 
 def _name_unserved(facts: NodeFacts, say: OnMessage) -> None:
     for gpu in facts.gpus:
-        if not any(serves(build, gpu) for build in DRIVERS):
+        if not any(torch_build.serves(build, gpu) for build in torch_build.DRIVERS):
             say(
                 f"no build of torch serves {gpu.name} with driver {gpu.driver or 'not known'}: "
                 "rackless check lists the updates"
@@ -235,7 +232,7 @@ async def _build(
     places: WheelPlaces,
     lock: EnvironmentLock,
     first: EnvironmentLock,
-    torch: TorchBuild | None,
+    torch: torch_build.TorchBuild | None,
     say: OnMessage,
 ) -> EnvironmentReport:
     """Build `first`, which is `lock` with one build of torch; without a GPU, `lock` is enough."""
@@ -249,7 +246,7 @@ async def _build(
     try:
         await bring_wheels(client, query, places, say)
     except NoWheels as missing:
-        if torch is not TorchBuild.CPU:
+        if torch is not torch_build.TorchBuild.CPU:
             raise
         # PyPI's build has CUDA, and also works without a GPU.
         say(f"{missing.message}. Taking the build of PyPI instead, which is larger")

@@ -31,13 +31,8 @@ from app.filelock import locked
 from app.nodes.files.local_files import in_stoppable_thread
 from app.paths import private_folder, replace_text
 from app.progress import OnMessage
+from app.provisioning import resolver
 from app.provisioning.lock_text import NoWheel, lock_text
-from app.provisioning.resolver import (
-    Stopped,
-    Unreachable,
-    Unresolvable,
-    resolve_build,
-)
 from app.provisioning.torch_build import BESIDE_TORCH, DRIVERS, TorchBuild, shipped_text
 from app.provisioning.wheels import WheelPlaces, fill
 
@@ -101,7 +96,7 @@ async def provide_lock(
         raise UnshippedLock(node, build.value, str(build.index_url))
     try:
         return await _in_thread(build, places, say)
-    except (Unreachable, Unresolvable) as error:
+    except (resolver.Unreachable, resolver.Unresolvable) as error:
         raise NoTorchLock(
             f"the GPUs of {node} need the build {build.value} of torch, whose files this PC cannot "
             f"lock: {error}",
@@ -157,7 +152,7 @@ def _resolve(build: TorchBuild, store: Path, say: OnMessage, is_stopped: Callabl
     settings = read_index_settings(os.environ, Path.home(), build.index_url)
     given = {k: v for name in BESIDE_TORCH for k, v in _versions(shipped_text(name)).items()}
     with _uv(store, settings, say, is_stopped) as uv:
-        packages = resolve_build(
+        packages = resolver.resolve_build(
             uv,
             f"torch=={_torch_version()}+{build.value}",
             settings,
@@ -175,7 +170,7 @@ def _resolve(build: TorchBuild, store: Path, say: OnMessage, is_stopped: Callabl
     try:
         return lock_text(about, packages)
     except NoWheel as error:
-        raise Unresolvable(str(error)) from error
+        raise resolver.Unresolvable(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -193,14 +188,18 @@ def _uv(
         fill(wheels, settings, say, is_stopped)
         wheel = wheels.find("uv")
         if wheel is None:
-            raise Unresolvable(f"{wheels.folder} holds a changed file of uv: delete that folder")
+            raise resolver.Unresolvable(
+                f"{wheels.folder} holds a changed file of uv: delete that folder"
+            )
         uv = str(unpack_program(wheel, _PROGRAM, folder))
     except WheelProblem as problem:
         if problem.kind == "stopped":
-            raise Stopped from problem
+            raise resolver.Stopped from problem
         installed = shutil.which("uv")
         if installed is None:
-            raise Unresolvable(f"that takes uv, and this PC {problem.message}") from problem
+            raise resolver.Unresolvable(
+                f"that takes uv, and this PC {problem.message}"
+            ) from problem
         # Absolute: PATH may have relative folders, and uv is started in another one.
         uv = os.path.abspath(installed)
     try:

@@ -14,20 +14,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agents.contract.requests.examination import (
-    DeviceFacts,
-    DeviceKind,
-    NetworkFacts,
-    RdmaFacts,
-    Route,
-    Routes,
-)
+from agents.contract.requests import examination
 from agents.node.examination.reading import ask, list_folder, read_int, read_text
 
 NETWORK_FOLDER = "/sys/class/net"
 RDMA_FOLDER = "/sys/class/infiniband"
 # By prefix of the name, because virtual devices share a driver or have none.
-_NAMES: tuple[tuple[re.Pattern[str], DeviceKind], ...] = (
+_NAMES: tuple[tuple[re.Pattern[str], examination.DeviceKind], ...] = (
     (re.compile(r"lo$"), "loopback"),
     (re.compile(r"loopback\d"), "loopback"),
     (
@@ -58,10 +51,10 @@ _DAMAGED = (
 )
 
 
-def read_network() -> NetworkFacts:
+def read_network() -> examination.NetworkFacts:
     """Return the facts about network devices, RDMA, ports and the firewall."""
     names = list_folder(NETWORK_FOLDER)
-    return NetworkFacts(
+    return examination.NetworkFacts(
         devices=None if names is None else tuple(read_device(name) for name in names),
         rdma=read_rdma(),
         port_range=parse_port_range(read_text("/proc/sys/net/ipv4/ip_local_port_range") or ""),
@@ -69,7 +62,7 @@ def read_network() -> NetworkFacts:
     )
 
 
-def read_device(name: str) -> DeviceFacts:
+def read_device(name: str) -> examination.DeviceFacts:
     """Return the facts about one network device."""
     base = f"{NETWORK_FOLDER}/{name}"
     speed = read_int(f"{base}/speed")
@@ -88,7 +81,7 @@ def read_device(name: str) -> DeviceFacts:
     )
     # Drivers of virtual devices invent a speed: veth reports 10 Gb/s.
     real = os.path.exists(f"{base}/device")
-    return DeviceFacts(
+    return examination.DeviceFacts(
         name=name,
         kind=kind,
         driver=_read_driver(base),
@@ -107,7 +100,7 @@ def read_device(name: str) -> DeviceFacts:
 
 def find_kind(
     name: str, entries: Sequence[str], kind_of_driver: str = "", is_linked: bool = False
-) -> DeviceKind | None:
+) -> examination.DeviceKind | None:
     """Return the kind of a network device by its name and the entries of its folder.
 
     Args:
@@ -170,7 +163,7 @@ def read_power_saving(name: str) -> bool | None:
     return None
 
 
-def read_rdma(folder: str = RDMA_FOLDER) -> tuple[RdmaFacts, ...] | None:
+def read_rdma(folder: str = RDMA_FOLDER) -> tuple[examination.RdmaFacts, ...] | None:
     """Return each port of each RDMA device; empty without RDMA, None if unreadable."""
     if not os.path.isdir(folder):
         return ()
@@ -183,7 +176,7 @@ def read_rdma(folder: str = RDMA_FOLDER) -> tuple[RdmaFacts, ...] | None:
             base = f"{folder}/{name}/ports/{port}"
             state = read_text(f"{base}/state")  # such as `4: ACTIVE`
             found.append(
-                RdmaFacts(
+                examination.RdmaFacts(
                     name=f"{name}/{port}",
                     state=state.rpartition(": ")[2] if state else None,
                     rate=read_text(f"{base}/rate"),
@@ -218,34 +211,34 @@ def parse_port_range(text: str) -> tuple[int, int] | None:
     return None
 
 
-def find_routes(addresses: Sequence[str]) -> Routes:
+def find_routes(addresses: Sequence[str]) -> examination.Routes:
     """Return the route to each address; invalid addresses get an empty route."""
-    return Routes(routes=tuple(_find_route(address) for address in addresses))
+    return examination.Routes(routes=tuple(_find_route(address) for address in addresses))
 
 
-def _find_route(address: str) -> Route:
+def _find_route(address: str) -> examination.Route:
     try:
         # Parsed, because the address comes from another PC and becomes an argument.
         number = str(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
-        return Route(address=address[:100])
+        return examination.Route(address=address[:100])
     answer = ask(["ip", "-j", "route", "get", number])
     if answer is None or answer.code != 0:
-        return Route(address=number)
+        return examination.Route(address=number)
     return parse_route(number, answer.output)
 
 
-def parse_route(address: str, output: str) -> Route:
+def parse_route(address: str, output: str) -> examination.Route:
     """Return the route in the output of `ip -j route get`."""
     entry: Any = None
     with contextlib.suppress(ValueError, LookupError, TypeError):
         entry = json.loads(output)[0]
     # The output of another version of ip may differ.
     if not isinstance(entry, dict):
-        return Route(address=address)
+        return examination.Route(address=address)
     metrics = [item for item in entry.get("metrics") or () if isinstance(item, dict)]
     mtus = [item["mtu"] for item in metrics if isinstance(item.get("mtu"), int)]
-    return Route(
+    return examination.Route(
         address=address,
         device=_text_of(entry, "dev"),
         source=_text_of(entry, "prefsrc"),

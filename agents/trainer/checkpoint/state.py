@@ -22,15 +22,8 @@ from agents.contract.run_layout import STATE_FILE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
+from agents.trainer.checkpoint import sharded_files
 from agents.trainer.checkpoint.folder import Checkpoint
-from agents.trainer.checkpoint.sharded_files import (
-    cut_long,
-    find_shards,
-    join_cut,
-    read_shapes,
-    read_shards,
-    write_shards,
-)
 from agents.trainer.model.experts import list_adapted, name_targets_for_peft
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import Layout
@@ -155,14 +148,14 @@ def _allocate(tensor: Tensor) -> Tensor:
 def write_state(folder: Path, *, model: TrainedModel, copy: HostCopy, point: ResumePoint) -> None:
     """Write every file of a checkpoint except its manifest."""
     metadata = {"format": "pt"}
-    write_shards(cut_long(copy.optimizer), folder, OPTIMIZER_STEM)
+    sharded_files.write_shards(sharded_files.cut_long(copy.optimizer), folder, OPTIMIZER_STEM)
     if copy.carried:
         save_file(copy.carried, folder / CARRIED_FILE, metadata=metadata)
     if model.lora is not None:
         save_file(copy.values, folder / ADAPTER_FILE, metadata=metadata)
         _write_json(folder / ADAPTER_CONFIG, adapter_config(model, point.spec))
     else:
-        write_shards(copy.values, folder, FULL_STEM)
+        sharded_files.write_shards(copy.values, folder, FULL_STEM)
         _write_json(folder / FULL_CONFIG, full_config(model))
     _write_json(folder / STATE_FILE, to_wire(point))
 
@@ -220,9 +213,9 @@ def load_state(checkpoint: Checkpoint, strategy: Strategy) -> None:
         ExpectedError: it belongs to other parameters.
     """
     folder = checkpoint.path
-    files = find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE]
+    files = sharded_files.find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE]
     shapes = strategy.shapes
-    found = read_shapes(files)
+    found = sharded_files.read_shapes(files)
     if shapes != found:
         # One example is enough: with another adapter all names differ.
         odd = sorted(set(shapes.items()) ^ set(found.items()))[0]
@@ -231,8 +224,10 @@ def load_state(checkpoint: Checkpoint, strategy: Strategy) -> None:
             "Resume with the model and the adapter settings of that run",
         )
     strategy.import_state(
-        read_shards(files),
-        join_cut(read_shards(find_shards(folder, OPTIMIZER_STEM))),
+        sharded_files.read_shards(files),
+        sharded_files.join_cut(
+            sharded_files.read_shards(sharded_files.find_shards(folder, OPTIMIZER_STEM))
+        ),
         read_resume_point(checkpoint).optimizer,
         _read_carried(checkpoint),
     )
@@ -241,4 +236,4 @@ def load_state(checkpoint: Checkpoint, strategy: Strategy) -> None:
 def _read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the carried error of gradient compression; empty without compression."""
     path = checkpoint.path / CARRIED_FILE
-    return dict(read_shards([path])) if path.exists() else {}
+    return dict(sharded_files.read_shards([path])) if path.exists() else {}

@@ -14,19 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from agents.shared.data.columns import (
-    ANSWER_KEYS,
-    CALL_KEYS,
-    CONVERSATION_KEYS,
-    QUESTION_KEYS,
-    TOOL_KEYS,
-    TURN_KEYS,
-    first_of,
-    keys_of,
-    name_kind,
-    quote,
-    quote_keys,
-)
+from agents.shared.data import columns
 
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -75,11 +63,11 @@ def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str
     Raises:
         ValueError: the row does not match the format.
     """
-    keys = keys_of(value)
+    keys = columns.keys_of(value)
     if data_format == "text":
         text = _text(value, "text", keys)
         return ConversationRow(number=number, text=text) if text.strip() else "the text is empty"
-    for key in sorted(keys & TOOL_KEYS):
+    for key in sorted(keys & columns.TOOL_KEYS):
         if _holds(value[key]):
             raise _Unsupported(f"'{key}' offers tools, which is not trained")
     if data_format == "preference":
@@ -100,9 +88,9 @@ def _holds(value: Any) -> bool:
 
 def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
     if key not in keys:
-        raise ValueError(f"'{key}' is missing; the row has the keys {quote_keys(keys)}")
+        raise ValueError(f"'{key}' is missing; the row has the keys {columns.quote_keys(keys)}")
     if not isinstance(value[key], str):
-        raise ValueError(f"'{key}' should be a string, but is {name_kind(value[key])}")
+        raise ValueError(f"'{key}' should be a string, but is {columns.name_kind(value[key])}")
     return _check_text(value[key], key)
 
 
@@ -121,8 +109,8 @@ def _check_text(text: str, key: str) -> str:
 
 
 def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
-    asked = first_of(keys, QUESTION_KEYS) or QUESTION_KEYS[0]
-    answered = first_of(keys, ANSWER_KEYS) or ANSWER_KEYS[0]
+    asked = columns.first_of(keys, columns.QUESTION_KEYS) or columns.QUESTION_KEYS[0]
+    answered = columns.first_of(keys, columns.ANSWER_KEYS) or columns.ANSWER_KEYS[0]
     if _is_conversation(value, asked, answered):
         return _read_prompted(number, value, asked, answered, keys)
     question, answer = _text(value, asked, keys), _text(value, answered, keys)
@@ -161,12 +149,15 @@ def _read_prompted(
 
 
 def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
-    key = first_of(keys, CONVERSATION_KEYS)
+    key = columns.first_of(keys, columns.CONVERSATION_KEYS)
     if key is None:
-        asked, answered = first_of(keys, QUESTION_KEYS), first_of(keys, ANSWER_KEYS)
+        asked, answered = (
+            columns.first_of(keys, columns.QUESTION_KEYS),
+            columns.first_of(keys, columns.ANSWER_KEYS),
+        )
         if asked and answered and _is_conversation(value, asked, answered):
             return _read_prompted(number, value, asked, answered, keys)
-        raise ValueError(f"'messages' is missing; the row has the keys {quote_keys(keys)}")
+        raise ValueError(f"'messages' is missing; the row has the keys {columns.quote_keys(keys)}")
     turns = _read_turns(value[key], key)
     if not turns:
         return "the conversation is empty"
@@ -186,12 +177,12 @@ def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"'{key}' is a string that is not JSON") from error
     if not isinstance(messages, list):
-        raise ValueError(f"'{key}' should be a list, but is {name_kind(messages)}")
+        raise ValueError(f"'{key}' should be a list, but is {columns.name_kind(messages)}")
     return tuple(_read_turn(place, message) for place, message in enumerate(messages, start=1))
 
 
 def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
-    asked = first_of(keys, QUESTION_KEYS)
+    asked = columns.first_of(keys, columns.QUESTION_KEYS)
     prompt: tuple[ConversationTurn, ...] = ()
     if asked is not None and value[asked]:
         prompt = _read_side(value, asked, "user", keys)
@@ -277,7 +268,9 @@ def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
 
 def _read_turn(place: int, message: Any) -> ConversationTurn:
     if not isinstance(message, dict):
-        raise ValueError(f"message {place} should be an object, but is {name_kind(message)}")
+        raise ValueError(
+            f"message {place} should be an object, but is {columns.name_kind(message)}"
+        )
     role, content = _get_either(message, "role", "from"), _get_either(message, "content", "value")
     if isinstance(role, str):
         # ShareGPT and other sources use their own names for the roles.
@@ -287,9 +280,9 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         raise ValueError(f"message {place} has no role")
     if role not in ROLES:
         known = f"it must be one of {list(ROLES)}"
-        raise ValueError(f"message {place} has the role {quote(str(role))}; {known}")
+        raise ValueError(f"message {place} has the role {columns.quote(str(role))}; {known}")
     # Tables give every message all columns, so an empty call is no call.
-    if any(_holds(message.get(key)) for key in CALL_KEYS):
+    if any(_holds(message.get(key)) for key in columns.CALL_KEYS):
         raise _Unsupported(f"message {place} calls a tool, which is not trained")
     weight = message.get("weight")
     if role == "assistant" and weight not in (None, 1):  # other roles are not learned anyway
@@ -297,8 +290,8 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
     if isinstance(content, list):
         content = _join_parts(place, content)
     if not isinstance(content, str):
-        raise ValueError(f"message {place} has no text: 'content' is {name_kind(content)}")
-    extra = _find_extra(place, message) if message.keys() - TURN_KEYS else ()
+        raise ValueError(f"message {place} has no text: 'content' is {columns.name_kind(content)}")
+    extra = _find_extra(place, message) if message.keys() - columns.TURN_KEYS else ()
     return ConversationTurn(
         role=role, content=_check_text(content, f"message {place}"), extra=extra
     )
@@ -309,7 +302,7 @@ def _find_extra(place: int, message: dict[str, Any]) -> tuple[tuple[str, str], .
     return tuple(
         (key, _check_text(value, f"message {place}"))
         for key, value in message.items()
-        if isinstance(value, str) and value.strip() and key not in TURN_KEYS
+        if isinstance(value, str) and value.strip() and key not in columns.TURN_KEYS
     )
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agents.errors import ExpectedError
-from agents.shared.files.bounded_work import (
-    KILLED_HINT,
-    LimitReached,
-    limited_memory,
-    within_limits,
-)
+from agents.shared.files import bounded_work
 
 MAX_CHARS = 1 << 26
 """Maximum number of characters that a template may make of one conversation."""
@@ -51,7 +46,7 @@ def render(
     if not isinstance(text, str):
         raise ValueError("the chat template of this model makes no text of it")
     if len(text) > MAX_CHARS:
-        raise LimitReached(f"{MAX_CHARS:,} characters")
+        raise bounded_work.LimitReached(f"{MAX_CHARS:,} characters")
     return text
 
 
@@ -62,12 +57,14 @@ def render_question(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
         ExpectedError: the template rejects the conversation, or does not end.
     """
     try:
-        with limited_memory():
-            return within_limits(lambda: render(tokenizer, messages, add_generation_prompt=True))
-    except LimitReached as error:
+        with bounded_work.limited_memory():
+            return bounded_work.within_limits(
+                lambda: render(tokenizer, messages, add_generation_prompt=True)
+            )
+    except bounded_work.LimitReached as error:
         raise ExpectedError(
             f"The model's chat template needs more than {error} for this conversation.",
-            KILLED_HINT,
+            bounded_work.KILLED_HINT,
         ) from None
     except ValueError as error:
         reason = str(error).partition(": ")[2] or str(error)

@@ -26,14 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.errors import ExpectedError
-from agents.shared.files.bounded_work import (
-    HARD_S,
-    KILLED_HINT,
-    SOFT_S,
-    LimitReached,
-    limited_memory,
-    within_limits,
-)
+from agents.shared.files import bounded_work
 from agents.trainer.data import templates
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.examples import Segment
@@ -290,23 +283,29 @@ def _render_rows(
     drawn: list[_Rendered | Skipped] = []
     number, allowed_s, started_s = 0, _LEAST_RENDER_S, time.thread_time()
     try:
-        with limited_memory():
+        with bounded_work.limited_memory():
             for row in rows:
                 number = row.number
                 more_s = _RENDER_S * (len(row.turns) + len(row.rejected))
                 # Long conversations get more time: each answer is rendered separately.
                 draw = partial(_render_row, tokenizer, row, by_hand=by_hand)
-                drawn.append(within_limits(draw, SOFT_S + more_s, HARD_S + more_s))
+                drawn.append(
+                    bounded_work.within_limits(
+                        draw, bounded_work.SOFT_S + more_s, bounded_work.HARD_S + more_s
+                    )
+                )
                 allowed_s += _RENDER_S + more_s
                 # Of the thread, not of the wall clock: other programs may slow this one down.
                 if time.thread_time() - started_s > allowed_s:
-                    raise LimitReached(f"{allowed_s:.0f} s of computing for {len(drawn)} rows")
-    except (LimitReached, MemoryError) as error:
+                    raise bounded_work.LimitReached(
+                        f"{allowed_s:.0f} s of computing for {len(drawn)} rows"
+                    )
+    except (bounded_work.LimitReached, MemoryError) as error:
         reason = str(error) or "the memory that it may use"
         raise ExpectedError(
             f"The chat template of this model needs more than {reason}, at row {number:,} of the "
             "data.",
-            KILLED_HINT,
+            bounded_work.KILLED_HINT,
         ) from None
     return drawn
 

@@ -35,16 +35,11 @@ from agents.trainer.kernels.grouped_linear_op import (
     reorder,
     sort_by_expert,
 )
+from agents.trainer.model import nf4_experts
 from agents.trainer.model.llama4_experts import (
     apply_gate,
     is_llama4_experts,
     turn_adapter,
-)
-from agents.trainer.model.nf4_experts import (
-    find_packed,
-    find_routers,
-    is_experts,
-    name_matrices,
 )
 
 NAME = "rackless"
@@ -64,7 +59,7 @@ def forward_experts(
         top_k_index: experts of each token (T, K).
         top_k_weights: their weights (T, K).
     """
-    first, second = name_matrices(module)
+    first, second = nf4_experts.name_matrices(module)
     is_llama4, has_bias = is_llama4_experts(module), getattr(module, "has_bias", False)
     route = sort_by_expert(top_k_index, module.num_experts)
     top_k = top_k_index.shape[-1]
@@ -94,14 +89,14 @@ def _compute_dtype(module: Any, hidden_TH: Tensor) -> torch.dtype:
     kind = hidden_TH.device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
-    dtype: torch.dtype = getattr(module, name_matrices(module)[1]).dtype
+    dtype: torch.dtype = getattr(module, nf4_experts.name_matrices(module)[1]).dtype
     return dtype
 
 
 def _multiply(
     module: Any, name: str, x: Tensor, route: list[Tensor], top_k: int, *, gathers: bool
 ) -> Tensor:
-    weight, packed = getattr(module, name), find_packed(module, name)
+    weight, packed = getattr(module, name), nf4_experts.find_packed(module, name)
     is_llama4 = is_llama4_experts(module)
     is_transposed = is_llama4 or module.is_transposed
     size = weight.shape[1:] if is_transposed else weight.shape[:0:-1]
@@ -140,7 +135,7 @@ class ExpertAdapter(ParamWrapper):
 def find_experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the modules of experts that grouped products compute, with their names."""
     for name, module in model.named_modules():
-        if is_experts(module) and not isinstance(module, ParamWrapper):
+        if nf4_experts.is_experts(module) and not isinstance(module, ParamWrapper):
             yield name, module
 
 
@@ -150,7 +145,7 @@ def name_targets(model: nn.Module) -> list[str]:
         {
             f"{name.rpartition('.')[2]}.{matrix}"
             for name, module in find_experts(model)
-            for matrix in name_matrices(module)
+            for matrix in nf4_experts.name_matrices(module)
         }
     )
 
@@ -165,7 +160,7 @@ def use_own_products(model: Any) -> bool:
     if not layers:
         ALL_EXPERTS_FUNCTIONS.register(NAME, forward_experts)
         model.set_experts_implementation(NAME)
-    for _, router in find_routers(model):
+    for _, router in nf4_experts.find_routers(model):
         # Autocast would round routers that compute in float32, which changes their choices.
         _precede(router, _ExactRouter)
     # Router logits are collected for the auxiliary loss, which the objective does not include.

@@ -21,13 +21,8 @@ from transformers import PreTrainedModel, modeling_utils
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agents.trainer.model import layer_holdings
 from agents.trainer.model.file_tensors import group_by_parameter
-from agents.trainer.model.layer_holdings import (
-    ChooseLayers,
-    LayerHoldings,
-    ModelOutline,
-    hold_everything,
-)
 from agents.trainer.model.nf4_experts import ExpertsNf4Quantizer
 
 # NF4 with double quantization: 4 bits, an 8-bit constant for each block of 64 weights, a 32-bit one
@@ -117,7 +112,8 @@ def as_whole(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def loading_layers(
-    choose: ChooseLayers = hold_everything, open_store: OpenStore | None = None
+    choose: layer_holdings.ChooseLayers = layer_holdings.hold_everything,
+    open_store: OpenStore | None = None,
 ) -> Iterator[None]:
     """Let `from_pretrained` load only what `choose` returns inside the block.
 
@@ -209,7 +205,7 @@ def _name_absent(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, AbsentModule)]
 
 
-def _outline(model: Any, layers: list[str], config: Any) -> ModelOutline:
+def _outline(model: Any, layers: list[str], config: Any) -> layer_holdings.ModelOutline:
     """Return the facts about a model whose parameters have no memory yet."""
 
     def count(module: nn.Module | None, name: str) -> int:
@@ -218,7 +214,7 @@ def _outline(model: Any, layers: list[str], config: Any) -> ModelOutline:
 
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     is_tied = bool(_find_tied(model, head))
-    return ModelOutline(
+    return layer_holdings.ModelOutline(
         class_name=type(model).__name__,
         layer_bytes=tuple(count(model.get_submodule(name), name) for name in layers),
         embedding_bytes=count(embeddings, _name_of(model, embeddings)),
@@ -242,7 +238,9 @@ def _count_bytes(model: Any, name: str, parameter: torch.Tensor, config: Any) ->
     return int(parameter.numel() * dtype.itemsize)
 
 
-def _find_absent(model: Any, layers: list[str], holdings: LayerHoldings) -> list[str]:
+def _find_absent(
+    model: Any, layers: list[str], holdings: layer_holdings.LayerHoldings
+) -> list[str]:
     """Return the names of the modules that the rank lacks."""
     absent = [layers[place] for place in holdings.find("absent")]
     head = model.get_output_embeddings()

@@ -7,12 +7,7 @@ Only the location of the frozen weights differs: gradients, shares and checkpoin
 from __future__ import annotations
 
 from agents.contract.spec import RunSpec
-from agents.trainer.model.layer_holdings import (
-    Holding,
-    LayerHoldings,
-    ModelOutline,
-    hold_everything,
-)
+from agents.trainer.model import layer_holdings
 from agents.trainer.parallel.data_parallel import DataParallel
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import read_most_bytes
@@ -29,7 +24,7 @@ class Streamed(DataParallel):
         super().__init__(spec, context)
         self._attempt = context.attempt
 
-    def choose_layers(self, outline: ModelOutline) -> LayerHoldings:
+    def choose_layers(self, outline: layer_holdings.ModelOutline) -> layer_holdings.LayerHoldings:
         """Stream all layers, unless the plan or the memory says that the device holds all.
 
         The executor decides later which layers stay on the device, when it has measured the memory
@@ -40,13 +35,13 @@ class Streamed(DataParallel):
         """
         outline.require_layers("streamed")
         if self._plans_all(outline.num_layers):
-            return hold_everything(outline)
+            return layer_holdings.hold_everything(outline)
         if self._device.type == "cuda":
             total_bytes = sum(outline.layer_bytes) + outline.embedding_bytes + outline.head_bytes
             if total_bytes < _WHOLE_SHARE * read_most_bytes(self._device):
-                return hold_everything(outline)
-        elsewhere: Holding = "streamed"
-        return LayerHoldings(layers=(elsewhere,) * outline.num_layers)
+                return layer_holdings.hold_everything(outline)
+        elsewhere: layer_holdings.Holding = "streamed"
+        return layer_holdings.LayerHoldings(layers=(elsewhere,) * outline.num_layers)
 
     def _plans_all(self, num_layers: int) -> bool:
         cut = self._attempt.intent.cut

@@ -5,18 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+from app import events
 from app.cli.kit.output import Output, plain
 from app.core.action import CoreApi
 from app.core.runs import WatchRun
-from app.events import (
-    Event,
-    Listener,
-    NodeChanged,
-    RunChanged,
-    RunEventArrived,
-    RunSnapshot,
-    StepsArrived,
-)
 from app.presentation.start_text import describe_start
 from app.text import show_duration, show_loss, show_rate, show_share
 
@@ -24,7 +16,7 @@ from app.text import show_duration, show_loss, show_rate, show_share
 _TICK_S = 1.0
 
 
-def end_text(run: RunSnapshot) -> str:
+def end_text(run: events.RunSnapshot) -> str:
     """Describe how a run ended, with its message and hint."""
     at = f" after step {run.step}" if run.step is not None else ""
     loss = f", loss {show_loss(run.loss)}" if run.loss is not None else ""
@@ -34,7 +26,7 @@ def end_text(run: RunSnapshot) -> str:
     return "\n".join(lines)
 
 
-def while_read(listener: Listener) -> Listener:
+def while_read(listener: events.Listener) -> events.Listener:
     """Return a listener that cancels this command once its output is no longer read.
 
     Raised here, BrokenPipeError would surface in the task that watches the run, as our bug.
@@ -44,7 +36,7 @@ def while_read(listener: Listener) -> Listener:
     assert command is not None
     gone = False
 
-    def take(event: Event) -> None:
+    def take(event: events.Event) -> None:
         nonlocal gone
         if gone:
             return
@@ -67,7 +59,7 @@ class Watching:
         self._out = out
         self._bar_shown = False
         # The run while it starts, as it was reported last.
-        self._starting: RunSnapshot | None = None
+        self._starting: events.RunSnapshot | None = None
         self._listening = core.events.listening(while_read(self._take))
 
     def __enter__(self) -> Watching:
@@ -92,17 +84,17 @@ class Watching:
         self._out.text(end_text(run))
         return 0 if run.state == "done" else 1
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: events.Event) -> None:
         match event:
             # A dotted name in a pattern compares with its value; a bare one would capture.
-            case StepsArrived(run_id=self.run_id, steps=steps):
+            case events.StepsArrived(run_id=self.run_id, steps=steps):
                 for step in steps:
                     self._out.line({"kind": "step", **plain(step)})
-            case RunEventArrived(event=run_event) if run_event.run_id == self.run_id:
+            case events.RunEventArrived(event=run_event) if run_event.run_id == self.run_id:
                 self._out.line({**plain(run_event), "kind": "event", "event": run_event.kind})
                 self._wipe()
                 self._out.text(run_event.text)
-            case RunChanged(run=run) if run.run_id == self.run_id:
+            case events.RunChanged(run=run) if run.run_id == self.run_id:
                 self._show(run)
 
     async def _tick(self) -> None:
@@ -112,7 +104,7 @@ class Watching:
             if self._starting is not None:
                 self._show(self._starting)
 
-    def _show(self, run: RunSnapshot) -> None:
+    def _show(self, run: events.RunSnapshot) -> None:
         self._starting = run if run.starting is not None else None
         # With --json the steps themselves are the progress.
         if self._out.as_json:
@@ -140,7 +132,7 @@ class Watching:
             self._bar_shown = False
 
 
-def progress_text(run: RunSnapshot) -> str:
+def progress_text(run: events.RunSnapshot) -> str:
     """Return one line of progress."""
     parts = [
         f"step {run.step} of {run.total_steps}",
@@ -160,15 +152,15 @@ class ChangeLines:
         self._out = out
         self._states: dict[str, str] = {}
 
-    def take(self, event: Event) -> None:
+    def take(self, event: events.Event) -> None:
         match event:
-            case RunEventArrived(event=found):
+            case events.RunEventArrived(event=found):
                 self._out.line({**plain(found), "kind": "event", "event": found.kind})
                 self._out.text(f"{found.run_id}  {found.text}")
-            case RunChanged(run=run) if self._is_new(f"run {run.run_id}", run.state):
+            case events.RunChanged(run=run) if self._is_new(f"run {run.run_id}", run.state):
                 self._out.line({"kind": "run", "run_id": run.run_id, "state": run.state})
                 self._out.text(f"{run.run_id}  {run.state}")
-            case NodeChanged(node=node) if self._is_new(f"node {node.name}", node.state):
+            case events.NodeChanged(node=node) if self._is_new(f"node {node.name}", node.state):
                 self._out.line({"kind": "node", "node": node.name, "state": node.state})
                 problem = f": {node.problem}" if node.problem else ""
                 self._out.text(f"{node.name}  {node.state}{problem}")

@@ -17,14 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape, unescape
 
-from app.core.watch_service.service import (
-    BY_HAND,
-    Run,
-    ServiceReport,
-    WatchCommand,
-    last_line,
-    require_same_home,
-)
+from app.core.watch_service import service
 from app.errors import UserError
 from app.paths import HOME_VARIABLE
 
@@ -34,7 +27,7 @@ _RUNNING = "0x41301"
 _HOME = re.compile(rf"os\.environ\['{HOME_VARIABLE}'\] = bytes\.fromhex\('([0-9a-f]*)'\)")
 
 
-def task_xml(command: WatchCommand, user: str) -> str:
+def task_xml(command: service.WatchCommand, user: str) -> str:
     """Return the task that runs a command at each logon of a user."""
     # pythonw.exe opens no console window.
     windowless = command.python.with_name("pythonw.exe")
@@ -97,12 +90,12 @@ def _user() -> str:
 class LogonTask:
     """A task of the Windows task scheduler."""
 
-    run: Run
+    run: service.Run
     user: str = field(default_factory=_user)
 
-    def install(self, command: WatchCommand) -> ServiceReport:
+    def install(self, command: service.WatchCommand) -> service.ServiceReport:
         """Create the task and start it."""
-        require_same_home(self.status().home, str(command.home))
+        service.require_same_home(self.status().home, str(command.home))
         text = task_xml(command, self.user)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "task.xml"
@@ -117,7 +110,7 @@ class LogonTask:
             self.run("schtasks", "/Delete", "/TN", TASK_NAME, "/F")
             raise
         commands = tuple(subprocess.list2cmdline(words) for words in (create, start))
-        return ServiceReport(
+        return service.ServiceReport(
             state=self._state(),
             file=f"task {TASK_NAME}",
             text=text,
@@ -126,10 +119,10 @@ class LogonTask:
             advice=f"It runs while {self.user} is logged on.",
         )
 
-    def uninstall(self) -> ServiceReport:
+    def uninstall(self) -> service.ServiceReport:
         """End and delete the task."""
         if self.status().state == "not installed":
-            return ServiceReport(state="not installed")
+            return service.ServiceReport(state="not installed")
         end = ("schtasks", "/End", "/TN", TASK_NAME)
         delete = ("schtasks", "/Delete", "/TN", TASK_NAME, "/F")
         # It may not be running.
@@ -137,14 +130,16 @@ class LogonTask:
             self._require(*end)
         self._require(*delete)
         commands = tuple(subprocess.list2cmdline(words) for words in (end, delete))
-        return ServiceReport(state="not installed", file=f"task {TASK_NAME}", commands=commands)
+        return service.ServiceReport(
+            state="not installed", file=f"task {TASK_NAME}", commands=commands
+        )
 
-    def status(self) -> ServiceReport:
+    def status(self) -> service.ServiceReport:
         """Report the task as the scheduler has it."""
         found = self.run("schtasks", "/Query", "/TN", TASK_NAME, "/XML")
         if found.returncode:
-            return ServiceReport(state="not installed")
-        return ServiceReport(
+            return service.ServiceReport(state="not installed")
+        return service.ServiceReport(
             state=self._state(),
             file=f"task {TASK_NAME}",
             text=found.stdout,
@@ -161,6 +156,6 @@ class LogonTask:
         done = self.run(*words)
         if done.returncode:
             raise UserError(
-                f"{' '.join(words[:2])} failed: {last_line(done)}",
-                BY_HAND,
+                f"{' '.join(words[:2])} failed: {service.last_line(done)}",
+                service.BY_HAND,
             )

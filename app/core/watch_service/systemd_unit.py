@@ -6,21 +6,14 @@ import getpass
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.core.watch_service.service import (
-    BY_HAND,
-    Run,
-    ServiceReport,
-    WatchCommand,
-    last_line,
-    require_same_home,
-)
+from app.core.watch_service import service
 from app.errors import UserError
 from app.paths import HOME_VARIABLE, private_folder, replace_text
 
 UNIT_NAME = "rackless-watch.service"
 
 
-def unit_text(command: WatchCommand) -> str:
+def unit_text(command: service.WatchCommand) -> str:
     """Return the systemd unit that runs a command.
 
     Raises:
@@ -65,7 +58,7 @@ def _quoted(text: str) -> str:
 class SystemdUnit:
     """A unit of the user's own systemd."""
 
-    run: Run
+    run: service.Run
     folder: Path
     """Where units of the user lie."""
     user: str = field(default_factory=getpass.getuser)
@@ -74,12 +67,12 @@ class SystemdUnit:
     def file(self) -> Path:
         return self.folder / UNIT_NAME
 
-    def install(self, command: WatchCommand) -> ServiceReport:
+    def install(self, command: service.WatchCommand) -> service.ServiceReport:
         """Write, enable and start the unit."""
         text, before = unit_text(command), self._read()
         self._require_systemd()
         if before is not None:
-            require_same_home(_home_in_unit(before), str(command.home))
+            service.require_same_home(_home_in_unit(before), str(command.home))
         try:
             private_folder(self.folder)
             replace_text(self.file, text)
@@ -95,8 +88,10 @@ class SystemdUnit:
             done = self.run(*words)
             if done.returncode:
                 self._undo(before)
-                raise UserError(f"{' '.join(words)} failed: {last_line(done)}", BY_HAND)
-        return ServiceReport(
+                raise UserError(
+                    f"{' '.join(words)} failed: {service.last_line(done)}", service.BY_HAND
+                )
+        return service.ServiceReport(
             state=self._state(),
             file=str(self.file),
             text=text,
@@ -105,32 +100,32 @@ class SystemdUnit:
             advice=self._linger_advice(),
         )
 
-    def uninstall(self) -> ServiceReport:
+    def uninstall(self) -> service.ServiceReport:
         """Stop and disable the unit and delete its file."""
         if self._read() is None:
-            return ServiceReport(state="not installed")
+            return service.ServiceReport(state="not installed")
         disable = ("systemctl", "--user", "disable", "--now", UNIT_NAME)
         done = self.run(*disable)
         if done.returncode:
             raise UserError(
-                f"{' '.join(disable)} failed: {last_line(done)}",
+                f"{' '.join(disable)} failed: {service.last_line(done)}",
                 f"Log in as this user and try again, or delete {self.file} by hand.",
             )
         self._delete()
         reload = ("systemctl", "--user", "daemon-reload")
         self.run(*reload)
-        return ServiceReport(
+        return service.ServiceReport(
             state="not installed",
             file=str(self.file),
             commands=(" ".join(disable), " ".join(reload)),
         )
 
-    def status(self) -> ServiceReport:
+    def status(self) -> service.ServiceReport:
         """Report the unit as its file and systemd have it."""
         text = self._read()
         if text is None:
-            return ServiceReport(state="not installed")
-        return ServiceReport(
+            return service.ServiceReport(state="not installed")
+        return service.ServiceReport(
             state=self._state(),
             file=str(self.file),
             text=text,
@@ -148,9 +143,9 @@ class SystemdUnit:
         done = self.run("systemctl", "--user", "show-environment")
         if done.returncode:
             raise UserError(
-                f"systemd does not run services for {self.user} here: {last_line(done)}",
+                f"systemd does not run services for {self.user} here: {service.last_line(done)}",
                 f"Log in as {self.user} directly, not through su or sudo; in WSL set systemd=true "
-                f"below [boot] in /etc/wsl.conf. {BY_HAND}",
+                f"below [boot] in /etc/wsl.conf. {service.BY_HAND}",
             )
 
     def _linger_advice(self) -> str:

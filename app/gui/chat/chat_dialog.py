@@ -22,13 +22,7 @@ from app.core.artifacts import GetArtifact, ListArtifacts
 from app.core.runs import FindCheckpoints
 from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
-from app.flows.chat import (
-    MOST_COLUMNS,
-    ModelChoice,
-    choose_columns,
-    name_artifact,
-    offer,
-)
+from app.flows import chat
 from app.gui.chat.answer_settings import AnswerSettings
 from app.gui.chat.chat_column import Answers, ChatColumn
 from app.gui.chat.prompt_pane import PromptPane
@@ -65,7 +59,7 @@ class ChatDialog(QDialog):
         super().__init__(parent)
         self._context, self._run, self._wanted = context, run, wanted
         self._project: Project | None = None
-        self._choices: tuple[ModelChoice, ...] = offer(run, (), ())
+        self._choices: tuple[chat.ModelChoice, ...] = chat.offer(run, (), ())
         self._is_looking = True
         # Test prompts being answered, to be saved afterwards; empty: none.
         self._asked: tuple[str, ...] = ()
@@ -100,7 +94,7 @@ class ChatDialog(QDialog):
                 prompts, self.how.settings(), alone=True, done=partial(self._collect, column)
             )
 
-    def add_column(self, choice: ModelChoice | None = None) -> None:
+    def add_column(self, choice: chat.ModelChoice | None = None) -> None:
         """Add a column with another model."""
         taken = [column.who.currentText() for column in self.columns]
         left = [one for one in self._choices if one.label not in taken] or list(self._choices)
@@ -191,9 +185,9 @@ class ChatDialog(QDialog):
     def _show_found(self, found: Found) -> None:
         self._is_looking = False
         steps, made, self._project = found
-        self._choices = offer(self._run, steps, made)
-        wanted = name_artifact(self._wanted, made)
-        for choice in choose_columns(self._choices, wanted)[:MOST_COLUMNS]:
+        self._choices = chat.offer(self._run, steps, made)
+        wanted = chat.name_artifact(self._wanted, made)
+        for choice in chat.choose_columns(self._choices, wanted)[: chat.MOST_COLUMNS]:
             self.add_column(choice)
         if not self.columns:
             self.banner.show_message(
@@ -287,7 +281,7 @@ class ChatDialog(QDialog):
         self.stop.setEnabled(is_busy)
         self.new.setEnabled(not is_busy)
         # `_show_found` adds the first columns itself, so nothing is added before it has run.
-        has_room = len(self.columns) < MOST_COLUMNS and not self._is_looking
+        has_room = len(self.columns) < chat.MOST_COLUMNS and not self._is_looking
         self.add.setEnabled(bool(self._choices) and has_room)
         self.prompts.set_busy(is_busy or not self.columns)
         for column in self.columns:

@@ -6,14 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.flows.export import PHASES, ExportJob
-from app.gui.kit.primitives import (
-    Button,
-    ElidedLabel,
-    copy_to_clipboard,
-    make_label,
-    make_panel,
-    make_selectable,
-)
+from app.gui.kit import primitives
 from app.gui.kit.status import StatusPill
 from app.gui.kit.theme import Theme
 from app.gui.session.export_board import ExportBatch, ExportProgress
@@ -43,19 +36,23 @@ class ProgressRow(QWidget):
         self.bar = QProgressBar(minimum=0, maximum=len(PHASES))
         self.bar.setTextVisible(False)
         self.bar.setAccessibleName(f"Progress of {job.label}")
-        self.phase = ElidedLabel(role="caption")
-        self._time: QLabel = make_label(role="caption")
-        self.result = make_selectable(make_label(wraps=True))
+        self.phase = primitives.ElidedLabel(role="caption")
+        self._time: QLabel = primitives.make_label(role="caption")
+        self.result = primitives.make_selectable(primitives.make_label(wraps=True))
         self._buttons_row = QWidget()
         buttons = QHBoxLayout(self._buttons_row)
         buttons.setContentsMargins(0, 0, 0, 0)
         buttons.setSpacing(8)
-        copy = Button(theme, "Copy path", lambda: copy_to_clipboard(self._folder), icon="copy")
-        chat = Button(theme, "Chat", lambda: self.chat_wanted.emit(self._folder), icon="chat")
+        copy = primitives.Button(
+            theme, "Copy path", lambda: primitives.copy_to_clipboard(self._folder), icon="copy"
+        )
+        chat = primitives.Button(
+            theme, "Chat", lambda: self.chat_wanted.emit(self._folder), icon="chat"
+        )
         for button in (copy, chat):
             buttons.addWidget(button)
         buttons.addStretch(1)
-        panel = make_panel()
+        panel = primitives.make_panel()
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.addWidget(panel)
@@ -63,7 +60,7 @@ class ProgressRow(QWidget):
         column.setContentsMargins(16, 12, 16, 12)
         column.setSpacing(6)
         head = QHBoxLayout()
-        head.addWidget(make_label(job.label, "subheading"), 1)
+        head.addWidget(primitives.make_label(job.label, "subheading"), 1)
         head.addWidget(self.state)
         column.addLayout(head)
         column.addWidget(self.bar)

@@ -25,19 +25,7 @@ from app.core.artifacts import PlanExport
 from app.core.runs import FindCheckpoints
 from app.errors import RacklessError, describe_error
 from app.events import CheckpointSnapshot, RunSnapshot
-from app.flows.export import (
-    NO_CHECKPOINT,
-    STEPS,
-    ExportAnswers,
-    Step,
-    describe_target,
-    find_problems,
-    group_targets,
-    next_step,
-    offer_targets,
-    split_targets,
-    suggest_folder,
-)
+from app.flows import export
 from app.gui.chat.chat_dialog import open_chat
 from app.gui.export.export_calibration import CalibrationPage
 from app.gui.export.export_formats import FormatsPage
@@ -57,7 +45,7 @@ if TYPE_CHECKING:
     from app.artifacts.estimates.plan import ExportPlan
 
 TICK_MS = 1000
-_TITLES: dict[Step, str] = {
+_TITLES: dict[export.Step, str] = {
     "what": "Choose a checkpoint",
     "formats": "Choose formats",
     "calibration": "Choose calibration data",
@@ -74,10 +62,10 @@ class ExportWizard(QDialog):
         self._context, self._run = context, run
         board = context.exports
         self.batch: ExportBatch | None = board.batches.get(run.run_id)
-        usual = ExportAnswers(folder=suggest_folder(QDir.homePath(), run.name))
+        usual = export.ExportAnswers(folder=export.suggest_folder(QDir.homePath(), run.name))
         draft = board.drafts.get(run.run_id)
         draft = draft or Draft(self.batch.answers if self.batch is not None else usual)
-        self.step: Step = draft.step
+        self.step: export.Step = draft.step
         self._checkpoint_problem = ""
         self.setWindowTitle(f"Export {run.name}")
         self.resize(860, 640)
@@ -103,14 +91,14 @@ class ExportWizard(QDialog):
         else:
             self.go_to(self.step)
 
-    def answers(self) -> ExportAnswers:
+    def answers(self) -> export.ExportAnswers:
         """Return the answers so far."""
         chosen = self.table.selected()
         # Selecting the newest means "the newest at the start of the export", so that a checkpoint
         # saved meanwhile is used.
         newest = max((row.step for row in self.model.rows()), default=None)
         step = chosen.step if chosen and chosen.step != newest else None
-        return ExportAnswers(
+        return export.ExportAnswers(
             checkpoint=step,
             targets=self.formats.targets(),
             engine=self.formats.engine(),
@@ -119,7 +107,7 @@ class ExportWizard(QDialog):
             folder=self.places.folder.text().strip(),
         )
 
-    def go_to(self, step: Step) -> None:
+    def go_to(self, step: export.Step) -> None:
         """Show a step, and prepare its page."""
         self.step = step
         self._title.setText(_TITLES[step])
@@ -140,7 +128,7 @@ class ExportWizard(QDialog):
 
     # ------------------------------------------------------------ layout
 
-    def _make_pages(self, answers: ExportAnswers) -> None:
+    def _make_pages(self, answers: export.ExportAnswers) -> None:
         context = self._context
         self.model: RowsModel[CheckpointSnapshot] = RowsModel(
             checkpoint_columns(context.cluster.now_s), key=lambda item: item.step
@@ -158,7 +146,7 @@ class ExportWizard(QDialog):
         for page in (self.formats, self.calibration, self.places):
             page.edited.connect(self._review)
         self.summary = SummaryPage(context.theme, self._run)
-        self._pages: dict[Step, QWidget] = {
+        self._pages: dict[export.Step, QWidget] = {
             "what": self.table,
             "formats": self.formats,
             "calibration": self.calibration,
@@ -171,7 +159,7 @@ class ExportWizard(QDialog):
 
     def _lay_out(self) -> None:
         theme = self._context.theme
-        self._steps = StepTrail(STEPS)
+        self._steps = StepTrail(export.STEPS)
         self._title = make_label(role="heading")
         self._problem = make_label(role="problem", wraps=True)
         self.back = Button(theme, "Back", lambda: self._move(-1))
@@ -200,7 +188,7 @@ class ExportWizard(QDialog):
     def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
         self.model.reset(found)
         usable = [one.step for one in found if one.verified is not False]
-        self._checkpoint_problem = "" if usable else NO_CHECKPOINT
+        self._checkpoint_problem = "" if usable else export.NO_CHECKPOINT
         newest = max(usable, default=0)
         self.table.select(self._wanted_step or newest)
         self._review()
@@ -211,7 +199,9 @@ class ExportWizard(QDialog):
 
     def _show_plan(self, found: tuple[list[str], ExportPlan]) -> None:
         targets, plan = found
-        self.formats.show_notes({target: describe_target(target, plan) for target in targets})
+        self.formats.show_notes(
+            {target: export.describe_target(target, plan) for target in targets}
+        )
 
     def _no_plan(self, error: RacklessError) -> None:
         """Show no sizes without an estimate; the export itself reports what is wrong."""
@@ -222,7 +212,7 @@ class ExportWizard(QDialog):
         if by > 0 and self.step == "summary":
             self._start()
         else:
-            self.go_to(next_step(self.step, self.answers(), by))
+            self.go_to(export.next_step(self.step, self.answers(), by))
 
     def _start(self) -> None:
         context, asked = self._context, self.answers()
@@ -280,7 +270,7 @@ class ExportWizard(QDialog):
                 self._tick.stop()
                 self._title.setText("Export finished")
             return
-        problem = find_problems(
+        problem = export.find_problems(
             self.step,
             self.answers(),
             checkpoint_problem=self._checkpoint_problem,
@@ -310,6 +300,6 @@ class ExportWizard(QDialog):
 async def estimate_formats(core: CoreApi, report: Report, run_id: str) -> None:
     """Estimate each format; the types of GGUF together, since only their sizes are shown."""
     for to in EXPORTS:
-        for group in group_targets(to, [target for target, _ in offer_targets(to)]):
-            request = ExportRequest(run_id=run_id, to=to, types=split_targets(group)[1])
+        for group in export.group_targets(to, [target for target, _ in export.offer_targets(to)]):
+            request = ExportRequest(run_id=run_id, to=to, types=export.split_targets(group)[1])
             report((group, await core.do(PlanExport(request=request))))

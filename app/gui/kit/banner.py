@@ -12,14 +12,8 @@ from PySide6.QtCore import Qt, SignalInstance
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
 
 from app.errors import RacklessError, UserError
+from app.gui.kit import primitives
 from app.gui.kit.help_link import open_help
-from app.gui.kit.primitives import (
-    Button,
-    IconButton,
-    make_label,
-    make_selectable,
-    set_style_property,
-)
 from app.gui.kit.theme import Theme
 from app.telemetry.state import Tone
 
@@ -35,12 +29,14 @@ class Banner(QFrame):
         self._glyph = QLabel()
         self._glyph.setFixedSize(20, 20)
         # Selectable, so that an error can be copied into a report.
-        self._message = make_selectable(make_label(role="subheading", wraps=True))
-        self._hint = make_selectable(make_label(wraps=True))
-        self._action = Button(theme, "", self._act, role="")
+        self._message = primitives.make_selectable(
+            primitives.make_label(role="subheading", wraps=True)
+        )
+        self._hint = primitives.make_selectable(primitives.make_label(wraps=True))
+        self._action = primitives.Button(theme, "", self._act, role="")
         self._acted: Callable[[], object] | None = None
         self._topic = ""
-        self._more = Button(
+        self._more = primitives.Button(
             theme,
             "More about this",
             lambda: open_help(self._topic),
@@ -60,7 +56,7 @@ class Banner(QFrame):
         row.addLayout(words, 1)
         row.addWidget(self._more)
         row.addWidget(self._action)
-        close = IconButton(theme, "close", "Dismiss this message", self.hide)
+        close = primitives.IconButton(theme, "close", "Dismiss this message", self.hide)
         row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
         close.setVisible(can_close)  # not before it has a parent: it would open as a window
         theme.changed.connect(self._paint_glyph)
@@ -99,7 +95,7 @@ class Banner(QFrame):
         if action is not None:
             self._action.setText(action[0])
             self._acted = action[1]
-        set_style_property(self, "tone", tone)
+        primitives.set_style_property(self, "tone", tone)
         # A screen reader does not see the colour, so the tone is part of the name.
         self.setAccessibleName(f"{tone}: {message} {hint}".strip())
         self._paint_glyph()

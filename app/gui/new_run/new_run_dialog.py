@@ -24,15 +24,8 @@ from app.core.library import DeleteRecipe, ListRecipes, ReadRunFile
 from app.core.runs import StartRun
 from app.errors import RacklessError
 from app.events import RunSnapshot
+from app.flows import new_run_answers
 from app.flows.new_run import RunReview, name_paths, plan_spec, preview_spec, review, take_advice
-from app.flows.new_run_answers import (
-    RunAnswers,
-    take_up,
-    to_answers,
-    to_draft,
-    use_recipe,
-    usual_answers,
-)
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button
@@ -138,10 +131,10 @@ class NewRunDialog(QDialog):
         foot.addLayout(make_foot((*files, self.start_over), (cancel, self.start)))
         self.start.setDefault(True)
         column.addLayout(foot)
-        self._fill({**usual_answers(), "name": self._free_name("run-1")})
+        self._fill({**new_run_answers.usual_answers(), "name": self._free_name("run-1")})
         self._untouched = self.answers()
         # Answers filled in from a run or a file; closing with just these saves no draft.
-        self._given: RunAnswers | None = None
+        self._given: new_run_answers.RunAnswers | None = None
         self.form.edited.connect(self._forget_message)
         self.form.edited.connect(self._review)
         self.form.nodes_offered.connect(self._take_nodes)
@@ -153,7 +146,7 @@ class NewRunDialog(QDialog):
 
     # ------------------------------------------------------------ answers
 
-    def answers(self) -> RunAnswers:
+    def answers(self) -> new_run_answers.RunAnswers:
         return self.form.answers()
 
     def open_file(self, path: Path) -> None:
@@ -169,7 +162,7 @@ class NewRunDialog(QDialog):
     def take_up(self, draft: Mapping[str, object]) -> None:
         """Restore the draft of a form that was closed."""
         self._shows_all = True
-        self._fill(take_up(draft, self._untouched))
+        self._fill(new_run_answers.take_up(draft, self._untouched))
         self.start_over.show()
         self.banner.show_message("calm", "Restored your draft")
 
@@ -185,13 +178,13 @@ class NewRunDialog(QDialog):
             self._op.cancel()
         # A form filled from a run or a file and left unchanged holds nothing worth a draft.
         if self.answers() != self._given:
-            self.left.emit(to_draft(self.answers(), self._untouched))
+            self.left.emit(new_run_answers.to_draft(self.answers(), self._untouched))
         super().reject()
 
     def repeat(self, run: RunSnapshot) -> None:
         """Fill in the form with every setting of a run, under a new name."""
         self._shows_all = True
-        self._fill({**to_answers(run.spec), "name": self._free_name(run.spec.name)})
+        self._fill({**new_run_answers.to_answers(run.spec), "name": self._free_name(run.spec.name)})
         self._given = self.answers()
         self.form.start_from.show_source(
             f"Run {run.name}", "All settings of that run, including its data and nodes.", run.spec
@@ -213,20 +206,20 @@ class NewRunDialog(QDialog):
                 self.banner.show_error,
             )
 
-    def _fill(self, answers: RunAnswers) -> None:
+    def _fill(self, answers: new_run_answers.RunAnswers) -> None:
         self.form.fill(answers)
         self._review()
 
     def _take_file(self, path: Path, spec: RunSpec) -> None:
         self._shows_all, self._complains = True, False
         was_untouched = self.answers() == self._untouched
-        self._fill(to_answers(spec))
+        self._fill(new_run_answers.to_answers(spec))
         self._given = self.answers() if was_untouched else None
         self.form.start_from.show_source(path.name, f"Settings from {path}.", spec)
         self.banner.show_message("good", f"Opened {path.name}", "Review it, then start.")
 
     def _take_recipe(self, spec: RunSpec) -> None:
-        self._fill(use_recipe(self.answers(), spec))
+        self._fill(new_run_answers.use_recipe(self.answers(), spec))
 
     def _take_advice(self, change: Mapping[str, object]) -> None:
         self._fill(take_advice(self.answers(), change))

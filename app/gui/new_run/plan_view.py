@@ -16,24 +16,8 @@ from app.gui.kit.primitives import make_label, make_tooltip
 from app.gui.kit.theme import Theme
 from app.gui.new_run.plan_notes import AdviceLines, Notes
 from app.planning.candidate import Advice, GpuPlan, Plan
+from app.presentation import model_text, plan_text
 from app.presentation.data_text import describe_first_rows
-from app.presentation.model_text import (
-    LEFT,
-    describe_limits,
-    describe_model,
-    describe_parts,
-    offer_adapters,
-)
-from app.presentation.plan_text import (
-    MEMORY_GROUPS,
-    describe_candidate,
-    describe_memory,
-    describe_other,
-    describe_plan,
-    describe_setting,
-    describe_warnings,
-    group_memory,
-)
 from app.presentation.stage_text import StageRow, list_planned_stages
 from app.text import capitalize, count_of, short_card, show_bytes, show_rate, show_share
 
@@ -129,7 +113,7 @@ class PlanView(QWidget):
         self.problem = make_label(role="problem", wraps=True)
         self.data_problem = Notes(_DATA, role="problem")
         self.data_note = Notes(_DATA)
-        self.parts_note = Notes(LEFT)
+        self.parts_note = Notes(model_text.LEFT)
         self._more_adapters = AdviceLines(theme, self.advised.emit, role="caption")
         self.parts_note.add(self._more_adapters)
         self._figures = QGridLayout()
@@ -189,24 +173,24 @@ class PlanView(QWidget):
         fits = plan.chosen is not None
         shown = plan.chosen or (plan.others[0] if plan.others else None)
         self.headline.setObjectName("" if fits else "problem")
-        self.headline.setText(describe_plan(plan))
+        self.headline.setText(plan_text.describe_plan(plan))
         self._polish()
         self.problem.hide()
-        model = [("Model", describe_model(plan.model))] if plan.model is not None else []
-        costs = describe_candidate(shown) if shown is not None and fits else []
+        model = [("Model", model_text.describe_model(plan.model))] if plan.model is not None else []
+        costs = plan_text.describe_candidate(shown) if shown is not None and fits else []
         self._show_rows([*model, *costs])
         stages = list_planned_stages(shown) if shown is not None else []
         self._show_gpus(shown.gpus if shown is not None else (), stages)
-        warned = [Advice(text=text) for text in describe_warnings(plan)]
-        limits = describe_limits(plan.limits)
+        warned = [Advice(text=text) for text in plan_text.describe_warnings(plan)]
+        limits = model_text.describe_limits(plan.limits)
         self._advice.show_advice((*limits, *warned, *plan.advice))
         self._show_data(plan.findings)
-        self.parts_note.show_notes(describe_parts(plan.parts))
-        self._more_adapters.show_advice(offer_adapters(plan.parts))
+        self.parts_note.show_notes(model_text.describe_parts(plan.parts))
+        self._more_adapters.show_advice(model_text.offer_adapters(plan.parts))
         # Without a plan that fits, the nearest candidate is shown above and is no alternative.
         others = plan.others if fits else plan.others[1:]
         self._other_text.setText(
-            "\n\n".join(describe_other(one) for one in others[:MAX_ALTERNATIVES])
+            "\n\n".join(plan_text.describe_other(one) for one in others[:MAX_ALTERNATIVES])
         )
         self.others.setVisible(bool(others))
         self.others.set_note(count_of(len(others), "plan"))
@@ -290,11 +274,11 @@ class _GpuLine(QWidget):
         if stage is not None and stage.num_replicas > 1:
             pipeline = f", pipeline {stage.replica + 1}"
         self._name.setText(f"{node}: {card}{share}{pipeline}")
-        self._bar.show_parts(group_memory(gpu.memory.parts.items()), gpu.room_bytes)
+        self._bar.show_parts(plan_text.group_memory(gpu.memory.parts.items()), gpu.room_bytes)
         fits = "" if gpu.fits else "Does not fit: "
-        self._memory.setText(f"{fits}{describe_memory(gpu)}")
+        self._memory.setText(f"{fits}{plan_text.describe_memory(gpu)}")
         rate = f"{show_rate(gpu.tokens_per_s)}, " if gpu.tokens_per_s else ""
-        self._setting.setText(f"{rate}{describe_setting(gpu)}")
+        self._setting.setText(f"{rate}{plan_text.describe_setting(gpu)}")
 
 
 def _make_legend(theme: Theme) -> QWidget:
@@ -303,7 +287,7 @@ def _make_legend(theme: Theme) -> QWidget:
     grid.setContentsMargins(0, 0, 0, 0)
     grid.setHorizontalSpacing(12)
     grid.setVerticalSpacing(2)
-    for number, (name, color) in enumerate(zip(MEMORY_GROUPS, COLORS, strict=True)):
+    for number, (name, color) in enumerate(zip(plan_text.MEMORY_GROUPS, COLORS, strict=True)):
         row = QHBoxLayout()
         row.setSpacing(6)
         row.addWidget(Swatch(theme, color))

@@ -18,15 +18,9 @@ from PySide6.QtWidgets import (
 from agents.contract.spec import RunSpec
 from app.core.library import FormatRunFile, SaveRecipe, WriteRunFile
 from app.errors import RacklessError
+from app.gui.kit import primitives
 from app.gui.kit.banner import Banner
 from app.gui.kit.inputs import TextBox
-from app.gui.kit.primitives import (
-    Button,
-    copy_to_clipboard,
-    make_label,
-    make_selectable,
-    make_separator,
-)
 from app.gui.session.context import Context
 from app.library.recipes import Recipe
 from app.text import file_name
@@ -60,13 +54,15 @@ class RunFileDialog(QDialog):
         self.text.setObjectName("code")
         self.text.setAccessibleName("Run file")
         # The likely file name; saving replaces it by the path that was chosen.
-        self.command = make_selectable(
-            make_label(describe_start(f"{file_name(spec.name)}.yaml"), "code", wraps=True)
+        self.command = primitives.make_selectable(
+            primitives.make_label(
+                describe_start(f"{file_name(spec.name)}.yaml"), "code", wraps=True
+            )
         )
         self.title = QLineEdit()
         self.title.setAccessibleName("Recipe name")
         self.title.setPlaceholderText("My settings")
-        self.keep = Button(context.theme, "Save as recipe", self._keep)
+        self.keep = primitives.Button(context.theme, "Save as recipe", self._keep)
         self.keep.setEnabled(False)
         self.title.textChanged.connect(lambda words: self.keep.setEnabled(bool(words.strip())))
         # Otherwise Enter in the name field would press another button of the dialog.
@@ -74,17 +70,17 @@ class RunFileDialog(QDialog):
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
-        column.addWidget(make_label("Run file", "heading"))
+        column.addWidget(primitives.make_label("Run file", "heading"))
         column.addWidget(
-            make_label(
+            primitives.make_label(
                 "Save it, then start the same run from the command line or a script:", wraps=True
             )
         )
         column.addWidget(self.command)
         column.addWidget(self.text, 1)
-        column.addWidget(make_separator())
+        column.addWidget(primitives.make_separator())
         column.addWidget(
-            make_label(
+            primitives.make_label(
                 "A recipe keeps every setting except name and nodes. Find it under \u201cStart "
                 "from\u201d in the next run.",
                 wraps=True,
@@ -104,12 +100,19 @@ class RunFileDialog(QDialog):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(
-            Button(theme, "Copy", lambda: copy_to_clipboard(self.text.toPlainText()), icon="copy")
+            primitives.Button(
+                theme,
+                "Copy",
+                lambda: primitives.copy_to_clipboard(self.text.toPlainText()),
+                icon="copy",
+            )
         )
         row.addStretch(1)
-        row.addWidget(Button(theme, "Close", self.accept))
+        row.addWidget(primitives.Button(theme, "Close", self.accept))
         row.addWidget(
-            Button(theme, "Save as\u2026", self._choose_place, icon="save", role="primary")
+            primitives.Button(
+                theme, "Save as\u2026", self._choose_place, icon="save", role="primary"
+            )
         )
         return row
 

@@ -36,12 +36,7 @@ from app.gui.repairs.check_results import CheckResults
 from app.gui.repairs.node_pane import ShowOutcome
 from app.gui.repairs.preparation import Preparation
 from app.gui.repairs.windows_script_button import WindowsScriptButton
-from app.gui.session.banner_task import (
-    build_environment_in_banner,
-    last_with_node,
-    run_in_banner,
-    show_error_while,
-)
+from app.gui.session import banner_task
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import node_columns
 from app.gui.tables.rows_model import RowsModel
@@ -249,7 +244,7 @@ class NodesPage(QWidget):
         node = self.table.selected()
         if node is None:
             return
-        build_environment_in_banner(
+        banner_task.build_environment_in_banner(
             self._context,
             self.banner,
             node.name,
@@ -260,13 +255,13 @@ class NodesPage(QWidget):
         text = f"{name} is ready to train"
         details = (f"{describe_environment(report)}, {report.python}", *describe_trial(report))
         self.banner.show_message("good", text, "; ".join(details))
-        last_with_node(self._context, self.banner, name)
+        banner_task.last_with_node(self._context, self.banner, name)
 
     def _measure(self) -> None:
         node = self.table.selected()
         if node is None:
             return
-        run_in_banner(
+        banner_task.run_in_banner(
             self._context.bridge,
             self.banner,
             CalibrateNode(name=node.name),
@@ -274,14 +269,14 @@ class NodesPage(QWidget):
             title=f"Measuring {node.name}",
             hint="About 20 seconds for each GPU.",
             cancelled="Plans keep using the previous measurements.",
-            failed=partial(show_error_while, self._context, self.banner),
+            failed=partial(banner_task.show_error_while, self._context, self.banner),
         )
 
     def _wake(self) -> None:
         node = self.table.selected()
         if node is None:
             return
-        run_in_banner(
+        banner_task.run_in_banner(
             self._context.bridge,
             self.banner,
             WakeNode(name=node.name),
@@ -289,7 +284,7 @@ class NodesPage(QWidget):
             title=f"Waking {node.name}",
             hint="Sending packets until it answers, for up to three minutes.",
             cancelled=f"{node.name} may still wake up.",
-            failed=partial(show_error_while, self._context, self.banner),
+            failed=partial(banner_task.show_error_while, self._context, self.banner),
         )
 
     def _show_measured(self, name: str, found: tuple[Calibration, ...]) -> None:
@@ -315,5 +310,5 @@ class NodesPage(QWidget):
             return
         self._context.bridge.do(
             RemoveNode(name=node.name),
-            failure=partial(show_error_while, self._context, self.banner),
+            failure=partial(banner_task.show_error_while, self._context, self.banner),
         )

@@ -15,17 +15,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.gui.kit import primitives
 from app.gui.kit.actions import Actions
 from app.gui.kit.empty import EmptyState
 from app.gui.kit.flow_layout import FlowLayout
-from app.gui.kit.primitives import (
-    Button,
-    IconButton,
-    make_label,
-    make_separator,
-    make_tooltip,
-    set_page_margins,
-)
 from app.gui.kit.theme import Theme
 from app.gui.overview.wall import Wall
 from app.gui.overview.wall_table import WallTable
@@ -95,19 +88,19 @@ class TotalsBar(QFrame):
         self._show("tokens", show_rate(totals.tokens_per_s))
 
     def _make_cell(self, key: str, caption: str, tip: str, *, has_rule: bool) -> QWidget:
-        self._values[key] = make_label(role="figure")
-        self._captions[key] = make_label(caption, "caption")
+        self._values[key] = primitives.make_label(role="figure")
+        self._captions[key] = primitives.make_label(caption, "caption")
         cell = QWidget()
         row = QHBoxLayout(cell)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(20)
         if has_rule:
-            row.addWidget(make_separator(upright=True))
+            row.addWidget(primitives.make_separator(upright=True))
         column = QVBoxLayout()
         column.setSpacing(2)
         row.addLayout(column, 1)
         for label in (self._values[key], self._captions[key]):
-            label.setToolTip(make_tooltip(tip))
+            label.setToolTip(primitives.make_tooltip(tip))
             column.addWidget(label)
         return cell
 
@@ -135,13 +128,15 @@ class StoryStrip(QFrame):
         column.setContentsMargins(16, 10, 8, 12)
         column.setSpacing(8)
         head = QHBoxLayout()
-        head.addWidget(make_label("Demo: three nodes on this PC train one model", "subheading"))
+        head.addWidget(
+            primitives.make_label("Demo: three nodes on this PC train one model", "subheading")
+        )
         head.addStretch(1)
-        head.addWidget(IconButton(theme, "close", "Hide the demo steps", self.hide))
+        head.addWidget(primitives.IconButton(theme, "close", "Hide the demo steps", self.hide))
         column.addLayout(head)
         self._row = FlowLayout(gap_px=16, line_gap_px=4)
         column.addLayout(self._row)
-        self._note = make_label(role="caption", wraps=True)
+        self._note = primitives.make_label(role="caption", wraps=True)
         column.addWidget(self._note)
         theme.changed.connect(self._paint)
         self.hide()
@@ -166,7 +161,7 @@ class StoryStrip(QFrame):
                 part.deleteLater()
         self._marks = []
         for _ in range(count):
-            glyph, words = QLabel(), make_label(role="")
+            glyph, words = QLabel(), primitives.make_label(role="")
             glyph.setFixedSize(16, 16)
             part = QWidget()
             line = QHBoxLayout(part)
@@ -208,7 +203,7 @@ class OverviewPage(QWidget):
         self.wall = Wall(context)
         self.table = WallTable(context)
         self._is_table = False
-        self.view = Button(context.theme, "", self._switch_view, role="link")
+        self.view = primitives.Button(context.theme, "", self._switch_view, role="link")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_scroll())
@@ -220,7 +215,7 @@ class OverviewPage(QWidget):
         for widget in (self.story, self.totals, self.strip):
             upper.addWidget(widget)
         column = QVBoxLayout(self)
-        set_page_margins(column, self)
+        primitives.set_page_margins(column, self)
         # The scroll bar stands in the right margin, so that cards align with the panels above.
         column.setContentsMargins(24, 20, 24 - SCROLL_PX, 12)
         column.setSpacing(8)
@@ -253,7 +248,7 @@ class OverviewPage(QWidget):
         self.view_chosen.emit(self._is_table)
 
     def _make_head(self, actions: Actions) -> FlowLayout:
-        head = FlowLayout(lead=make_label("Overview", "title"))
+        head = FlowLayout(lead=primitives.make_label("Overview", "title"))
         self._buttons = [
             self.view,
             actions.button("add_node"),

@@ -11,16 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout
 from agents.contract.repair import Change, ChangeList
 from app.core.repairs import ReadChanges, UndoChanges
 from app.errors import RacklessError
-from app.flows.repair import (
-    can_undo,
-    describe_change_steps,
-    describe_undone,
-    find_problems,
-    judge_change,
-    show_state,
-    summarise_changes,
-    wants_password,
-)
+from app.flows import repair
 from app.gui.kit.banner import Banner
 from app.gui.kit.confirm import confirm
 from app.gui.kit.inputs import TextBox
@@ -98,7 +89,7 @@ class ChangesPane(ChangingPane):
                 width_px=88,
             ),
             Column(title="By", text=lambda one: one.by, width_px=100),
-            Column(title="State", text=show_state, status=judge_change, width_px=124),
+            Column(title="State", text=repair.show_state, status=repair.judge_change, width_px=124),
         ]
 
     def _lay_out(self) -> None:
@@ -121,7 +112,7 @@ class ChangesPane(ChangingPane):
 
     def _take_named(self, log: ChangeList) -> None:
         self._take(log)
-        self.summary.setText(summarise_changes(self._name, log.changes))
+        self.summary.setText(repair.summarise_changes(self._name, log.changes))
         self.table.say_when_empty("Repairs that the Check tab offers are listed here, with Undo.")
 
     def _take(self, log: ChangeList) -> None:
@@ -138,15 +129,15 @@ class ChangesPane(ChangingPane):
 
     def _show_steps(self) -> None:
         change = self.table.selected()
-        lines = describe_change_steps(change) if change is not None else ()
+        lines = repair.describe_change_steps(change) if change is not None else ()
         self.steps.setPlainText(show_foreign("\n".join(lines), keep="\n"))
         self.steps.setVisible(bool(self._log.changes))
         is_idle = self.is_idle
-        self.undo.setEnabled(is_idle and change is not None and can_undo(change))
-        undoable = [one for one in self._log.changes if can_undo(one)]
+        self.undo.setEnabled(is_idle and change is not None and repair.can_undo(change))
+        undoable = [one for one in self._log.changes if repair.can_undo(one)]
         self.undo_all.setEnabled(is_idle and bool(undoable))
         self.again.setEnabled(is_idle and bool(self._name))
-        self.password.ask(self._shown, is_wanted=wants_password(self._log))
+        self.password.ask(self._shown, is_wanted=repair.wants_password(self._log))
         self.password.setEnabled(is_idle)
 
     # ------------------------------------------------------------ undo
@@ -161,7 +152,7 @@ class ChangesPane(ChangingPane):
             self._undo((change.number,))
 
     def _ask_undo_all(self) -> None:
-        undoable = [one.title for one in reversed(self._log.changes) if can_undo(one)]
+        undoable = [one.title for one in reversed(self._log.changes) if repair.can_undo(one)]
         if confirm(
             self,
             self._context.theme,
@@ -186,7 +177,7 @@ class ChangesPane(ChangingPane):
 
 def show_undone(name: str, changes: tuple[Change, ...], banner: Banner) -> None:
     """Show how many changes of a node were undone, and why others were not."""
-    problems = find_problems(changes)
+    problems = repair.find_problems(changes)
     banner.show_message(
-        "warning" if problems else "good", f"{describe_undone(changes)} on {name}", problems
+        "warning" if problems else "good", f"{repair.describe_undone(changes)} on {name}", problems
     )

@@ -16,13 +16,7 @@ from PySide6.QtWidgets import (
 
 from app.core.nodes import MakeWindowsScript, SaveWindowsScript
 from app.errors import RacklessError
-from app.flows.windows_script import (
-    how_to_add,
-    how_to_run,
-    introduce_script,
-    list_steps,
-    read_options,
-)
+from app.flows import windows_script
 from app.gui.kit.banner import Banner
 from app.gui.kit.inputs import NumberBox
 from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
@@ -71,7 +65,9 @@ class WindowsScriptDialog(QDialog):
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
         column.addWidget(make_label("Script for Windows", "heading"))
-        column.addWidget(make_label(introduce_script("" if is_new else node), wraps=True))
+        column.addWidget(
+            make_label(windows_script.introduce_script("" if is_new else node), wraps=True)
+        )
         column.addWidget(self.steps)
         column.addLayout(self._make_choices())
         column.addWidget(self.at_logon)
@@ -119,7 +115,7 @@ class WindowsScriptDialog(QDialog):
         # Nothing can be saved or copied until the script of the present choices is here.
         self._script = None
         self._enable()
-        options = read_options(self.memory.value(), self.at_logon.isChecked())
+        options = windows_script.read_options(self.memory.value(), self.at_logon.isChecked())
         self._wanted = name, _ = (self.name.text().strip(), options)
         self._context.bridge.do(
             MakeWindowsScript(name=name, options=options),
@@ -132,9 +128,9 @@ class WindowsScriptDialog(QDialog):
             return
         self._script = script
         self.banner.hide()
-        self.steps.setText(list_steps(script))
-        then = f"\n{how_to_add(script)}" if self._is_new else ""
-        self.command.setText(how_to_run(script.file_name) + then)
+        self.steps.setText(windows_script.list_steps(script))
+        then = f"\n{windows_script.how_to_add(script)}" if self._is_new else ""
+        self.command.setText(windows_script.how_to_run(script.file_name) + then)
         if script.notes:
             self.banner.show_message("warning", "Before you run it", ". ".join(script.notes) + ".")
         self._enable()

@@ -9,15 +9,9 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QVBoxLayout, QWid
 
 from app.core.runs import FindCheckpoints
 from app.events import CheckpointSnapshot, RunSnapshot
+from app.gui.kit import primitives
 from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.inputs import NumberBox
-from app.gui.kit.primitives import (
-    Button,
-    make_dialog_buttons,
-    make_label,
-    make_scroll_area,
-    make_tooltip,
-)
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
@@ -83,14 +77,18 @@ class ResumeDialog(QDialog):
             minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps"
         )
         self.num_verified.setAccessibleName("Steps to verify")
-        self._note = make_label("Looking for checkpoints on the nodes\u2026", "muted", wraps=True)
+        self._note = primitives.make_label(
+            "Looking for checkpoints on the nodes\u2026", "muted", wraps=True
+        )
         self.boxes = self._make_boxes()
-        self._problem = make_label(role="problem", wraps=True)
-        self.start = Button(context.theme, "Resume", self.accept, icon="resume", role="primary")
+        self._problem = primitives.make_label(role="problem", wraps=True)
+        self.start = primitives.Button(
+            context.theme, "Resume", self.accept, icon="resume", role="primary"
+        )
         column = QVBoxLayout(self)
         column.setContentsMargins(MARGIN_PX, 20, MARGIN_PX, 20)
         column.setSpacing(8)
-        column.addWidget(make_label("Checkpoint", "heading"))
+        column.addWidget(primitives.make_label("Checkpoint", "heading"))
         column.addWidget(self._note)
         column.addWidget(self.table, 1)
         proof = QHBoxLayout()
@@ -100,9 +98,9 @@ class ResumeDialog(QDialog):
         proof.addStretch(1)
         column.addLayout(proof)
         column.addSpacing(8)
-        column.addWidget(make_label("Nodes", "heading"))
+        column.addWidget(primitives.make_label("Nodes", "heading"))
         column.addWidget(
-            make_label(
+            primitives.make_label(
                 "You can choose different nodes: the batch stays the same, shares are measured "
                 "again, and no row is seen twice.",
                 "muted",
@@ -111,7 +109,7 @@ class ResumeDialog(QDialog):
         )
         column.addWidget(self._make_nodes())
         column.addWidget(self._problem)
-        column.addLayout(make_dialog_buttons(context.theme, self, self.start))
+        column.addLayout(primitives.make_dialog_buttons(context.theme, self, self.start))
         self.table.chosen.connect(self._review)
         self.verify.toggled.connect(lambda checked: self._review())
         self._op = context.bridge.do(
@@ -143,7 +141,7 @@ class ResumeDialog(QDialog):
             box = QCheckBox(node.name if node.state == "online" else f"{node.name} ({node.state})")
             box.setEnabled(node.state == "online")
             box.setChecked(node.state == "online" and node.name in self._run.nodes)
-            box.setToolTip(make_tooltip(node.problem or node.address))
+            box.setToolTip(primitives.make_tooltip(node.problem or node.address))
             box.toggled.connect(lambda checked: self._review())
             boxes[node.name] = box
         return boxes
@@ -155,7 +153,7 @@ class ResumeDialog(QDialog):
         body.setLayout(row)
         for box in self.boxes.values():
             row.addWidget(box)
-        scroll = make_scroll_area(body)
+        scroll = primitives.make_scroll_area(body)
         needed_px = row.heightForWidth(self.width() - 2 * MARGIN_PX)
         scroll.setFixedHeight(min(needed_px, MAX_NODES_PX))
         return scroll

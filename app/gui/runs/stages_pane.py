@@ -12,12 +12,7 @@ from app.gui.charts.layer_strip import LayerStrip
 from app.gui.kit.primitives import make_label, make_scroll_area, make_selectable
 from app.gui.kit.theme import Theme
 from app.planning.accuracy.forecast_accuracy import Forecast
-from app.presentation.stage_text import (
-    StageRow,
-    describe_division,
-    describe_measured,
-    list_run_stages,
-)
+from app.presentation import stage_text
 
 
 class StagesPane(QWidget):
@@ -29,7 +24,7 @@ class StagesPane(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
-        self._rows: list[StageRow] = []
+        self._rows: list[stage_text.StageRow] = []
         self._ranks: tuple[RankProgress, ...] = ()
         self.lines: list[StageLine] = []
         self.summary = make_selectable(make_label(role="muted", wraps=True))
@@ -46,11 +41,11 @@ class StagesPane(QWidget):
 
     def show_forecast(self, forecast: Forecast | None) -> None:
         """Show the stages of an attempt; None, or another mode: no stages."""
-        self._rows = list_run_stages(forecast) if forecast is not None else []
+        self._rows = stage_text.list_run_stages(forecast) if forecast is not None else []
         self.has_stages.emit(bool(self._rows))
         text = ""
         if forecast is not None:
-            text = describe_division(
+            text = stage_text.describe_division(
                 self._rows, forecast.step_s, forecast.bubble_s, forecast.wire_s
             )
         self.summary.setText(f"Planned: {text}" if text else "")
@@ -71,7 +66,7 @@ class StagesPane(QWidget):
             line.setVisible(number < len(self._rows))
             if number < len(self._rows):
                 row = self._rows[number]
-                line.show_stage(row, describe_measured(row, measured.get(row.rank)))
+                line.show_stage(row, stage_text.describe_measured(row, measured.get(row.rank)))
 
 
 class StageLine(QWidget):
@@ -88,7 +83,7 @@ class StageLine(QWidget):
         for part in (self._title, self._strip, self._text):
             column.addWidget(part)
 
-    def show_stage(self, row: StageRow, measured: str) -> None:
+    def show_stage(self, row: stage_text.StageRow, measured: str) -> None:
         """Show one stage and what its rank has measured; empty: nothing yet."""
         self._title.setText(row.title)
         self._strip.show_stage(row)

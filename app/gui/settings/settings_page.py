@@ -9,17 +9,8 @@ from PySide6.QtGui import QDesktopServices, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui.forms.setting_row import SettingRow
+from app.gui.kit import primitives
 from app.gui.kit.banner import Banner
-from app.gui.kit.primitives import (
-    Button,
-    ElidedLabel,
-    copy_to_clipboard,
-    make_label,
-    make_panel,
-    make_selectable,
-    make_separator,
-    set_page_margins,
-)
 from app.gui.session.context import Context
 from app.gui.settings.hub_token_row import HubTokenRow
 from app.settings import SETTINGS, Setting
@@ -35,8 +26,8 @@ class SettingsPage(QWidget):
         self.token = HubTokenRow(context)
         self.banner = Banner(context.theme)
         column = QVBoxLayout(self)
-        set_page_margins(column, self)
-        column.addWidget(make_label("Settings", "title"))
+        primitives.set_page_margins(column, self)
+        column.addWidget(primitives.make_label("Settings", "title"))
         column.addWidget(self.banner)
         column.addWidget(self._make_scroll(), 1)
         context.preferences.changed.connect(self._show)
@@ -73,14 +64,14 @@ class SettingsPage(QWidget):
         return scroll
 
     def _add_section(self, column: QVBoxLayout, title: str, rows: list[QWidget]) -> None:
-        column.addWidget(make_label(title, "heading"))
-        panel = make_panel()
+        column.addWidget(primitives.make_label(title, "heading"))
+        panel = primitives.make_panel()
         inside = QVBoxLayout(panel)
         inside.setContentsMargins(0, 2, 0, 2)
         inside.setSpacing(0)
         for number, row in enumerate(rows):
             if number:
-                inside.addWidget(make_separator())
+                inside.addWidget(primitives.make_separator())
             inside.addWidget(row)
         column.addWidget(panel)
         column.addSpacing(12)
@@ -99,10 +90,10 @@ class SettingsPage(QWidget):
         row.setSpacing(8)
         words = QVBoxLayout()
         words.setSpacing(2)
-        words.addWidget(make_label("Data folder", "subheading"))
-        words.addWidget(make_selectable(ElidedLabel(folder, "code")))
+        words.addWidget(primitives.make_label("Data folder", "subheading"))
+        words.addWidget(primitives.make_selectable(primitives.ElidedLabel(folder, "code")))
         words.addWidget(
-            make_label(
+            primitives.make_label(
                 "Holds nodes, runs, logs, metrics and settings. To use another folder, set the "
                 "environment variable RACKLESS_HOME.",
                 "caption",
@@ -111,8 +102,14 @@ class SettingsPage(QWidget):
         )
         row.addLayout(words, 1)
         theme = self._context.theme
-        row.addWidget(Button(theme, "Copy path", lambda: copy_to_clipboard(folder), icon="copy"))
-        row.addWidget(Button(theme, "Open", partial(_open_folder, folder), icon="folder"))
+        row.addWidget(
+            primitives.Button(
+                theme, "Copy path", lambda: primitives.copy_to_clipboard(folder), icon="copy"
+            )
+        )
+        row.addWidget(
+            primitives.Button(theme, "Open", partial(_open_folder, folder), icon="folder")
+        )
         return box
 
     def _make_promise(self) -> QWidget:
@@ -120,13 +117,13 @@ class SettingsPage(QWidget):
         column = QVBoxLayout(box)
         column.setContentsMargins(16, 12, 16, 12)
         column.setSpacing(2)
-        column.addWidget(make_label("You stay in control", "subheading"))
+        column.addWidget(primitives.make_label("You stay in control", "subheading"))
         text = (
             "Rackless never updates itself and sends no data about you anywhere. Nodes always "
             "run the agent of this version; their training environment changes only when you set "
             "it up."
         )
-        column.addWidget(make_label(text, "caption", wraps=True))
+        column.addWidget(primitives.make_label(text, "caption", wraps=True))
         return box
 
     def _show(self, key: str) -> None:

@@ -19,15 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.gui.kit.status import paint_status
 from app.gui.kit.theme import Theme
-from app.gui.tables.rows_model import (
-    PROGRESS_ROLE,
-    SORT_ROLE,
-    SPLIT_ROLE,
-    STATUS_ROLE,
-    WORDS_ROLE,
-    Index,
-    RowsModel,
-)
+from app.gui.tables import rows_model
 from app.telemetry.state import Status
 
 T = TypeVar("T")
@@ -49,9 +41,11 @@ class CellDelegate(QStyledItemDelegate):
         super().__init__(view)
         self._theme = theme
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        status, share = index.data(STATUS_ROLE), index.data(PROGRESS_ROLE)
-        split = index.data(SPLIT_ROLE)
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: rows_model.Index
+    ) -> None:
+        status, share = index.data(rows_model.STATUS_ROLE), index.data(rows_model.PROGRESS_ROLE)
+        split = index.data(rows_model.SPLIT_ROLE)
         style: Any = option  # the type stubs lack the fields of the C++ struct
         is_plain = status is None and share is None and split is None
         if is_plain:  # the style draws text, selection and focus better than we could
@@ -126,14 +120,14 @@ class TableView(QTableView, Generic[T]):
     chosen = Signal()
     """The selection changed."""
 
-    def __init__(self, theme: Theme, model: RowsModel[T], name: str) -> None:
+    def __init__(self, theme: Theme, model: rows_model.RowsModel[T], name: str) -> None:
         super().__init__()
         self._rows, self._theme = model, theme
         self._words = ""
         # Rows of the proxy are those on screen; every index is mapped before the model sees it.
         self._proxy = QSortFilterProxyModel(self)
-        self._proxy.setSortRole(SORT_ROLE)
-        self._proxy.setFilterRole(WORDS_ROLE)
+        self._proxy.setSortRole(rows_model.SORT_ROLE)
+        self._proxy.setFilterRole(rows_model.WORDS_ROLE)
         self._proxy.setSourceModel(model)
         self.setModel(self._proxy)
         self.setItemDelegate(CellDelegate(theme, self))

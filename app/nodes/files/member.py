@@ -6,16 +6,8 @@ import asyncio
 import time
 from typing import TypeVar
 
+from agents.contract import spread
 from agents.contract.chunks import CHUNK_BYTES
-from agents.contract.spread import (
-    MAX_LINE_BYTES,
-    ChunkHeader,
-    Message,
-    SpreadFailed,
-    SpreadHello,
-    read_line,
-    to_line,
-)
 from agents.contract.wire import WireError
 from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
@@ -71,10 +63,10 @@ class Member:
                     line = await member._line()
                     left_bytes -= len(line)
                     try:
-                        hello = read_line(line)
+                        hello = spread.read_line(line)
                     except WireError:
                         continue
-                    if isinstance(hello, SpreadHello):
+                    if isinstance(hello, spread.SpreadHello):
                         member.address = hello.address
                         return member
             raise member.broken("it did not begin")
@@ -86,7 +78,7 @@ class Member:
                 ) from error
             raise
 
-    async def say(self, message: Message, data: bytes = b"") -> None:
+    async def say(self, message: spread.Message, data: bytes = b"") -> None:
         """Send a message with its data.
 
         Raises:
@@ -96,7 +88,7 @@ class Member:
         try:
             # A lock: messages and their data must not mix.
             async with self._writing, asyncio.timeout(STORE_TIMEOUT_S):
-                await self._process.write(to_line(message) + data)
+                await self._process.write(spread.to_line(message) + data)
         except TimeoutError as error:
             raise NodeUnreachable(
                 f"{self.name} takes too long to store a chunk", "Check its load and its disk"
@@ -121,7 +113,7 @@ class Member:
             raise self.broken(f"it sent {type(message).__name__}")
         return message
 
-    async def hear(self) -> tuple[Message, bytes]:
+    async def hear(self) -> tuple[spread.Message, bytes]:
         """Return the next message of the node with its data.
 
         Raises:
@@ -130,13 +122,13 @@ class Member:
         """
         line = await self._line()
         try:
-            message = read_line(line)
+            message = spread.read_line(line)
         except WireError as error:
             raise self.broken(str(error)) from error
-        if isinstance(message, SpreadFailed):
+        if isinstance(message, spread.SpreadFailed):
             hint = one_line(message.hint[:_MAX_SAID])
             raise UserError(f"{self.name}: {one_line(message.message[:_MAX_SAID])}", hint)
-        if not isinstance(message, ChunkHeader):
+        if not isinstance(message, spread.ChunkHeader):
             return message, b""
         if not 0 <= message.size_bytes <= CHUNK_BYTES:
             raise self.broken(f"it sent a chunk of {message.size_bytes} bytes")
@@ -152,7 +144,7 @@ class Member:
 
     async def _line(self) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > MAX_LINE_BYTES:
+            if len(self._buffer) > spread.MAX_LINE_BYTES:
                 raise self.broken("it sent a line without an end")
             await self._more()
         line = bytes(self._buffer[:end])

@@ -15,25 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from agents.contract import spread
 from agents.contract.chunks import ChunkedFile, from_bitmap, list_chunks
-from agents.contract.spread import (
-    ChunkHeader,
-    FetchFrom,
-    SourceLost,
-    SpreadJob,
-    SpreadProgress,
-    SpreadReady,
-)
 from app.errors import NodeUnreachable, RacklessError
 from app.events import NodeTransfer
 from app.nodes.client import NodeClient
 from app.nodes.credential import make_credential
-from app.nodes.files.chunk_readers import (
-    ChunkReader,
-    LocalChunks,
-    NodeChunks,
-    Place,
-)
+from app.nodes.files import chunk_readers
 from app.nodes.files.feed import feed
 from app.nodes.files.local_files import in_thread
 from app.nodes.files.member import Member
@@ -50,7 +38,7 @@ CHECK_S = 0.5
 
 
 async def spread_local(
-    places: Sequence[Place],
+    places: Sequence[chunk_readers.Place],
     files: Sequence[ChunkedFile],
     targets: Sequence[NodeClient],
     rates: Mapping[Link, float],
@@ -69,7 +57,7 @@ async def spread_local(
         UserError: a file cannot be read or has changed.
     """
     run = _Spread(targets, rates, progress)
-    run.chunks = LocalChunks(places, files)
+    run.chunks = chunk_readers.LocalChunks(places, files)
     return await run.run(tuple(files), None)
 
 
@@ -97,7 +85,7 @@ class _Spread:
         rates: Mapping[Link, float],
         progress: OnSpread | None,
     ) -> None:
-        self.chunks: ChunkReader | None = None
+        self.chunks: chunk_readers.ChunkReader | None = None
         self._targets = targets
         self._rates = rates
         self._progress = progress
@@ -167,9 +155,9 @@ class _Spread:
         ready = await self._begin(
             self._giver,
             members,
-            SpreadJob(root=giver.root, credential=self._credential),
+            spread.SpreadJob(root=giver.root, credential=self._credential),
         )
-        self.chunks = NodeChunks(self._giver)
+        self.chunks = chunk_readers.NodeChunks(self._giver)
         if ready.port:
             self._chain.append(name)
         self._report.entries = ready.entries
@@ -190,12 +178,12 @@ class _Spread:
         ]
 
     async def _begin(
-        self, member: Member, members: Mapping[str, Member], job: SpreadJob
-    ) -> SpreadReady:
+        self, member: Member, members: Mapping[str, Member], job: spread.SpreadJob
+    ) -> spread.SpreadReady:
         others = [other.address for other in members.values() if other is not member]
         toward = choose_toward(member.address, others) if job.credential else ""
         await member.say(replace(job, toward=toward))
-        ready = await member.expect(SpreadReady)
+        ready = await member.expect(spread.SpreadReady)
         member.address, member.port = ready.address, ready.port
         return ready
 
@@ -207,7 +195,7 @@ class _Spread:
     ) -> None:
         try:
             ready = await self._begin(
-                member, members, SpreadJob(files=files, credential=self._credential)
+                member, members, spread.SpreadJob(files=files, credential=self._credential)
             )
             sizes = [chunk.size_bytes for chunk in list_chunks(files)]
             held = sum(sizes[n] for n in from_bitmap(ready.held))
@@ -253,7 +241,7 @@ class _Spread:
         source = self._giver if supplier not in self._states else self._states[supplier].member
         assert source is not None
         with contextlib.suppress(OSError, RacklessError):  # `_hear` raises the reason
-            await state.member.say(FetchFrom(address=source.address, port=source.port))
+            await state.member.say(spread.FetchFrom(address=source.address, port=source.port))
 
     def _gone(self) -> set[str]:
         silent = {name for name, state in self._states.items() if not state.member.port}
@@ -277,9 +265,9 @@ class _Spread:
         try:
             while True:
                 message, _ = await state.member.hear()
-                if isinstance(message, SpreadProgress):
+                if isinstance(message, spread.SpreadProgress):
                     self._note_progress(state, message, began_s)
-                elif isinstance(message, SourceLost) and self._is_current(state, message):
+                elif isinstance(message, spread.SourceLost) and self._is_current(state, message):
                     state.held = message.held
                     if state.supplier is None:
                         await state.end_feeding()
@@ -289,17 +277,19 @@ class _Spread:
             await self._drop(name, error)
 
     async def _hear_giver(self, giver: Member) -> None:
-        assert isinstance(self.chunks, NodeChunks)
+        assert isinstance(self.chunks, chunk_readers.NodeChunks)
         try:
             while True:
                 message, data = await giver.hear()
-                if isinstance(message, ChunkHeader):
+                if isinstance(message, spread.ChunkHeader):
                     self.chunks.arrived(message.chunk, data)
         except RacklessError as error:
             self.chunks.fail(error)
             self._fail(error)
 
-    def _note_progress(self, state: TargetState, said: SpreadProgress, began_s: float) -> None:
+    def _note_progress(
+        self, state: TargetState, said: spread.SpreadProgress, began_s: float
+    ) -> None:
         now_s = time.monotonic()
         name = state.member.name
         state.note(said.held_bytes, now_s)
@@ -322,7 +312,7 @@ class _Spread:
                 ]
             )
 
-    def _is_current(self, state: TargetState, said: SourceLost) -> bool:
+    def _is_current(self, state: TargetState, said: spread.SourceLost) -> bool:
         """Return True if the message is about the node's current supplier, not an earlier one."""
         if state.supplier is None:
             return state.is_direct and not said.address
@@ -330,7 +320,7 @@ class _Spread:
         member = fetching.member if fetching is not None else self._giver
         return member is not None and (member.address, member.port) == (said.address, said.port)
 
-    def _note_lost(self, name: str, said: SourceLost) -> None:
+    def _note_lost(self, name: str, said: spread.SourceLost) -> None:
         supplier = self._states[name].supplier
         if supplier is None:
             return

@@ -23,14 +23,8 @@ from agents.shared.files.folder_files import open_regular, require_own
 from app.errors import RacklessError, UserError
 from app.events import NodeTransfer
 from app.nodes.client import NodeClient
+from app.nodes.files import local_files
 from app.nodes.files.chunk_readers import Place
-from app.nodes.files.local_files import (
-    FileWriter,
-    in_thread,
-    publish_folder,
-    read_blocks,
-    remove_folder,
-)
 from app.nodes.files.remote_files import Receiver, Sender, check_entries
 from app.nodes.files.route import Link
 from app.nodes.files.spread import spread_from, spread_local
@@ -183,7 +177,7 @@ async def _stock(
     progress: OnSpread | None,
 ) -> SpreadReport:
     """Bring files of this PC into the stores of nodes."""
-    files = [await in_thread(_chunk, place, entry, chunks) for place, entry in pairs]
+    files = [await local_files.in_thread(_chunk, place, entry, chunks) for place, entry in pairs]
     return await spread_local([place for place, _ in pairs], files, clients, rates, progress)
 
 
@@ -225,7 +219,7 @@ async def fetch(
             has other files than expected, or more than this disk has room for.
         NodeUnreachable: the connection broke; `target` does not exist then.
     """
-    if await in_thread(target.exists):
+    if await local_files.in_thread(target.exists):
         raise UserError(f"{target} exists already", "Choose a new folder")
     # Next to the target, so that the rename stays on one file system; random, so that two fetches
     # of one folder do not collide.
@@ -234,22 +228,22 @@ async def fetch(
         async with Sender(client, path) as sender:
             entries = await sender.entries()
             _require_expected(client.name, entries, expected)
-            await in_thread(_require_room, client.name, entries, target)
+            await local_files.in_thread(_require_room, client.name, entries, target)
             done = _ByteCount(entries, progress)
             for entry in entries:
-                async with FileWriter(temporary, entry, client.name) as file:
+                async with local_files.FileWriter(temporary, entry, client.name) as file:
                     async for block in sender.blocks(entry):
                         await file.write(block)
                         done.add(block)
             await sender.finish()
-        await in_thread(publish_folder, temporary, target)
+        await local_files.in_thread(local_files.publish_folder, temporary, target)
     except OSError as error:
         raise UserError(
             f"{target} cannot be written: {error.strerror or error}",
             "Free some space on that disk, or choose a folder that you may write to",
         ) from error
     finally:
-        await in_thread(remove_folder, temporary)
+        await local_files.in_thread(local_files.remove_folder, temporary)
 
 
 def _require_expected(
@@ -332,7 +326,7 @@ async def _name_files(client: NodeClient, destination: str, entries: Sequence[Fi
 
 
 def _blocks_of(root: Path, entry: FileEntry) -> AsyncGenerator[bytes]:
-    return read_blocks(root, entry.path, entry.size_bytes)
+    return local_files.read_blocks(root, entry.path, entry.size_bytes)
 
 
 async def _one_block(data: bytes) -> AsyncGenerator[bytes]:

@@ -17,17 +17,9 @@ import asyncssh
 from agents.shared.files.python_child import SAFE_FOLDER, python_environ
 from app.errors import NodeUnreachable
 from app.nodes.node import SshAddress
+from app.nodes.transport import ssh_errors
 from app.nodes.transport.host_key_judge import ALL_HOST_KEY_ALGORITHMS, HostKeyJudge
 from app.nodes.transport.login_keys import LoginKeys
-from app.nodes.transport.ssh_errors import (
-    Asked,
-    jump_failed,
-    login_refused,
-    no_common_host_key,
-    password_refused,
-    ssh_failed,
-    tcp_failed,
-)
 
 OFFER_TIMEOUT_S = 5.0
 """Maximum duration of reading the offer, in seconds."""
@@ -70,7 +62,7 @@ class _Client(asyncssh.SSHClient):
     def __init__(self, judge: HostKeyJudge, login: Login) -> None:
         self._judge = judge
         self._password = login.text if isinstance(login, Password) else None
-        self.asked: Asked = "nothing"
+        self.asked: ssh_errors.Asked = "nothing"
         """Authentication that the host has asked for, besides a key."""
 
     def validate_host_public_key(
@@ -178,8 +170,8 @@ async def _explain(route: SshRoute, error: Exception) -> NodeUnreachable:
     # None: the host is reached through a channel of another connection.
     offered = await read_host_key_types(opened) if opened is not None else ()
     if offered and not set(offered) & set(ALL_HOST_KEY_ALGORITHMS):
-        return no_common_host_key(route.address, offered)
-    return ssh_failed(route.address, error)
+        return ssh_errors.no_common_host_key(route.address, offered)
+    return ssh_errors.ssh_failed(route.address, error)
 
 
 async def _handshake(
@@ -214,7 +206,7 @@ async def _handshake(
                 login_timeout=LOGIN_TIMEOUT_S,
             )
     except asyncssh.ChannelOpenError as error:
-        raise jump_failed(address, error) from error
+        raise ssh_errors.jump_failed(address, error) from error
     except _NO_COMMON_KEY_TYPE as error:
         if judge.verdict is not None:
             raise judge.verdict from error
@@ -225,9 +217,9 @@ async def _handshake(
             raise judge.verdict from error
         if isinstance(error, asyncssh.PermissionDenied):
             if isinstance(login, Password):
-                raise password_refused(address, client.asked) from error
-            raise login_refused(address, login) from error
-        raise ssh_failed(address, error) from error
+                raise ssh_errors.password_refused(address, client.asked) from error
+            raise ssh_errors.login_refused(address, login) from error
+        raise ssh_errors.ssh_failed(address, error) from error
     finally:
         if judge.verdict is not None and "sock" in place:
             place["sock"].close()
@@ -267,7 +259,7 @@ async def _open_port(address: SshAddress) -> socket.socket:
                     raise
     except (OSError, TimeoutError, UnicodeError) as error:
         failure = error
-    raise tcp_failed(address, failure, CONNECT_TIMEOUT_S) from failure
+    raise ssh_errors.tcp_failed(address, failure, CONNECT_TIMEOUT_S) from failure
 
 
 # ---------------------------------------------------------------- host key types

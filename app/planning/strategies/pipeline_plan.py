@@ -15,23 +15,8 @@ from app.planning.hardware.network import gradient_bytes, ring_s, statistics_s
 from app.planning.memory.forecast import GIB
 from app.planning.memory.gpu import choose_width
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
+from app.planning.strategies import pipeline_memory, pipeline_schedule
 from app.planning.strategies.data_parallel import split_rows
-from app.planning.strategies.pipeline_memory import (
-    Holding,
-    can_offload,
-    count_host_bytes,
-    fit_stage,
-    host_room_bytes,
-    list_holdings,
-    most_layers,
-)
-from app.planning.strategies.pipeline_schedule import (
-    PipelineTime,
-    bounds_of,
-    choose_depths,
-    split_layers,
-    time_pipeline,
-)
 from app.planning.strategies.trained_layers import give_each_stage_one, list_trained_layers
 from app.planning.subsets import fastest_together
 from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, make_pace
@@ -56,9 +41,11 @@ class Chain:
     depths: tuple[int, ...]
     fits: bool
 
-    def time(self, num_micro: int) -> PipelineTime:
+    def time(self, num_micro: int) -> pipeline_schedule.PipelineTime:
         """Return the time of a step with this number of micro-batches."""
-        return time_pipeline(self.stages_s, self.transfers_s, num_micro, self.depths)
+        return pipeline_schedule.time_pipeline(
+            self.stages_s, self.transfers_s, num_micro, self.depths
+        )
 
 
 def propose_pipeline(case: Case) -> Iterator[Candidate]:
@@ -202,7 +189,7 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
     # more memory.
     tried = [
         chain
-        for holding in list_holdings(case)
+        for holding in pipeline_memory.list_holdings(case)
         for is_deep in (True, False)
         if (chain := _plan_chain(case, workers, holding=holding, is_deep=is_deep)) is not None
     ]
@@ -215,7 +202,7 @@ def plan_chain(case: Case, workers: tuple[Worker, ...]) -> Chain | None:
 
 
 def _plan_chain(
-    case: Case, workers: tuple[Worker, ...], *, holding: Holding, is_deep: bool
+    case: Case, workers: tuple[Worker, ...], *, holding: pipeline_memory.Holding, is_deep: bool
 ) -> Chain | None:
     num, num_layers, tokens = len(workers), case.shape.num_layers, case.mean_tokens
     paces = [stage_pace(case, worker, 1, has_head=False) for worker in workers]
@@ -223,7 +210,7 @@ def _plan_chain(
     head_s = _micro_s(stage_pace(case, workers[-1], 0, has_head=True), tokens, again=False)
     layer_s = [_micro_s(pace, tokens, again=holding.again) for pace in paces]
     may_offload = [
-        holding.offloads and can_offload(case, worker, seconds)
+        holding.offloads and pipeline_memory.can_offload(case, worker, seconds)
         for worker, seconds in zip(workers, layer_s, strict=True)
     ]
     if holding.offloads and not any(may_offload):
@@ -234,7 +221,9 @@ def _plan_chain(
     if is_deep:
         # Memory, and so the cut, depends on the depths; choose these as if all stages were equal.
         even_s = num_layers / sum(1 / one for one in layer_s)
-        depths = choose_depths([even_s] * num, transfers, case.spec.batch_sequences)
+        depths = pipeline_schedule.choose_depths(
+            [even_s] * num, transfers, case.spec.batch_sequences
+        )
     found = _cut_layers(case, workers, layer_s, head_s, depths, holdings)
     if found is None:
         return None
@@ -258,7 +247,7 @@ def _cut_layers(
     layer_s: Sequence[float],
     head_s: float,
     depths: Sequence[int],
-    holdings: Sequence[Holding],
+    holdings: Sequence[pipeline_memory.Holding],
 ) -> tuple[tuple[int, ...], bool] | None:
     """Return the number of layers of each stage, and whether they fit.
 
@@ -270,17 +259,20 @@ def _cut_layers(
         return None
 
     def split(most: Sequence[int]) -> tuple[int, ...] | None:
-        counts = split_layers(num_layers, layer_s, most, (0.0, head_s))
+        counts = pipeline_schedule.split_layers(num_layers, layer_s, most, (0.0, head_s))
         return counts and give_each_stage_one(counts, trained)
 
     def list_full(counts: Sequence[int]) -> list[int]:
         fits = (
-            fit_stage(case, workers[i], counts, i, depths[i], holdings[i])[0] for i in range(num)
+            pipeline_memory.fit_stage(case, workers[i], counts, i, depths[i], holdings[i])[0]
+            for i in range(num)
         )
         return [place for place, fit in enumerate(fits) if not fit.fits]
 
     most = [
-        most_layers(case, worker, place, num, holding=holdings[place], in_flight=depths[place])
+        pipeline_memory.most_layers(
+            case, worker, place, num, holding=holdings[place], in_flight=depths[place]
+        )
         for place, worker in enumerate(workers)
     ]
     counts = split(most)
@@ -371,11 +363,15 @@ def _stages(
     counts: Sequence[int],
     stages_s: list[float],
     depths: Sequence[int],
-    holdings: Sequence[Holding],
+    holdings: Sequence[pipeline_memory.Holding],
 ) -> tuple[GpuPlan, ...]:
     plans = []
-    for place, (worker, layers) in enumerate(zip(workers, bounds_of(counts), strict=True)):
-        fit, holding = fit_stage(case, worker, counts, place, depths[place], holdings[place])
+    for place, (worker, layers) in enumerate(
+        zip(workers, pipeline_schedule.bounds_of(counts), strict=True)
+    ):
+        fit, holding = pipeline_memory.fit_stage(
+            case, worker, counts, place, depths[place], holdings[place]
+        )
         num = counts[place]
         plan = gpu_plan(
             worker,
@@ -386,8 +382,8 @@ def _stages(
         )
         plan = replace(plan, max_in_flight=depths[place])
         if holding.offloads:
-            host_bytes = count_host_bytes(case, worker, num, depths[place])
-            room = host_room_bytes(worker)
+            host_bytes = pipeline_memory.count_host_bytes(case, worker, num, depths[place])
+            room = pipeline_memory.host_room_bytes(worker)
             plan = replace(plan, offloads=True, host_bytes=host_bytes, host_room_bytes=room)
         plans.append(plan)
     return tuple(plans)

@@ -15,24 +15,9 @@ from agents.contract.model_cut import Stage
 from agents.contract.parallel import ParallelMode
 from app.planning.candidate import Candidate, GpuPlan
 from app.planning.plan_context import Case, Worker
+from app.planning.strategies import pipeline_plan, weight_streaming
 from app.planning.strategies.data_parallel import propose_data, propose_single
-from app.planning.strategies.pipeline_plan import (
-    has_room,
-    make_pipeline_stage,
-    plan_pipeline,
-    propose_pipeline,
-    refuse_pipeline,
-    refuse_stages,
-    say_missing_stages,
-)
 from app.planning.strategies.sharded import gathering_s, propose_deepspeed, propose_sharded
-from app.planning.strategies.weight_streaming import (
-    make_streamed_stage,
-    plan_streamed,
-    propose_streamed,
-    refuse_streamed,
-    screen_streamed,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,25 +61,25 @@ PLANNED_MODES: dict[ParallelMode, PlannedMode] = {
     "single": PlannedMode(propose=propose_single),
     "data": PlannedMode(propose=propose_data),
     "pipeline": PlannedMode(
-        propose=propose_pipeline,
+        propose=pipeline_plan.propose_pipeline,
         divided=DividedMode(
-            plan=plan_pipeline,
-            refuse=refuse_pipeline,
-            screen=lambda case: partial(has_room, case),
-            make_stage=make_pipeline_stage,
-            refuse_gpus=refuse_stages,
-            say_missing=say_missing_stages,
+            plan=pipeline_plan.plan_pipeline,
+            refuse=pipeline_plan.refuse_pipeline,
+            screen=lambda case: partial(pipeline_plan.has_room, case),
+            make_stage=pipeline_plan.make_pipeline_stage,
+            refuse_gpus=pipeline_plan.refuse_stages,
+            say_missing=pipeline_plan.say_missing_stages,
             min_gpus=2,
         ),
     ),
     "streamed": PlannedMode(
-        propose=propose_streamed,
+        propose=weight_streaming.propose_streamed,
         needs_gpu=True,
         divided=DividedMode(
-            plan=plan_streamed,
-            refuse=refuse_streamed,
-            screen=screen_streamed,
-            make_stage=make_streamed_stage,
+            plan=weight_streaming.plan_streamed,
+            refuse=weight_streaming.refuse_streamed,
+            screen=weight_streaming.screen_streamed,
+            make_stage=weight_streaming.make_streamed_stage,
         ),
     ),
     "sharded": PlannedMode(

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.contract.shares import NETWORK_FILE_SYSTEMS
+from app.provisioning import system_repairs
 from app.provisioning.check_row import CheckedNode, CheckRow, Status, make_row
 from app.provisioning.repairs import Repair
-from app.provisioning.system_repairs import (
-    add_swap,
-    forbid_sleep,
-    grow_shared_memory,
-    keep_after_logout,
-    name_own_address,
-    synchronise_clock,
-)
 from app.text import show_bytes, show_list
 
 MIN_FREE_INODES = 50_000
@@ -111,7 +104,7 @@ def judge_swap(node: CheckedNode) -> tuple[CheckRow, ...]:
             "sudo fallocate -l 8G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile "
             "&& sudo swapon /swapfile"
         )
-        repair = None if node.facts.wsl else add_swap()
+        repair = None if node.facts.wsl else system_repairs.add_swap()
         return (make_row("swap", node.name, "warn", text, fix, repair, evidence=evidence),)
     text = f"{show_bytes(swap)} of swap" if swap else "no swap, and RAM enough without"
     return (make_row("swap", node.name, "pass", text, "", evidence=evidence),)
@@ -130,7 +123,9 @@ def judge_shm(node: CheckedNode) -> tuple[CheckRow, ...]:
     text = f"/dev/shm has only {show_bytes(min(size, free))} for tensors between processes"
     fix = "sudo mount -o remount,size=50% /dev/shm"
     memory = node.facts.memory_bytes
-    repair = grow_shared_memory(size, memory) if memory and size < memory // 2 else None
+    repair = (
+        system_repairs.grow_shared_memory(size, memory) if memory and size < memory // 2 else None
+    )
     # More than half is in use: old files are the cause, not the limit.
     if free < size // 2:
         fix, repair = "Delete old files in /dev/shm there: ls -l /dev/shm", None
@@ -162,7 +157,9 @@ def judge_sync(node: CheckedNode) -> tuple[CheckRow, ...]:
         text = "its time service runs, but has reached no server yet"
         fix = "Run there: timedatectl timesync-status; UDP port 123 must be open to the internet"
     known = {"off": True, "none": False}
-    repair = synchronise_clock(has_service=known[service]) if service in known else None
+    repair = (
+        system_repairs.synchronise_clock(has_service=known[service]) if service in known else None
+    )
     return (make_row("time-sync", node.name, "warn", text, fix, repair, evidence=evidence),)
 
 
@@ -230,7 +227,7 @@ def _find_wrong_name(node: CheckedNode, found: Sequence[str]) -> tuple[str, str,
         )
         fix = f"In /etc/hosts there, replace {looped} by the node's address in your network"
         if looped == "127.0.1.1" and address and node.facts.wsl is None:
-            return text, fix, name_own_address(name, address)
+            return text, fix, system_repairs.name_own_address(name, address)
         return text, fix, None
     if foreign and has_ipv4:
         text = (
@@ -260,7 +257,11 @@ def judge_sleep(node: CheckedNode) -> tuple[CheckRow, ...]:
     text = "its desktop may suspend this PC in the middle of a run"
     fix = "sudo systemctl mask sleep.target suspend.target hibernate.target hybrid-sleep.target"
     evidence = "a display manager is enabled; sleep.target is not masked"
-    return (make_row("sleep", node.name, "warn", text, fix, forbid_sleep(), evidence=evidence),)
+    return (
+        make_row(
+            "sleep", node.name, "warn", text, fix, system_repairs.forbid_sleep(), evidence=evidence
+        ),
+    )
 
 
 def judge_logout(node: CheckedNode) -> tuple[CheckRow, ...]:
@@ -280,7 +281,7 @@ org.freedesktop.login1.Manager KillUserProcesses"
     if system.ends_at_logout and not system.lingers:
         text = "systemd ends all programs of this user at logout, runs too"
         fix = "sudo loginctl enable-linger $USER"
-        repair = keep_after_logout(system.user) if system.user else None
+        repair = system_repairs.keep_after_logout(system.user) if system.user else None
         return (make_row("logout", node.name, "fail", text, fix, repair, evidence=evidence),)
     text = "runs outlive a logout"
     return (make_row("logout", node.name, "pass", text, "", evidence=evidence),)

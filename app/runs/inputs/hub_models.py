@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from agents.contract.hub import HubSnapshot, find_snapshot, read_snapshot
-from agents.contract.requests.hub import (
-    FetchSnapshot,
-    FindSnapshot,
-    OfferSnapshot,
-    ShowSnapshot,
-    SnapshotPlace,
-)
+from agents.contract.requests import hub
 from agents.contract.wire import to_wire
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.library.bundles import Source, make_bundle, safe_name
@@ -51,7 +45,7 @@ async def spread_hub_model(
     found: _Found = {}
     try:
         answers = await asyncio.gather(
-            *(services.pool.agent(node).ask(FindSnapshot(model=model.value)) for node in nodes)
+            *(services.pool.agent(node).ask(hub.FindSnapshot(model=model.value)) for node in nodes)
         )
         found.update({n: one.snapshot for n, one in zip(nodes, answers, strict=True)})
     # Not fatal: each node then downloads the model itself.
@@ -86,7 +80,7 @@ async def _download(
         report(f"{node} downloads {model} from the hub, for all nodes of the run")
         try:
             agent, told = services.pool.agent(node), messages(_naming(node, report))
-            found[node] = (await agent.ask(FetchSnapshot(model=model), told)).snapshot
+            found[node] = (await agent.ask(hub.FetchSnapshot(model=model), told)).snapshot
             return None
         except RacklessError as error:
             refusals.append(error)
@@ -120,7 +114,7 @@ async def _download_here(services: Services, model: str, report: OnMessage) -> N
     Raises:
         UserError: it cannot be downloaded.
     """
-    job = to_wire(FetchSnapshot(model=model))
+    job = to_wire(hub.FetchSnapshot(model=model))
     ended = await run_program(
         "agents.trainer.data.hub_fetch",
         job,
@@ -147,7 +141,7 @@ async def _spread(
     if giver is not None:
         report(f"{giver} has {model}: copying it to {show_list(lacking)}")
         place = _place(model, snapshot)
-        await services.pool.agent(giver).ask(OfferSnapshot(place=place))
+        await services.pool.agent(giver).ask(hub.OfferSnapshot(place=place))
         progress = say_transfers(report, f"copying {model}")
         for note in await services.pool.copy(giver, lacking, place.folder, progress):
             report(note)
@@ -155,13 +149,13 @@ async def _spread(
         report(f"this PC has {model}: copying it to {show_list(lacking)}")
         place = await _send_own(services, lacking, model, snapshot, report)
     await asyncio.gather(
-        *(services.pool.agent(node).ask(ShowSnapshot(place=place)) for node in lacking)
+        *(services.pool.agent(node).ask(hub.ShowSnapshot(place=place)) for node in lacking)
     )
 
 
-def _place(model: str, snapshot: HubSnapshot) -> SnapshotPlace:
+def _place(model: str, snapshot: HubSnapshot) -> hub.SnapshotPlace:
     folder = f"models/{safe_name(model)}-{snapshot.revision[:16]}"
-    return SnapshotPlace(model=model, snapshot=snapshot, folder=folder)
+    return hub.SnapshotPlace(model=model, snapshot=snapshot, folder=folder)
 
 
 async def _send_own(
@@ -170,7 +164,7 @@ async def _send_own(
     model: str,
     snapshot: HubSnapshot,
     report: OnMessage,
-) -> SnapshotPlace:
+) -> hub.SnapshotPlace:
     """Send the snapshot in this PC's cache; return its folder on the nodes."""
     root = find_snapshot(model, os.environ)
     assert root is not None
@@ -181,4 +175,4 @@ async def _send_own(
     for note in await services.pool.share(wanted, say_transfers(report, f"copying {model}")):
         report(note)
     await asyncio.gather(*(services.pool.push(node, bundle) for node in lacking))
-    return SnapshotPlace(model=model, snapshot=snapshot, folder=bundle.destination or "")
+    return hub.SnapshotPlace(model=model, snapshot=snapshot, folder=bundle.destination or "")

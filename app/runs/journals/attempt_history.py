@@ -7,17 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.events import Certificate, EvaluationRecord, PhaseProgress, RankTrace, StepRecord
+from app.runs.journals import journal
 from app.runs.journals.event_text import describe_exit
-from app.runs.journals.journal import (
-    names_of,
-    number_of,
-    read_certificate,
-    shares_of,
-    step_of,
-    text_of,
-    time_of,
-    whole_of,
-)
 from app.text import show_list
 
 # Newest steps for judging the speed: few enough to follow a change within a minute or two, and
@@ -226,38 +217,38 @@ def _take_rank_line(
     if kind == "phase":
         rank.progress = _read_progress(line)
     elif kind == "started":
-        attempt.total_steps = whole_of(line, "total_steps")
-        attempt.first_step = step_of(line)
-        attempt.shares = shares_of(line) or attempt.shares
+        attempt.total_steps = journal.whole_of(line, "total_steps")
+        attempt.first_step = journal.step_of(line)
+        attempt.shares = journal.shares_of(line) or attempt.shares
         rank.step = attempt.first_step
-        rank.peak_flops_per_s = number_of(line, "peak_flops_per_s")
+        rank.peak_flops_per_s = journal.number_of(line, "peak_flops_per_s")
     elif kind == "checkpoint":
         _take_checkpoint(line, attempt)
     elif kind == "checkpoint_failed":
-        attempt.failed_saves[step_of(line) or 0] = text_of(line, "message")
+        attempt.failed_saves[journal.step_of(line) or 0] = journal.text_of(line, "message")
     elif kind == "certificate":
-        attempt.certificate = read_certificate(line) or attempt.certificate
+        attempt.certificate = journal.read_certificate(line) or attempt.certificate
     # Journals call a control request a wish: older versions wrote them.
     elif kind == "wish":
-        attempt.request_steps[text_of(line, "wish_id")] = step_of(line) or 0
+        attempt.request_steps[journal.text_of(line, "wish_id")] = journal.step_of(line) or 0
     elif kind == "eval":
         _take_evaluation(line, attempt, number)
     elif kind == "setting":
         rank.setting = UsedSetting(
-            micro_tokens=whole_of(line, "micro_tokens") or 0,
-            num_recomputed=whole_of(line, "num_recomputed") or 0,
-            num_moved=whole_of(line, "num_moved") or 0,
+            micro_tokens=journal.whole_of(line, "micro_tokens") or 0,
+            num_recomputed=journal.whole_of(line, "num_recomputed") or 0,
+            num_moved=journal.whole_of(line, "num_moved") or 0,
         )
     elif kind == "step":
         _take_step(line, rank)
 
 
 def _read_progress(line: dict[str, Any]) -> PhaseProgress | None:
-    phase = text_of(line, "phase")
+    phase = journal.text_of(line, "phase")
     if not phase:
         return None
     done, total = _amount_of(line, "done"), _amount_of(line, "total")
-    share = number_of(line, "share")
+    share = journal.number_of(line, "share")
     if done is not None and total:
         share = min(max(done / total, 0.0), 1.0)
     return PhaseProgress(
@@ -266,32 +257,34 @@ def _read_progress(line: dict[str, Any]) -> PhaseProgress | None:
         total=total,
         share=share,
         expected_s=_amount_of(line, "expected_s"),
-        time_s=time_of(line) or None,
+        time_s=journal.time_of(line) or None,
     )
 
 
 def _amount_of(line: dict[str, Any], key: str) -> float | None:
     """Return an amount that can be shown, else None; a node may write any number."""
-    value = number_of(line, key)
+    value = journal.number_of(line, key)
     return value if value is not None and 0 <= value < MAX_AMOUNT else None
 
 
 def _take_kill(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
-    code = whole_of(line, "exit_code")
+    code = journal.whole_of(line, "exit_code")
     if line["kind"] == "rank_exited" and code is not None and code < 0:
-        attempt.kills.setdefault(node, RankKill(node, describe_exit(line, node), time_of(line)))
+        attempt.kills.setdefault(
+            node, RankKill(node, describe_exit(line, node), journal.time_of(line))
+        )
 
 
 def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> dict[str, Any]:
-    generation = whole_of(line, "generation")
+    generation = journal.whole_of(line, "generation")
     if line["kind"] != "regrouped" or generation is None:
         return line
     found = RecordedRegrouping(
-        step=step_of(line) or 0,
-        nodes=names_of(line, "nodes"),
-        lost_nodes=names_of(line, "lost_nodes"),
-        seconds=number_of(line, "seconds") or 0.0,
-        time_s=time_of(line),
+        step=journal.step_of(line) or 0,
+        nodes=journal.names_of(line, "nodes"),
+        lost_nodes=journal.names_of(line, "lost_nodes"),
+        seconds=journal.number_of(line, "seconds") or 0.0,
+        time_s=journal.time_of(line),
     )
     # Each rank writes the line; the one with the longest time noticed the loss first.
     before = attempt.regroupings.get(generation)
@@ -304,23 +297,23 @@ def _take_regrouping(line: dict[str, Any], attempt: AttemptHistory) -> dict[str,
 
 
 def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
-    step = step_of(line)
+    step = journal.step_of(line)
     if step is None:
         return
     # Every rank that writes records its own times; the slowest one counts.
     before = attempt.checkpoints.get(step, SaveTimes(0.0, 0.0))
     found = attempt.checkpoints[step] = SaveTimes(
-        seconds=max(before.seconds, number_of(line, "seconds") or 0.0),
-        stall_s=max(before.stall_s, number_of(line, "stall_s") or 0.0),
+        seconds=max(before.seconds, journal.number_of(line, "seconds") or 0.0),
+        stall_s=max(before.stall_s, journal.number_of(line, "stall_s") or 0.0),
         num_copies=before.num_copies + 1,
-        num_planned=whole_of(line, "copies") or 1,
+        num_planned=journal.whole_of(line, "copies") or 1,
     )
     if found.is_complete:
         attempt.failed_saves.pop(step, None)  # a later attempt to save succeeded
 
 
 def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
-    step = step_of(line)
+    step = journal.step_of(line)
     # Step 0 is a start from scratch, which holds no copy.
     if step and line["kind"] in ("checkpoint", "started"):
         attempt.holders.setdefault(step, set()).add(node)
@@ -331,45 +324,45 @@ def _take_pause(line: dict[str, Any], attempt: AttemptHistory, node: str) -> Non
         attempt.pauses.append(
             HeatPause(
                 node=node,
-                gpu=text_of(line, "gpu") or f"a GPU of {node}",
-                celsius=number_of(line, "celsius"),
-                step=step_of(line) or 0,
-                began_s=time_of(line),
+                gpu=journal.text_of(line, "gpu") or f"a GPU of {node}",
+                celsius=journal.number_of(line, "celsius"),
+                step=journal.step_of(line) or 0,
+                began_s=journal.time_of(line),
             )
         )
     elif line["kind"] == "cooled":
         # One `cooled` line ends the pauses of all GPUs at that step.
         for place, one in enumerate(attempt.pauses):
-            if one.step == step_of(line) and one.ended_s is None:
-                attempt.pauses[place] = replace(one, ended_s=time_of(line))
+            if one.step == journal.step_of(line) and one.ended_s is None:
+                attempt.pauses[place] = replace(one, ended_s=journal.time_of(line))
 
 
 def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int) -> None:
-    step = step_of(line)
+    step = journal.step_of(line)
     if step is not None:
         attempt.evaluations[step] = EvaluationRecord(
             attempt=number,
             step=step,
-            loss=number_of(line, "loss"),
-            perplexity=number_of(line, "perplexity"),
+            loss=journal.number_of(line, "loss"),
+            perplexity=journal.number_of(line, "perplexity"),
         )
 
 
 def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
-    rank.step = step_of(line)
-    rank.time_s = number_of(line, "time_s")
-    rank.tokens_per_s = number_of(line, "tokens_per_s")
-    rank.step_s = number_of(line, "step_s")
-    rank.input_s = number_of(line, "input_s")
-    rank.compute_s = number_of(line, "compute_s")
-    rank.wait_s = number_of(line, "wait_s")
-    rank.optimizer_s = number_of(line, "optimizer_s")
-    rank.mfu = number_of(line, "mfu")
-    rank.model_flops = number_of(line, "model_flops")
-    rank.memory_bytes = whole_of(line, "memory_bytes")
-    rank.memory_unpacked_bytes = whole_of(line, "memory_unpacked_bytes")
-    rank.memory_reserved_bytes = whole_of(line, "memory_reserved_bytes")
-    tokens = whole_of(line, "tokens")
+    rank.step = journal.step_of(line)
+    rank.time_s = journal.number_of(line, "time_s")
+    rank.tokens_per_s = journal.number_of(line, "tokens_per_s")
+    rank.step_s = journal.number_of(line, "step_s")
+    rank.input_s = journal.number_of(line, "input_s")
+    rank.compute_s = journal.number_of(line, "compute_s")
+    rank.wait_s = journal.number_of(line, "wait_s")
+    rank.optimizer_s = journal.number_of(line, "optimizer_s")
+    rank.mfu = journal.number_of(line, "mfu")
+    rank.model_flops = journal.number_of(line, "model_flops")
+    rank.memory_bytes = journal.whole_of(line, "memory_bytes")
+    rank.memory_unpacked_bytes = journal.whole_of(line, "memory_unpacked_bytes")
+    rank.memory_reserved_bytes = journal.whole_of(line, "memory_reserved_bytes")
+    tokens = journal.whole_of(line, "tokens")
     if None not in (rank.step, tokens, rank.step_s, rank.compute_s):
         rank.paces.append(
             RunPace(

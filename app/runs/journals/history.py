@@ -13,14 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agents.contract import run_layout
 from agents.contract.data import DataPreview
 from agents.contract.messages import WireError, from_wire
-from agents.contract.run_layout import (
-    ATTEMPTS,
-    SUPERVISOR_JOURNAL,
-    attempt_of_folder,
-    rank_of_journal,
-)
 from app.events import EvaluationRecord, RunEvent, StepRecord
 from app.runs.journals.attempt_history import AttemptHistory, take_line
 from app.runs.journals.event_text import describe_line
@@ -111,10 +106,15 @@ class RunHistory:
 
     def _journals(self) -> list[tuple[Path, int, int | None]]:
         found = []
-        paths = self._folder.glob(f"{ATTEMPTS}/*/*/*.jsonl") if self._folder else ()
+        paths = self._folder.glob(f"{run_layout.ATTEMPTS}/*/*/*.jsonl") if self._folder else ()
         for path in sorted(paths):
-            rank, number = rank_of_journal(path.name), attempt_of_folder(path.parts[-3])
-            if number is not None and (rank is not None or path.name == SUPERVISOR_JOURNAL):
+            rank, number = (
+                run_layout.rank_of_journal(path.name),
+                run_layout.attempt_of_folder(path.parts[-3]),
+            )
+            if number is not None and (
+                rank is not None or path.name == run_layout.SUPERVISOR_JOURNAL
+            ):
                 found.append((path, number, rank))
         return found
 

@@ -33,28 +33,14 @@ from app.filelock import locked
 from app.nodes.credential import make_credential
 from app.progress import OnMessage
 from app.provisioning.torch_build import advise_one_build, tried_builds
-from app.runs.inputs.run_inputs import (
-    Inputs,
-    NodeInputs,
-    find_inputs,
-    known_model,
-    require_models_there,
-    send_inputs,
-)
+from app.runs import preflight
+from app.runs.inputs import run_inputs
 from app.runs.inputs.shared_inputs import record_places
 from app.runs.lifecycle.confirmation import CONFIRM_S, confirm_launch, keeping_launch_alive
 from app.runs.lifecycle.election import plan_election
 from app.runs.lifecycle.rivals import START_LOCK, find_rival, require_no_launch, withdraw
 from app.runs.nodes.attempt_status import stop_parts
 from app.runs.placement import shares_a_gpu
-from app.runs.preflight import (
-    LaunchPlan,
-    add_forecast,
-    choose_nodes,
-    leave_out_misfits,
-    plan_launch,
-    require_supported,
-)
 from app.runs.services import LaunchForecast, Services
 from app.storage.runs import AttemptRecord, RunRecord
 from app.text import show_list
@@ -88,13 +74,15 @@ async def start_run(
             meanwhile, no trace is left; else the run becomes `failed`, and no part of it is left
             on any node.
     """
-    nodes = choose_nodes(spec, services.pool.names())
-    require_supported(spec)
-    inputs = await asyncio.to_thread(find_inputs, services, spec)
+    nodes = preflight.choose_nodes(spec, services.pool.names())
+    preflight.require_supported(spec)
+    inputs = await asyncio.to_thread(run_inputs.find_inputs, services, spec)
     report(f"checking {show_list(nodes)}")
-    plan = await plan_launch(services, spec, nodes)
-    await require_models_there(services, spec, inputs, plan.nodes)
-    spec, plan = await leave_out_misfits(services, spec, await add_forecast(services, spec, plan))
+    plan = await preflight.plan_launch(services, spec, nodes)
+    await run_inputs.require_models_there(services, spec, inputs, plan.nodes)
+    spec, plan = await preflight.leave_out_misfits(
+        services, spec, await preflight.add_forecast(services, spec, plan)
+    )
     for text in _advise(services, spec, plan):
         report(text)
     run = RunRecord(
@@ -114,7 +102,7 @@ async def start_run(
             services.runs.add(run)
         announced(run.run_id)
         try:
-            folders = await send_inputs(services, plan.nodes, inputs, report, plan)
+            folders = await run_inputs.send_inputs(services, plan.nodes, inputs, report, plan)
         # BaseException: a cancelled start must not look as if it continued.
         except BaseException as error:
             _fail(services, run, error, "started", "start")
@@ -136,9 +124,9 @@ async def start_run(
 async def launch(
     services: Services,
     run: RunRecord,
-    plan: LaunchPlan,
-    inputs: Inputs,
-    folders: dict[str, NodeInputs],
+    plan: preflight.LaunchPlan,
+    inputs: run_inputs.Inputs,
+    folders: dict[str, run_inputs.NodeInputs],
     resume_step: int | None,
     replay: Replay | None = None,
 ) -> None:
@@ -191,17 +179,17 @@ async def launch(
         await stop_parts(services.pool, plan.nodes, run.run_id, run.attempt, grace_s)
 
 
-def _advise(services: Services, spec: RunSpec, plan: LaunchPlan) -> list[str]:
+def _advise(services: Services, spec: RunSpec, plan: preflight.LaunchPlan) -> list[str]:
     """Return a sentence on each setting that is allowed but probably not intended."""
     # Late: commands that do not start a run begin sooner.
     from app.runfile.advice import advise
 
     devices = [place.device for place in plan.ranks]
-    found = advise(spec, devices, model=known_model(services, spec))
+    found = advise(spec, devices, model=run_inputs.known_model(services, spec))
     return [*(f"{one.key}: {one.text}" for one in found), *_advise_builds(plan)]
 
 
-def _advise_builds(plan: LaunchPlan) -> list[str]:
+def _advise_builds(plan: preflight.LaunchPlan) -> list[str]:
     builds = _builds(plan)
     if len(set(builds.values())) < 2:
         return []
@@ -213,14 +201,18 @@ def _advise_builds(plan: LaunchPlan) -> list[str]:
     ]
 
 
-def _builds(plan: LaunchPlan) -> dict[str, str]:
+def _builds(plan: preflight.LaunchPlan) -> dict[str, str]:
     """Return the known build of torch of each node with GPUs that takes part."""
     used = {place.node for place in plan.ranks if place.device != "cpu"}
     return {name: one for name, one in tried_builds(plan.facts).items() if name in used}
 
 
 def record_intent(
-    services: Services, run: RunRecord, plan: LaunchPlan, inputs: Inputs, resume_step: int | None
+    services: Services,
+    run: RunRecord,
+    plan: preflight.LaunchPlan,
+    inputs: run_inputs.Inputs,
+    resume_step: int | None,
 ) -> None:
     """Store the launch before any node is asked.
 
@@ -269,9 +261,9 @@ def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -
 
 def _intent(
     run: RunRecord,
-    plan: LaunchPlan,
+    plan: preflight.LaunchPlan,
     node: str,
-    inputs: NodeInputs,
+    inputs: run_inputs.NodeInputs,
     master_address: str,
     master_port: int,
     resume_step: int | None,
@@ -302,7 +294,7 @@ def _intent(
     )
 
 
-def _environ(plan: LaunchPlan) -> dict[str, str]:
+def _environ(plan: preflight.LaunchPlan) -> dict[str, str]:
     ranks = plan.ranks
     if all(place.device == "cpu" for place in ranks):
         return {}

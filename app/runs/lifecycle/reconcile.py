@@ -20,24 +20,10 @@ from agents.contract.run import AttemptStatus
 from app.errors import RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
 from app.runs.journals.streams import sync_part, sync_parts
+from app.runs.lifecycle import election
 from app.runs.lifecycle.confirmation import confirm_parts
-from app.runs.lifecycle.election import (
-    adopt_regrouped,
-    close_parts,
-    close_replaced,
-    find_self_started,
-    keeping_parts,
-    record_election,
-)
 from app.runs.lifecycle.losses import hint_of_loss, note_loss
-from app.runs.nodes.attempt_status import (
-    active_attempts,
-    ask_parts,
-    idle_s,
-    list_attempts,
-    newest_step,
-    stop_parts,
-)
+from app.runs.nodes import attempt_status
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
@@ -74,7 +60,7 @@ async def reconcile_run(services: Services, run_id: str) -> None:
             f"Start it: rackless runs resume {run_id}",
         )
         return
-    parts = await ask_parts(services.pool, run.nodes, run_id, run.attempt)
+    parts = await attempt_status.ask_parts(services.pool, run.nodes, run_id, run.attempt)
     # Journals first: the judgement needs the newest step and checkpoint in them.
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run_id)
@@ -83,7 +69,7 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     # A single query does not show how long a node has been silent, but the others' heartbeats show
     # how long they have waited for it.
     patient = tuple(p if p.answers else replace(p, silent_s=lost_after_s) for p in parts)
-    await apply_judgement(services, run, patient, idle_s(parts))
+    await apply_judgement(services, run, patient, attempt_status.idle_s(parts))
 
 
 async def refresh_run(services: Services, run_id: str) -> None:
@@ -111,7 +97,7 @@ async def apply_judgement(
     if run.stop_asked:
         await _repeat_stop(services, run, parts)
     if verdict.state not in ACTIVE_STATES:
-        async with keeping_parts(services, run):
+        async with election.keeping_parts(services, run):
             await _end_parts(services, run, verdict)
             await _close(services, run, parts, verdict)
     elif may_move(run.state, verdict.state):
@@ -127,7 +113,7 @@ async def _end_parts(services: Services, run: RunRecord, verdict: StateJudgement
     if verdict.stop:
         grace_s = ZOMBIE_GRACE_S if run.stop_asked else LOSS_GRACE_S
         at_loss = not run.stop_asked
-        await stop_parts(
+        await attempt_status.stop_parts(
             services.pool, verdict.stop, run.run_id, run.attempt, grace_s, at_loss=at_loss
         )
 
@@ -136,7 +122,7 @@ def make_situation(
     services: Services, run: RunRecord, parts: tuple[RunPart, ...], idle: float
 ) -> Situation:
     snapshot = services.runs.full_snapshot(run.run_id)
-    steps = [s for s in (snapshot.step, newest_step(parts)) if s is not None]
+    steps = [s for s in (snapshot.step, attempt_status.newest_step(parts)) if s is not None]
     return Situation(
         parts=parts,
         stop_asked=run.stop_asked,
@@ -176,7 +162,9 @@ async def _repeat_stop(services: Services, run: RunRecord, parts: Sequence[RunPa
     # The node continues to stop once it has read the request, so its answer is not needed.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_REQUEST_S):
-            await stop_parts(services.pool, unaware, run.run_id, run.attempt, grace_s)
+            await attempt_status.stop_parts(
+                services.pool, unaware, run.run_id, run.attempt, grace_s
+            )
 
 
 async def _close(
@@ -191,14 +179,14 @@ async def _close(
     message, hint = verdict.message, verdict.hint
     # Before the move, so that a stop that then finds an ended run also finds its loss.
     is_loss = verdict.state in ("failed", "interrupted")
-    step = newest_step(parts)
+    step = attempt_status.newest_step(parts)
     if is_loss and note_loss(services, run, verdict.cause, step, verdict.message):
         hint = hint_of_loss(run.run_id)
     elif verdict.state == "stopped" and services.recoveries.is_pending(run.run_id):
         text = "stopped at a checkpoint so that nodes can join; it continues automatically"
         message, hint = f"{text}. {message}".rstrip(". "), hint_of_loss(run.run_id)
     elif is_loss:
-        await close_parts(services, run)
+        await election.close_parts(services, run)
     moved = services.runs.move(run.run_id, run.attempt, verdict.state, message, hint)
     # Several masters may see the same end: only the one that stored it learns from it and reports
     # it.
@@ -214,7 +202,7 @@ async def _close(
 
 async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, ...]:
     """Ask nodes for all attempts, add unknown runs, stop zombies; return silent nodes."""
-    answers = await list_attempts(services.pool, nodes)
+    answers = await attempt_status.list_attempts(services.pool, nodes)
     found: dict[str, list[AttemptStatus]] = {}
     for node, attempts in answers.items():
         for status in attempts:
@@ -235,16 +223,18 @@ async def adopt_newer(services: Services, run: RunRecord) -> bool:
     Returns True if there was one.
     """
     known = set(services.pool.names())
-    answers = await list_attempts(services.pool, [node for node in run.nodes if node in known])
+    answers = await attempt_status.list_attempts(
+        services.pool, [node for node in run.nodes if node in known]
+    )
     found = [
         replace(status, node=node)
         for node, statuses in answers.items()
         for status in statuses
         if status.run_id == run.run_id
     ]
-    newer = [s for s in active_attempts(found) if s.attempt > run.attempt]
-    if find_self_started(services, newer) is None:
-        return adopt_regrouped(services, run, found)
+    newer = [s for s in attempt_status.active_attempts(found) if s.attempt > run.attempt]
+    if election.find_self_started(services, newer) is None:
+        return election.adopt_regrouped(services, run, found)
     await _adopt(services, run.run_id, found)
     return services.runs.get(run.run_id).attempt > run.attempt
 
@@ -321,7 +311,7 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
     """Store a newer attempt that another master or the run's own nodes have launched."""
     ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
     nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
-    plan = find_self_started(services, newest)
+    plan = election.find_self_started(services, newest)
     if plan is None:
         services.recoveries.forget_earlier(run.run_id, "replaced")
     # A guess, corrected by the following reconciliation.
@@ -338,7 +328,7 @@ def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatu
     inputs = next((one.inputs for one in earlier if one.inputs), {}) if plan is not None else {}
     _save_attempt(services, adopted, newest, inputs)
     if plan is not None:
-        record_election(services, adopted, plan)
+        election.record_election(services, adopted, plan)
 
 
 def _save_attempt(
@@ -381,7 +371,7 @@ async def _end_zombies(
     # The store may still name the previous attempt; a resume stops leftovers itself.
     if services.is_launching(run.run_id):
         return
-    for status in active_attempts(statuses):
+    for status in attempt_status.active_attempts(statuses):
         if status.attempt == run.attempt and run.state in ACTIVE_STATES:
             continue
         services.runs.add_event(
@@ -389,15 +379,17 @@ async def _end_zombies(
             "warning",
             f"attempt {status.attempt} was still running on {status.node}; it is stopped",
         )
-        await stop_parts(services.pool, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S)
+        await attempt_status.stop_parts(
+            services.pool, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S
+        )
     # A node that was cut off waits for the others, which have continued without it.
-    await close_replaced(services, run, statuses)
+    await election.close_replaced(services, run, statuses)
 
 
 async def _end_deleted(services: Services, run_id: str, statuses: Sequence[AttemptStatus]) -> None:
     # Without grace: there is nothing to save, as the checkpoints are deleted next.
-    for status in active_attempts(statuses):
-        await stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
+    for status in attempt_status.active_attempts(statuses):
+        await attempt_status.stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
     for node in {status.node for status in statuses}:
         try:
             await services.pool.agent(node).ask(DeleteRun(run_id=run_id))

@@ -21,6 +21,7 @@ from agents.contract.spec import Parallel, RunSpec
 from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import RESUMABLE_STATES
 from app.progress import OnMessage
+from app.runs import preflight
 from app.runs.inputs.run_inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.election import adopt_regrouped, claim_attempt, require_majority
 from app.runs.lifecycle.launch import launch
@@ -29,14 +30,6 @@ from app.runs.lifecycle.resume_verification import count_logged, read_replay, re
 from app.runs.lifecycle.start_point import delete_copies, prepare_checkpoint
 from app.runs.lifecycle.takeover import require_not_taken
 from app.runs.nodes.attempt_status import active_attempts, list_attempts, stop_parts
-from app.runs.preflight import (
-    LaunchPlan,
-    add_forecast,
-    choose_named,
-    find_fit,
-    plan_launch,
-    require_usable,
-)
 from app.runs.rejoin import REJOIN, find_absent, find_failed_join
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -159,7 +152,7 @@ async def _choose_team(
     require_not_taken(services, run, named)
     if how is None:
         if wanted is not None:
-            chosen = choose_named(wanted, services.pool.names())
+            chosen = preflight.choose_named(wanted, services.pool.names())
         else:
             chosen = await _require_any(services, run, [node for node in run.nodes if node in seen])
         return _Team(nodes=chosen, seen=seen, is_shared=False)
@@ -189,17 +182,19 @@ async def _end_earlier(services: Services, run: RunRecord, team: _Team) -> int:
     return attempt
 
 
-async def _plan(services: Services, run: RunRecord, spec: RunSpec, team: _Team) -> LaunchPlan:
+async def _plan(
+    services: Services, run: RunRecord, spec: RunSpec, team: _Team
+) -> preflight.LaunchPlan:
     """Return the plan of the next attempt with its forecast."""
     # Shares belong to ranks by position, and other nodes may have another number of ranks: plan
     # without shares, and keep them only if the count still fits.
-    plan = await plan_launch(services, replace(spec, shares=None), team.nodes, run.run_id)
+    plan = await preflight.plan_launch(services, replace(spec, shares=None), team.nodes, run.run_id)
     if team.is_shared:
         require_majority(run, plan.nodes)
-    return await add_forecast(services, _keep_shares(spec, plan), plan)
+    return await preflight.add_forecast(services, _keep_shares(spec, plan), plan)
 
 
-def _keep_shares(spec: RunSpec, plan: LaunchPlan) -> RunSpec:
+def _keep_shares(spec: RunSpec, plan: preflight.LaunchPlan) -> RunSpec:
     fits = len(spec.shares or ()) == len(plan.ranks)
     return spec if fits else replace(spec, shares=None)
 
@@ -312,7 +307,7 @@ async def _choose_automatically(
     before = tuple(dict.fromkeys(place.node for place in placements)) or run.nodes
     nodes = [node for node in before if node in answering]
     absent = find_absent(run.spec, before, answering) if how.may_join else ()
-    joining = await find_fit(services, absent, run.run_id)
+    joining = await preflight.find_fit(services, absent, run.run_id)
     if not joining:
         return await _require_any(services, run, nodes)
     # In the order of the first start, which decides the ranks.
@@ -331,7 +326,8 @@ async def _leave_out_unusable(
         NodeUnreachable: a node is gone again.
     """
     answers = await asyncio.gather(
-        *(require_usable(services, node, run_id) for node in nodes), return_exceptions=True
+        *(preflight.require_usable(services, node, run_id) for node in nodes),
+        return_exceptions=True,
     )
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, NodeUnreachable) or not isinstance(answer, UserError | None):

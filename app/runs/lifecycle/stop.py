@@ -9,13 +9,7 @@ from dataclasses import replace
 
 from agents.contract.requests.attempts import ListAttempts, StopAttempt
 from agents.contract.requests.runs import DeleteRun
-from app.errors import (
-    HostKeyChanged,
-    HostKeyUnknown,
-    NodeUnreachable,
-    RacklessError,
-    UserError,
-)
+from app import errors
 from app.events import ACTIVE_STATES
 from app.progress import OnMessage
 from app.runs.export_claims import refuse_exported
@@ -34,7 +28,7 @@ LAUNCH_TIMEOUT_S = 180.0
 POLL_INTERVAL_S = 0.1
 REPORT_INTERVAL_S = 1.0
 # Errors of a node that cannot be asked; its part is ended when it answers again.
-_NO_ANSWER = (NodeUnreachable, HostKeyChanged, HostKeyUnknown)
+_NO_ANSWER = (errors.NodeUnreachable, errors.HostKeyChanged, errors.HostKeyUnknown)
 
 
 async def stop_run(services: Services, run_id: str, report: OnMessage = lambda line: None) -> None:
@@ -73,8 +67,8 @@ async def stop_run(services: Services, run_id: str, report: OnMessage = lambda l
     grace_s = 0.0 if again else services.settings.number("stop_grace_s")
     async with _reporting(services.pool, run, grace_s, report):
         left = await stop_parts(services.pool, run.nodes, run_id, run.attempt, grace_s)
-    silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
-    refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
+    silent = [node for node, error in left.items() if isinstance(error, errors.NodeUnreachable)]
+    refused = [error for error in left.values() if not isinstance(error, errors.NodeUnreachable)]
     await reconcile_run(services, run_id)
     # Again: the run may have lost a node just before the stop was stored.
     cancel_recovery(services, run_id)
@@ -144,7 +138,7 @@ async def _stop_leftovers(services: Services, run: RunRecord, *, is_needed: bool
     if stopped or not is_needed:
         return
     silent = [node for node, left in zip(names, answers, strict=True) if left is None]
-    raise UserError(
+    raise errors.UserError(
         f"run {run.run_id} is {run.state}, not active",
         f"There is nothing to stop on the nodes that answer; {show_list(silent)} cannot be reached."
         if silent
@@ -156,7 +150,7 @@ async def _find_left(services: Services, node: str, run_id: str) -> list[int] | 
     """Return the attempts of a run with processes on a node, or None if it does not answer."""
     try:
         statuses = (await services.pool.agent(node).ask(ListAttempts())).attempts
-    except RacklessError:
+    except errors.RacklessError:
         return None
     return [status.attempt for status in active_attempts(statuses) if status.run_id == run_id]
 
@@ -177,7 +171,7 @@ def _handle_unreachable(
     if run.state not in ACTIVE_STATES:
         return
     if not give_up:
-        raise UserError(
+        raise errors.UserError(
             f"{show_list(silent)} cannot be reached, so run {run_id} may still be training there",
             "It is stopped as soon as a node answers again. To give it up now, stop it again: "
             f"rackless runs stop {run_id}",
@@ -200,7 +194,7 @@ def require_unused(services: Services, node: str) -> None:
     """
     for run in services.runs.store.all():
         if run.state in ACTIVE_STATES and node in run.nodes:
-            raise UserError(
+            raise errors.UserError(
                 f"run {run.run_id} is {run.state} on node {node}",
                 f"Stop it first: rackless runs stop {run.run_id}",
             )
@@ -222,7 +216,7 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
     await reconcile_run(services, run_id)
     run = services.runs.get(run_id)
     if run.state in ACTIVE_STATES:
-        raise UserError(
+        raise errors.UserError(
             f"run {run_id} is {run.state} and cannot be deleted",
             f"Stop it first: rackless runs stop {run_id}",
         )
@@ -241,33 +235,37 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
     )
 
 
-def _require_deleted(run_id: str, answers: Mapping[str, RacklessError | None]) -> None:
+def _require_deleted(run_id: str, answers: Mapping[str, errors.RacklessError | None]) -> None:
     """Raise UserError if a node that answers has kept the run."""
     kept = {n: e for n, e in answers.items() if e and not isinstance(e, _NO_ANSWER)}
     for node, error in kept.items():
-        hint = error.hint if isinstance(error, UserError) else "See the agent's log on that node."
-        raise UserError(
+        hint = (
+            error.hint
+            if isinstance(error, errors.UserError)
+            else "See the agent's log on that node."
+        )
+        raise errors.UserError(
             f"run {run_id} could not be deleted on {show_list(list(kept))}: "
-            f"{error.message if isinstance(error, UserError) else error}",
+            f"{error.message if isinstance(error, errors.UserError) else error}",
             f"{hint.rstrip('.')}. Then delete it again: rackless runs delete {run_id}",
             where=node,
         )
 
 
-async def _delete_on(services: Services, node: str, run: RunRecord) -> RacklessError | None:
+async def _delete_on(services: Services, node: str, run: RunRecord) -> errors.RacklessError | None:
     agent = services.pool.agent(node)
     try:
         for status in active_attempts((await agent.ask(ListAttempts())).attempts):
             if status.run_id != run.run_id:
                 continue
             if status.attempt > run.attempt:
-                return UserError(
+                return errors.UserError(
                     f"attempt {status.attempt} is {status.state} there; another master resumed it",
                     f"Stop it there, or from here: rackless runs stop {run.run_id} --node {node}",
                 )
             # Without time to save, as its checkpoints are deleted next.
             await agent.ask(StopAttempt(run_id=run.run_id, attempt=status.attempt, grace_s=0.0))
         await agent.ask(DeleteRun(run_id=run.run_id))
-    except RacklessError as error:
+    except errors.RacklessError as error:
         return error
     return None

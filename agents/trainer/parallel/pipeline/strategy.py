@@ -40,19 +40,12 @@ from agents.trainer.optim.optimizer import clip_and_step, make_optimizer
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
 from agents.trainer.parallel.batch import Batch, choose_batch, list_evaluated
+from agents.trainer.parallel.pipeline import whole_state
 from agents.trainer.parallel.pipeline.cut import Replicas, choose_stages
 from agents.trainer.parallel.pipeline.exchange import Stretches, gather
 from agents.trainer.parallel.pipeline.order import plan_in_flight
 from agents.trainer.parallel.pipeline.passes import StagePasses
 from agents.trainer.parallel.pipeline.transport import Transport
-from agents.trainer.parallel.pipeline.whole_state import (
-    WholeState,
-    WholeValues,
-    load_optimizer,
-    read_rows,
-    read_step,
-    write_rows,
-)
 from agents.trainer.parallel.pipeline.wire_format import WireFormat
 from agents.trainer.parallel.strategy import TrainedState
 from agents.trainer.rank.context import RankContext
@@ -77,9 +70,9 @@ class Pipeline:
     _optimizer: torch.optim.Optimizer
     # Set by `join`:
     _trained: dict[str, TrainedPlace]
-    _whole: WholeValues
+    _whole: whole_state.WholeValues
     _stretches: Stretches
-    _state: WholeState | None
+    _state: whole_state.WholeState | None
     # Set by `start`:
     _executor: Executor
     _examples: Examples
@@ -181,11 +174,13 @@ class Pipeline:
             for name, place in row["trained"].items()
         }
         self._ends.adapted = tuple(name for row in rows for name in row["adapted"])
-        self._whole = WholeValues(self.shapes, self._flat.layout)
+        self._whole = whole_state.WholeValues(self.shapes, self._flat.layout)
         layers = {name: place.layer for name, place in self._trained.items()}
         self._stretches = Stretches(self._group, self._replicas, self._flat, layers)
         writes = self._group.rank in self._intent.checkpoint_ranks
-        self._state = WholeState(self._whole, self._flat.values.dtype) if writes else None
+        self._state = (
+            whole_state.WholeState(self._whole, self._flat.values.dtype) if writes else None
+        )
 
     def copy_first_values(self) -> None:
         """Copy the values of the first replica to all others."""
@@ -302,14 +297,14 @@ class Pipeline:
 
     def equalize(self, flag: bool) -> int:
         """See `Strategy`. Also brings the state of all stages to the ranks that write it."""
-        rows = read_rows(self._flat, self._optimizer)
+        rows = whole_state.read_rows(self._flat, self._optimizer)
         num_flags = torch.tensor([float(flag)], dtype=torch.float64, device=self._device)
         self._group.sum(num_flags)
         # Replicas on different GPUs may differ in the last bits.
         if len(self._replicas.rows) > 1:
             with self._context.guard.changing():
                 self._stretches.copy_from_first(rows)
-                write_rows(rows, self._optimizer)
+                whole_state.write_rows(rows, self._optimizer)
         names = {
             stage.rank: [
                 name
@@ -321,7 +316,7 @@ class Pipeline:
         writers = self._intent.checkpoint_ranks
         gather(self._group, self._replicas, rows, names, writers, self._state)
         if self._state is not None:
-            self._state.note_step(read_step(self._optimizer))
+            self._state.note_step(whole_state.read_step(self._optimizer))
         found = int(num_flags.item())
         self._group.require_whole()
         return found
@@ -348,7 +343,7 @@ class Pipeline:
         for name, value in values:
             if name in self._flat.views:
                 self._flat.views[name].copy_(value)
-        load_optimizer(self._optimizer, self._flat, self._whole, optimizer)
+        whole_state.load_optimizer(self._optimizer, self._flat, self._whole, optimizer)
 
     def _group_rows(self, part: BatchPart) -> list[list[int]]:
         lengths = [example.num_tokens for example in part.examples]
