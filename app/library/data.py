@@ -23,8 +23,8 @@ from agents.shared.data.files import (
     KINDS,
     LONG_LINE,
     MAX_LINE_CHARS,
-    Misfit,
     TableLines,
+    UnreadableData,
     explain_bad_json,
     find_delimiter,
     find_kind,
@@ -207,8 +207,8 @@ def _explained(path: Path) -> Iterator[None]:
     """Raise what reading a file raises in words for a person."""
     try:
         yield
-    except Misfit as misfit:
-        raise UserError(str(misfit), f"{misfit.hint}.") from misfit
+    except UnreadableData as error:
+        raise UserError(str(error), f"{error.hint}.") from error
     except ForeignFile as error:
         raise refused(error) from error
     except OSError as error:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.contract.environments import EnvironmentTools, KeptItems, WheelQuery, WheelReport
+from agents.contract.environments import (
+    EnvironmentTools,
+    KeptItems,
+    WheelQuery,
+    WheelReport,
+    WheelTarget,
+)
 from agents.contract.node import EnvironmentReport
 from agents.contract.requests import DELETE_S, LOOK_S, NodeRequest
 from agents.contract.requests.storage import Freed
-from agents.contract.wheel_target import WheelTarget
 
 TRIAL_S = 600.0
 """Maximum duration of trying an environment: importing torch from a cold, slow disk, in seconds."""

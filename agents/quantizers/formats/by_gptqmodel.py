@@ -33,7 +33,7 @@ system's temporary files it would stay when the job is killed, and may not fit."
 _LOG_FILE = "quant_log.csv"
 
 
-class LayerFiles:
+class QuantizedLayers:
     """Reports finished layers to the progress of the job."""
 
     def __init__(self, progress: JobProgress, total: int) -> None:
@@ -81,7 +81,7 @@ class Gptqmodel:
     rows: Sequence[Sequence[int]]
     """Token ids to calibrate with; AWQ needs them of one length."""
     tokenizer: Any
-    layers: LayerFiles
+    layers: QuantizedLayers
 
     def do(self) -> None:
         """Write the quantized model.

@@ -19,7 +19,7 @@ from agents.contract import formats
 from agents.contract.formats import Method
 from agents.errors import ExpectedError
 from agents.quantizers.formats import autoawq
-from agents.quantizers.formats.by_gptqmodel import SCRATCH, Gptqmodel, LayerFiles
+from agents.quantizers.formats.by_gptqmodel import SCRATCH, Gptqmodel, QuantizedLayers
 from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.texts import split_blocks
 
@@ -36,7 +36,7 @@ def write(request: WriteRequest) -> dict[str, Path]:
     num_layers = _read_config(request.model)["num_hidden_layers"]
     # Engines write beside the working folder, which changes below.
     model, folder = request.model.absolute(), request.folder.absolute()
-    layers = LayerFiles(request.progress, num_layers)
+    layers = QuantizedLayers(request.progress, num_layers)
     rows = split_blocks(request.calibration) if job.method == "awq" else request.calibration
     with _working_in(folder / SCRATCH):
         if job.engine == "autoawq":

@@ -40,7 +40,7 @@ _LINE_END_BYTES = 1 << 20
 LONG_LINE = f"the line is longer than {MAX_LINE_CHARS:,} characters"
 
 
-class Misfit(Exception):
+class UnreadableData(Exception):
     """Raised when a file holds no data. Neither message nor hint ends with a full stop."""
 
     def __init__(self, message: str, hint: str) -> None:
@@ -98,7 +98,7 @@ def find_kind(path: Path) -> str:
     A file with another suffix may still be JSON, which its first bytes show.
 
     Raises:
-        Misfit: it is none that Rackless reads.
+        UnreadableData: it is none that Rackless reads.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
@@ -106,19 +106,23 @@ def find_kind(path: Path) -> str:
     suffix = path.suffix.lower()
     kind = KINDS.get(suffix)
     if _PRIVATE_KEY.match(start):
-        raise Misfit(f"{path} is a private key, which is never sent", "Name a file with rows")
+        raise UnreadableData(
+            f"{path} is a private key, which is never sent", "Name a file of rows instead"
+        )
     if start.startswith(_UTF16_MARKS):
-        raise Misfit(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
+        raise UnreadableData(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
     packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
     if packed and (kind is not None or suffix in _PACKED_SUFFIXES):
-        raise Misfit(f"{path} is compressed ({packed})", "Unpack it and name what was in it")
+        raise UnreadableData(
+            f"{path} is compressed ({packed})", "Unpack it and name the file in it"
+        )
     if start.startswith(b"PAR1") and kind != "parquet":
-        raise Misfit(f"{path} is a Parquet file", "Let its name end in .parquet")
+        raise UnreadableData(f"{path} is a Parquet file", "Let its name end in .parquet")
     # Some editors on Windows write a byte order mark first.
     if kind is None and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         kind = "json"
     if kind is None:
-        raise Misfit(
+        raise UnreadableData(
             f"{path}: '{path.suffix}' is not a kind of data file that Rackless reads", _NAMED
         )
     return kind
@@ -150,7 +154,7 @@ def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
         ends: what `find_line_end` returned.
 
     Raises:
-        Misfit: a line does not end within hundreds of millions of characters.
+        UnreadableData: a line does not end within hundreds of millions of characters.
     """
     endings = (ends,) if ends else ("\n", "\r")
     number = 0
@@ -163,7 +167,7 @@ def read_lines(path: Path, file: TextIO, ends: str) -> Iterator[str | None]:
         while not line.endswith(endings) and (line := file.readline(_SKIPPED_AT_ONCE)):
             num_chars += len(line)
             if num_chars > _MAX_SKIPPED_CHARS:
-                raise Misfit(
+                raise UnreadableData(
                     f"{path}, line {number}: the line does not end within "
                     f"{_MAX_SKIPPED_CHARS:,} characters, so its rows cannot be separated",
                     "Write one row per line",
@@ -219,13 +223,13 @@ class TableLines:
         """Yield the lines.
 
         Raises:
-            Misfit: a row is too long: usually a quote is never closed.
+            UnreadableData: a row is too long: usually a quote is never closed.
         """
         for line in self._lines:
             self._number += 1
             self._num_chars += MAX_LINE_CHARS + 1 if line is None else len(line)
             if line is None or self._num_chars > MAX_LINE_CHARS:
-                raise Misfit(
+                raise UnreadableData(
                     f"{self._path}, line {self._number}: a row of the table is longer than "
                     f"{MAX_LINE_CHARS:,} characters",
                     "Correct it: a quote may lack its end. The rows after it cannot be separated",

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from agents.contract.wheel_target import WheelTarget
+from agents.contract.environments import WheelTarget
 
 if TYPE_CHECKING:
     from packaging.tags import Tag

@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
-from agents.contract.environments import WheelTrouble
-from agents.contract.wheel_target import WheelTarget
+from agents.contract.environments import WheelTarget, WheelTrouble
 from agents.shared.packages.lock import Lock, LockedPackage
 from agents.shared.packages.package_index import (
     IndexedFile,
