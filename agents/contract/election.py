@@ -176,7 +176,7 @@ class ClaimAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relaunch:
-    """The next attempt; equal on all nodes, while the rest is in each node's intent."""
+    """Parameters of the next attempt that all nodes share; each node's intent has the rest."""
 
     attempt: int
     ranks: tuple[RankPlacement, ...]
