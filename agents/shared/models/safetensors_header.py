@@ -1,8 +1,8 @@
-"""Read the header of a safetensors file, which names its tensors, without reading the tensors.
+"""Read the header of a safetensors file, which lists its tensors, without reading the tensors.
 
-The file comes from strangers, so nothing in it is believed: the length of the header, its JSON, and
-every type, shape and place of a tensor are checked against the size of the file. The rules are
-those of the format: https://github.com/huggingface/safetensors#format
+The file is untrusted: the length of the header, its JSON, and the type, shape and position of every
+tensor are checked against the size of the file. The rules are those of the format:
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from itertools import pairwise
 from typing import Any, BinaryIO
 
 MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of a header, as in the library's own reader."""
+"""Maximum size of a header, in bytes, as in the library's own reader."""
 MAX_TENSORS = 500_000
 """Maximum number of tensors of a model; DeepSeek-V3 has 91,000."""
 MAX_DIMS = 64
-"""Maximum number of dimensions of a tensor; PyTorch has the same limit."""
+"""Maximum number of dimensions of a tensor, as in PyTorch."""
 _MAX_SIZE = 2**63 - 1
 _LENGTH_BYTES = 8
-# Brackets that a header may have beyond the three of each tensor: metadata may quote JSON.
+# Brackets allowed beyond the three of each tensor, since metadata may quote JSON.
 _SPARE_BRACKETS = 100_000
 _MAX_SHOWN = 60
 BITS = {
@@ -35,11 +35,11 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Bits of one value, by the name of its type."""
+"""Number of bits of one value, by the name of its type."""
 
 
 class HeaderError(ValueError):
-    """Raised when a file is no safetensors file, or is damaged; the text begins with a verb."""
+    """Raised when a file is not a safetensors file, or is damaged; the text begins with a verb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def read_header(file: BinaryIO) -> dict[str, TensorInfo]:
     """Return the tensors of an open safetensors file by name.
 
     Raises:
-        HeaderError: it is not one, is cut off, or contradicts itself.
+        HeaderError: the file has another format, is truncated, or is inconsistent.
         OSError: it cannot be read.
     """
     size = os.fstat(file.fileno()).st_size
@@ -74,14 +74,14 @@ def read_header(file: BinaryIO) -> dict[str, TensorInfo]:
 
 
 def parse_header(raw: bytes, data_bytes: int) -> dict[str, TensorInfo]:
-    """Return the tensors that a header names, in the order of the file.
+    """Return the tensors listed in a header, in the order of the file.
 
     Args:
         raw: JSON of the header.
         data_bytes: size of the file after its header.
 
     Raises:
-        HeaderError: it is not valid, or does not fit the size.
+        HeaderError: it is invalid, or does not match the size.
     """
     entries = _parse_json(raw)
     entries.pop("__metadata__", None)  # never used here
@@ -122,7 +122,7 @@ def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_entry(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
-    """Return a tensor, and the place of its first byte and of the one after its last."""
+    """Return a tensor, the offset of its first byte, and the offset after its last one."""
     if not isinstance(entry, Mapping):
         raise HeaderError(f"describes {_shown(name)} by no JSON object")
     dtype: Any = entry.get("dtype")
@@ -135,6 +135,7 @@ def _read_entry(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise HeaderError(f"has {_shown(name)} at the impossible place {_shown(offsets)}")
     bits = BITS[dtype] * _product(name, shape)
+    # Compared in bits: values of F4 and F6 do not fill bytes.
     if bits != 8 * (offsets[1] - offsets[0]):
         raise HeaderError(
             f"has {offsets[1] - offsets[0]:,} bytes for {_shown(name)}, and {dtype} of shape "
@@ -145,12 +146,12 @@ def _read_entry(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(
-        type(one) is int and 0 <= one <= _MAX_SIZE for one in value
+        type(size) is int and 0 <= size <= _MAX_SIZE for size in value
     )
 
 
 def _product(name: str, shape: list[int]) -> int:
-    """Return the number of values, without computing with numbers of any length."""
+    """Return the number of values, stopping before the product gets too long."""
     total = 1
     for size in shape:
         total *= size
@@ -160,6 +161,7 @@ def _product(name: str, shape: list[int]) -> int:
 
 
 def _require_gapless(spans: list[tuple[int, int, str]], data_bytes: int) -> None:
+    # Sorted by start: each tensor must begin where the previous one ends.
     spans.sort()
     for (_, end, _), (start, _, name) in pairwise([(0, 0, ""), *spans]):
         if start != end:
