@@ -387,6 +387,6 @@ class ModelRefusal:
     """Reason why a run cannot start on a model."""
 
     message: str
-    """What is wrong and where, in lower case and without a full stop."""
+    """Problem and its place, in lower case and without a full stop."""
     hint: str = ""
     """Advice on what to do, without a full stop."""

@@ -134,7 +134,7 @@ def count_quantized(shape: ModelShape, method: str) -> int:
 
 def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
     """Return what gptqmodel writes meanwhile: what is done, and where it can go on with layers
-    (agents/quantizers/formats/layer_resume.py), a copy of that and two of what goes into the next
+    (agents/quantizers/formats/by_gptqmodel.py), a copy of that and two of what goes into the next
     one, with the embedding where it is the head too.
     """
     embedding = 2 * shape.num_embedding
